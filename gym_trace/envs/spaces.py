@@ -22,7 +22,7 @@ _OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
 
 
 def describe(space: gymnasium.Space[Any]) -> PlainSpace:
-    """Plain data that describes space: strings, numbers, lists and dicts, fit for JSON and MessagePack."""
+    """Describe a space as plain data, for JSON and MessagePack."""
     if isinstance(space, spaces.Box) and is_plain_dtype(space.dtype.str):
         bounds = {"low": to_array_map(space.low), "high": to_array_map(space.high)}
         return {"type": "Box", "dtype": _dtype(space), "shape": list(space.shape), **bounds}
@@ -75,7 +75,7 @@ def _dtype(space: gymnasium.Space[Any]) -> str:
 
 
 class StandIn(gymnasium.Space[Any]):
-    """In the place of a space that is not plain data: has everything in it, and cannot be drawn from."""
+    """Stands in for a space that is not plain data: contains every value, and cannot be sampled."""
 
     def __init__(self, told: str):
         super().__init__(None, None)
@@ -88,8 +88,7 @@ class StandIn(gymnasium.Space[Any]):
     def sample(self, *_: Any, **__: Any) -> Any:
         """Raises EnvironmentUnavailable."""
         raise EnvironmentUnavailable(
-            f"{self.told} is not known well enough to draw from it; pass the space itself: action_space= or "
-            "observation_space="
+            f"{self.told}: cannot be sampled; pass the space itself: action_space= or observation_space="
         )
 
     def __repr__(self) -> str:
@@ -103,7 +102,7 @@ class StandIn(gymnasium.Space[Any]):
 
 
 def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
-    """The space that describe was given. stand_in: whether to have a StandIn for what is custom.
+    """Rebuild a space from describe(). stand_in: return a StandIn for custom spaces.
 
     Raises:
         EnvironmentUnavailable: for a custom space, which is not plain data.
@@ -111,11 +110,11 @@ def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
     """
     try:
         if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can stand for all of them
-            raise EnvironmentUnavailable("a space of so many elements is not rebuilt; its values can be read")
+            raise EnvironmentUnavailable("the space is too large to be rebuilt; its values can be read")
         return _restore(plain, stand_in)
     except TraceError:
         raise
-    except Exception as error:  # gymnasium says in many ways that it does not like what it is given
+    except Exception as error:  # gymnasium has many ways to reject a value
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
 
 
@@ -184,11 +183,7 @@ def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnas
 
 
 def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
-    """The observation_space or action_space of one lane of a vector environment.
-
-    Raises:
-        InvalidOption: it does not say.
-    """
+    """Return observation_space or action_space of one lane. Raises InvalidOption if it is unknown."""
     try:
         space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
     except AttributeError as error:

@@ -26,7 +26,7 @@ from gym_trace.replay.resimulate import (
     Verdict,
     inseparable,
     lanes_of,
-)  # fmt: skip
+)
 
 DEFAULT_FPS = 30.0  # for environments without render_fps
 
@@ -80,27 +80,25 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     if making.make_env is not None:
         made = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
         env = completed(made, description, lane.lane)
-        has_it = render_mode is None or getattr(env, "render_mode", None) == render_mode
-    else:
-        kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}
-        env = make_environment(description, making.trust, kwargs, lane.lane)
-        modes = env.metadata.get("render_modes") or ()
-        has_it = render_mode is None or render_mode in modes
-        has_it = has_it or (render_mode == "human" and "rgb_array" in modes)  # gymnasium's wrapper shows them
-    if has_it:
+        if render_mode is None or getattr(env, "render_mode", None) == render_mode:
+            return env
+        env.close()
+        raise EnvironmentUnavailable(f"make_env: returned {env} without render_mode={render_mode!r}; set it")
+    kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}
+    env = make_environment(description, making.trust, kwargs, lane.lane)
+    modes = env.metadata.get("render_modes") or ()
+    if render_mode is None or render_mode in modes:
+        return env
+    if render_mode == "human" and "rgb_array" in modes:  # gymnasium's wrapper shows them
         return env
     env.close()
-    modes = env.metadata.get("render_modes") or ()
     known = ", ".join(map(str, modes)) or "none"
     instead = ""
     if render_mode == "ansi" and "rgb_array" in modes:
         instead = "; render a video such as name.mp4"
-    elif render_mode == "rgb_array" and "ansi" in modes:
-        instead = "; render text to name.cast"
     elif render_mode == "rgb_array":
-        instead = "; use --from observations to show recorded images"
-    if making.make_env is not None:
-        raise EnvironmentUnavailable(f"make_env: returned {env} without render_mode={render_mode!r}; set it")
+        shows = "render text to name.cast" if "ansi" in modes else "use --from observations to show recorded images"
+        instead = f"; {shows}"
     raise EnvironmentUnavailable(f"{description.get('id')}: no render mode {render_mode!r}, only {known}{instead}")
 
 

@@ -1,4 +1,4 @@
-"""Environments and arguments of other packages' making, whose objects cannot be copied, asked or believed as usual."""
+"""Environments and arguments of other packages, whose objects cannot be copied or have unusual attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"
 
 
 class Schedule:
-    """Whose method is a filter, and which cannot be copied."""
+    """Owner of a filter method; cannot be copied."""
 
     def __init__(self) -> None:
         self.lock, self.asked = threading.Lock(), 0
@@ -217,7 +217,7 @@ def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: P
 
 
 @needs_vectors
-def test_what_a_wrapper_that_could_not_be_made_leaves_does_not_close_the_environment(tmp_path: Path) -> None:
+def test_a_recorder_that_could_not_be_made_leaves_the_environment_open(tmp_path: Path) -> None:
     from gym_trace import TraceRecordingVectorWrapper
 
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")

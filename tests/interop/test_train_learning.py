@@ -1,4 +1,4 @@
-"""What is learnt is what the formulas say, of rollouts that are the same in memory, in the trace, and for the actor."""
+"""Updates follow the formulas, and rollouts are the same in memory, in the trace, and for the actor."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_trace_has_what_the_learner_was_given(tmp_path: Path, name: str, rnn
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What targets were computed of."""
+    """Calls of vtrace() and their results."""
     calls: list[Any] = []
     actual = learning.vtrace
 
@@ -319,7 +319,7 @@ def test_masks_that_leave_nothing_to_draw_are_refused(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e308])
 @pytest.mark.parametrize("where", ["rewards", "observations"])
-def test_what_is_not_finite_is_not_learnt_from(tmp_path: Path, where: str, value: float) -> None:
+def test_infinite_or_nan_experience_raises(tmp_path: Path, where: str, value: float) -> None:
     found = collected(tmp_path / "t", *SPACES["discrete"])
     array = found.rollouts[0].rewards if where == "rewards" else found.rollouts[0].observations[0]
     array[3, 1] = value

@@ -97,7 +97,7 @@ def trained(directory: Path, make_env: Any = Seen, **settings: Any) -> Trained:
 
 
 def digests(directory: Path) -> list[str]:
-    """Of all versions."""
+    """Return the digests of all versions."""
     return [update.digest for update in Run(directory).updates()]
 
 
@@ -161,7 +161,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_damaged_is_named_and_what_to_do_next(run: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_reported_with_the_file_and_the_next_step(run: Path, tmp_path: Path, name: str) -> None:
     damage, what, next_step = DAMAGES[name]
     copy = tmp_path / "r"
     shutil.copytree(run, copy)
@@ -254,7 +254,7 @@ def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: 
     assert len(refused) == 2
 
 
-def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_script_that_starts_a_run_on_import_raises_with_advice(tmp_path: Path) -> None:
     script = "import gym_trace, test_train_runs as t\ngym_trace.train(t.Seen, 'r', steps=99)\n"
     (tmp_path / "script.py").write_text(script)
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -279,7 +279,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, room: int = 0) -> Path:
-    """Leaves so many bytes free, until what this returns is removed."""
+    """Fill the disk except for `room` bytes, until the returned file is removed."""
     status = os.statvfs(disk)
     (disk / "filler").write_bytes(bytes(max(0, status.f_bavail * status.f_bsize - room)))
     return disk / "filler"
@@ -304,7 +304,7 @@ def test_a_full_disk_ends_the_run_at_once_and_it_goes_on_when_there_is_room(disk
     assert found.versions > before
 
 
-def test_what_there_is_no_room_for_leaves_log_and_checkpoints_as_they_were(run: Path, disk: Path) -> None:
+def test_a_full_disk_leaves_log_and_checkpoints_unchanged(run: Path, disk: Path) -> None:
     shutil.copytree(run, disk / "r")
     full, before = Run(disk / "r"), digests(run)
     with full.open_log() as log:
