@@ -104,7 +104,12 @@ def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 def _version(name: str) -> str | None:
-    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
+    version = getattr(sys.modules.get(name), "__version__", None)
+    try:
+        # Older Pythons accept no empty name.
+        version = version or (importlib.metadata.version(name.replace("_", "-")) if name else None)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # a trace may name anything
+        return None
     return version if isinstance(version, str) else None
 
 
@@ -118,11 +123,3 @@ def packages_of(description: Mapping[str, Any]) -> set[str]:
         return set()
     names = [recipe.entry_point or "", *(name for name, _ in recipe.wrappers)]
     return {name.partition(":")[0].partition(".")[0] for name in names} - {""}
-
-
-def _installed_version(module: str) -> str | None:
-    try:
-        # Older Pythons take no name for any name.
-        return importlib.metadata.version(module.replace("_", "-")) if module else None
-    except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
-        return None

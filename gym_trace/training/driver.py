@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,7 @@ class Driver:
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
         self.forget()
         self._meter = Meter()
-        self._spent: dict[str, float] = {}
+        self._spent: Counter[str] = Counter()  # seconds
         self._best: float | None = None
         self._first: int | None = None  # steps at the start
         self.saved: int | None = None  # version of the last requested checkpoint, once written
@@ -95,8 +96,7 @@ class Driver:
             self._lengths.add(float(length))
             if objective is not None:
                 self._objectives.add(objective)
-        for name, seconds in told.seconds.items():
-            self._spent[name] = self._spent.get(name, 0.0) + seconds
+        self._spent.update(told.seconds)
         self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
         mean = self._mean()
         if self._save_best and mean is not None and (self._best is None or mean > self._best):
@@ -121,9 +121,7 @@ class Driver:
         progress = self.progress
         progress.version, progress.steps = told.pop("version"), told.pop("steps")
         progress.lags, progress.dropped = told.pop("lags"), told.pop("dropped")
-        spent = told.pop("seconds")
-        self._spent["learning"] = self._spent.get("learning", 0.0) + spent["learning"]
-        self._spent["gathering"] = self._spent.get("gathering", 0.0) + spent["waiting"]
+        self._spent.update(told.pop("seconds"))
         progress.losses = told
 
     def _stop_when_due(self) -> None:
@@ -148,8 +146,8 @@ class Driver:
         progress.new_steps = progress.steps - (self._first or 0)
         progress.speeds = self._meter.speeds(progress.new_steps)
         for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
-            whole = sum(self._spent.get(name, 0.0) for name in names)
-            progress.shares |= {name: self._spent.get(name, 0.0) / whole for name in names if whole}
+            whole = sum(self._spent[name] for name in names)
+            progress.shares |= {name: self._spent[name] / whole for name in names if whole}
 
 
 def drive(

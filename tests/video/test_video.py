@@ -28,6 +28,8 @@ from gym_trace.video.window import play_for_humans
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
 
+from gym_trace.video.writers import GifWriter, Mp4Writer  # noqa: E402
+
 
 def pictures_of(path: Path) -> list[Any]:
     with av.open(str(path)) as container:
@@ -92,8 +94,6 @@ def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path
 
 
 def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
-    from gym_trace.video.writers import Mp4Writer
-
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
     picture = np.zeros((33, 47, 3), np.uint8)
     picture[:, 40:] = (200, 30, 60)
@@ -111,8 +111,6 @@ def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
 
 
 def test_a_gif_keeps_colours_and_speed_and_skips_too_fast_frames(tmp_path: Path) -> None:
-    from gym_trace.video.writers import GifWriter
-
     colours = np.random.default_rng(0).integers(0, 256, (200, 3), np.uint8)
     first, second = (np.roll(np.resize(colours, (40, 50, 3)), n, axis=0) for n in (0, 7))
     for fps, kept in ((10, 20), (100, 10)):
@@ -284,8 +282,6 @@ def test_a_failed_rendering_leaves_no_files(tmp_path: Path, name: str) -> None:
 
 
 def test_a_change_of_the_image_size_raises(tmp_path: Path) -> None:
-    from gym_trace.video.writers import Mp4Writer
-
     writer = Mp4Writer(tmp_path / "v.mp4", 30)
     writer.write(np.zeros((10, 20, 3), np.uint8))
     with pytest.raises(RenderingError, match="from 20x10 to 20x12"):

@@ -222,7 +222,7 @@ class LearnerProcess:
             "steps": self._steps,
             "lags": (min(lags), sum(lags) / len(lags), max(lags)),
             "dropped": self._dropped,
-            "seconds": {"learning": time.perf_counter() - begin, "waiting": waited},
+            "seconds": {"learning": time.perf_counter() - begin, "gathering": waited},
         }
         self.say("update", {**losses, **facts})
 
