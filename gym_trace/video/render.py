@@ -19,8 +19,7 @@ from gym_trace.replay.resimulate import MakeEnv, Verdict, observation_rows
 from gym_trace.showing.pictures import picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
-from gym_trace.video.captions import Words
-from gym_trace.video.frames import picture_leaf, rendered_frame
+from gym_trace.video.frames import Words, picture_leaf, rendered_frame
 from gym_trace.video.simulate import DEFAULT_FPS, Making, Played, fps_of, replays, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")

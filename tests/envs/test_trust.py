@@ -23,7 +23,7 @@ from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs import consent, identity, seeding
 from gym_trace.envs.make import completed, make_environment
 from gym_trace.errors import EnvironmentUnavailable
-from gym_trace.video.window import play_for_humans
+from gym_trace.video.simulate import play_for_humans
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 CARTPOLE_MADE: dict[str, Any] = {"id": "CartPole-v1", "entry_point": None, "kwargs": {}, "wrappers": []}

@@ -23,7 +23,7 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
 from gym_trace.video.render import Destination, Rendered, render_episodes
 from gym_trace.video.schedules import cubic, schedule_of
-from gym_trace.video.window import play_for_humans
+from gym_trace.video.simulate import play_for_humans
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
@@ -419,7 +419,7 @@ class Clock:
 
 def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gym_trace.video.window.time", clock)
+    monkeypatch.setattr("gym_trace.video.simulate.time", clock)
     verdicts = list(play_for_humans(open_trace(trace), [0, 2], speed=2))
     assert [(verdict.index, verdict.verdict) for verdict in verdicts] == [(0, "identical"), (2, "identical")]
     assert clock.now == pytest.approx(2 * 7 / (20 * 2))
@@ -429,7 +429,7 @@ def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.Mon
 
 def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pygame: Any = pytest.importorskip("pygame")
-    monkeypatch.setattr("gym_trace.video.window.time", Clock())
+    monkeypatch.setattr("gym_trace.video.simulate.time", Clock())
     flips = []
     monkeypatch.setattr(pygame.display, "flip", lambda: flips.append(1))
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1", render_mode="rgb_array"))
