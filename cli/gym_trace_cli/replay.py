@@ -141,7 +141,7 @@ def _show_to_humans(
     trust: bool,
     **_: Any,
 ) -> None:
-    from gym_trace.video.window import play_for_humans
+    from gym_trace.video.simulate import play_for_humans
 
     making = making_arguments(env_id, factory, env_args, imports, trust)
     for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
