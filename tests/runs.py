@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,27 @@ def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
             said.append(copy.deepcopy(result))
             over = result[2] or result[3]
     return said
+
+
+def acted(env: Any, *acts: Any) -> Any:
+    """Call the environment; return it. A string is a method to call, a dict are annotations, all else is an action."""
+    for act in acts:
+        if isinstance(act, str):
+            getattr(env, act)()
+        elif isinstance(act, dict):
+            env.annotate(**act)
+        else:
+            env.step(act)
+    return env
+
+
+def warned(*calls: Callable[[], Any]) -> list[str]:
+    """Make the calls; return their warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for call in calls:
+            call()
+    return [str(warning.message) for warning in caught]
 
 
 def batch_reader(path: Path) -> BatchReader:

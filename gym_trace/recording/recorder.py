@@ -131,17 +131,18 @@ class Recorder(ABC):
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""
         if self._ring is None and not self.failed:
-            with held_back():  # an interrupt would leave half-made files
-                self._make_ring(slab_bytes)
+            self._make_ring(slab_bytes)
         return self._ring
 
     def _make_ring(self, slab_bytes: int) -> None:
-        try:
-            if self._chunks.writer is None:
-                self._chunks.writer = self._open_writer()
-            self._ring = self._ring_of(slab_bytes)
-        except Exception as error:  # of any type: reported at the next step
-            self._out.fail(error)
+        """Create the ring, or a larger one in its place, and open the writer; report errors at the next step."""
+        with held_back():  # an interrupt would leave half-made files
+            try:
+                if self._chunks.writer is None:
+                    self._chunks.writer = self._open_writer()
+                self._ring = self._ring_of(slab_bytes)
+            except Exception as error:
+                self._out.fail(error)
 
     def _ring_of(self, slab_bytes: int) -> Ring:
         """Create a ring; warn once if it does not survive the process."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf, integer_bytes
+from gym_trace.model.layout import Leaf, integer_bytes
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, Log, LogFull, entries, size_of
@@ -18,7 +18,7 @@ from gym_trace.ring.row_layout import RowLayout
 
 _RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
 _NEVER = 1 << 62
-_EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
+EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
 _MARK = struct.Struct("<Q")
 
 
@@ -47,7 +47,7 @@ class RowSlab:
         self._ask = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
         self._answer = struct.Struct(f"<d{layout.observation_bytes}sQ").pack_into
         self._lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
-        action, observation = _only(layout, layout.action), _only(layout, layout.observation)
+        action, observation = layout.fixed_leaf(layout.action), layout.fixed_leaf(layout.observation)
         self._action, self._observation = action, observation
         self._action_kind: Any = None  # the integer NumPy scalar of the action space
         if (
@@ -163,7 +163,7 @@ class RowSlab:
         if kind is float or kind is np.float64:
             self._kind = kind
             return True
-        return kind is int and -_EXACT_INTEGERS <= reward <= _EXACT_INTEGERS
+        return kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS
 
     # -- the slow path: rows of any values ----------------------------------------------------------------------------
 
@@ -261,12 +261,6 @@ class RowSlab:
         if self.sequence:  # not before begin()
             self.memory = memoryview(bytearray(self.memory))
             self._log.memory = self.memory
-
-
-def _only(layout: RowLayout, tree: Layout) -> Leaf | None:
-    """Return the only leaf of an observation or action if it has a fixed size in the row; otherwise None."""
-    fixed = isinstance(tree, Leaf) and tree.dtype is not None and tree not in layout.delta_leaves
-    return tree if fixed and isinstance(tree, Leaf) else None
 
 
 def _bytes_of(value: Any, leaf: Leaf | None) -> bytes | None:

@@ -164,7 +164,7 @@ def test_steps_before_a_gap_are_verified_and_steps_after_it_are_unverifiable(tmp
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("wrapper", "episodes", "recorder", "slabs", "packing")
+NAMES = ("wrapper", "recorder", "packing")
 SHARED = ("filters", "live_video", "recorder", "background")
 HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
 HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}

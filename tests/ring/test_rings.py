@@ -13,7 +13,6 @@ from longer import LONG
 
 from gym_trace import Trace, open_trace
 from gym_trace.format import wire
-from gym_trace.ring import splitting
 from gym_trace.ring.memory import sequence_of
 
 
@@ -75,7 +74,6 @@ def test_the_ring_replaces_chunks_of_an_unfinished_slab(tmp_path: Path, monkeypa
     writer = rings.Writer(tmp_path)
     writer.put(run.ring())
     with monkeypatch.context() as patch:
-        patch.setattr(splitting, "most_bytes", lambda: 400)
         patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
         written: list[Any] = []
         write = writer.files.write

@@ -52,7 +52,7 @@ class Slab:
         return self
 
     def decoded(self, memory: Any = None) -> Any:
-        segments, self.pending = RowDecoder(self.layout.described()).decode(SEQUENCE, memory or self.memory)
+        segments, self.pending = RowDecoder(self.layout.form.described()).decode(SEQUENCE, memory or self.memory)
         assert len(segments) <= 1
         return segments[0] if segments else None
 
@@ -127,7 +127,7 @@ def test_a_begun_slab_without_rows_is_empty() -> None:
     slab = Slab().start(0).lead().row()
     slab.rows.begin(slab.memory, SEQUENCE)  # old contents do not count, although their marks remain
     assert slab.rows.rows == 0
-    assert RowDecoder(LAYOUT.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
+    assert RowDecoder(LAYOUT.form.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
 
 
 @pytest.mark.parametrize("cut", range(40))
