@@ -33,8 +33,6 @@ from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
-_UNMAPPED = "the file system has no safe memory-mapped files"
-_SHORTAGE = "no file descriptors left for the ring; retrying every second"
 _log = logging.getLogger("gym_trace")
 
 
@@ -149,7 +147,9 @@ class Recorder(ABC):
         ring = self._new_ring(slab_bytes)
         if not (ring.mapped or self._said_unmapped):
             self._said_unmapped = True
-            why = _UNMAPPED if ring.shortage is None else f"{_SHORTAGE} ({ring.shortage.strerror})"
+            why = "the file system has no safe memory-mapped files"
+            if ring.shortage is not None:
+                why = f"no file descriptors left for the ring; retrying every second ({ring.shortage.strerror})"
             _log.warning("%s: a kill can lose the last second: %s", self._storage.root, why)
         return ring
 
@@ -226,7 +226,11 @@ class Recorder(ABC):
             self._out.close(self._summary)
         if self._ring is not None:
             if self._out.is_complete:
-                self._remove(self._ring)
+                try:
+                    self._ring.remove()
+                except OSError as error:
+                    raise_if_of_signal(error)
+                    self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
             else:
                 self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
@@ -234,20 +238,13 @@ class Recorder(ABC):
         self._complain()
         self.report()
 
-    def _remove(self, ring: Ring) -> None:
-        try:
-            ring.remove()
-        except OSError as error:
-            raise_if_of_signal(error)
-            self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
-
     def save_at_exit(self, owner: object) -> None:
         """Close the recorder when owner is garbage-collected, or at exit."""
         self._owner = weakref.ref(owner)
         self._save_when_owner_goes()
 
     def _save_when_owner_goes(self) -> None:
-        owner = None if self._owner is None else self._owner()
+        owner = self._owner and self._owner()
         if owner is not None:
             forks.close_with(owner, self)
 

@@ -100,7 +100,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
         self._filters = options.filters()
-        self._autoreset = autoreset.autoreset_wrapper(env)  # None if there is none
+        self._autoreset = autoreset.autoreset_wrapper(env)  # or None
         self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == SAME_STEP  # as in Gymnasium 0.29
         # True if every step is a special one: a filter is asked, or the step may also be a reset.
         self._filtered = self._filters.steps or self._resets_at_once
