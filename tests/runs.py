@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from zoo import CountingEnv, ScriptedEnv, Told
@@ -51,6 +53,29 @@ def warned(*calls: Callable[[], Any]) -> list[str]:
         for call in calls:
             call()
     return [str(warning.message) for warning in caught]
+
+
+def recorder_of(make_env: Callable[[], Any], directory: Path, lanes: int, **options: Any) -> tuple[Any, Any]:
+    """Return a recorded environment, or a vector environment if there are lanes, and its action 0."""
+    if not lanes:
+        return TraceRecordingWrapper(make_env(), directory, **options), 0
+    from vectors import TraceRecordingVectorWrapper
+
+    envs = gymnasium.vector.SyncVectorEnv([make_env] * lanes)
+    return TraceRecordingVectorWrapper(envs, directory, **options), np.zeros(int(lanes), int)
+
+
+def in_a_child(call: Callable[[], Any]) -> None:
+    """Make the call in a forked child, and wait for it."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def batch_reader(path: Path) -> BatchReader:

@@ -93,7 +93,7 @@ def test_a_copy_between_filtered_steps_goes_on_filtering(tmp_path: Path) -> None
 
 
 class Model:
-    """What a recorder should have recorded of a CountingEnv or ImageEnv, part by part."""
+    """The expected recording of a CountingEnv or ImageEnv, part by part."""
 
     def __init__(self, env: Any):
         self.env = env

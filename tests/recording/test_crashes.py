@@ -226,7 +226,7 @@ def _of_workers(directory: Path, diaries: Path) -> Verdict:
         lives = [life for life in inquest.lives(diary) if life.observations]
         for life in lives:
             if life is lives[-1] and len(life.steps) == len(life.actions) and life.steps:
-                life.steps.pop()  # whether the recorder lived to see it nobody knows
+                life.steps.pop()  # the recorder may have died before it
                 life.observations.pop()
             part = parts.get((diary.name, life.observations[0]))
             if part is None:

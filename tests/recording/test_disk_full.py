@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import mortals
 import pytest
 import shell
 import victim
+from runs import acted, recorder_of
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
@@ -78,7 +78,7 @@ print(json.dumps(found))
 
 
 def record_until_full(directory: Path, *limits: int, how: str = "step", **options: Any) -> list[dict[str, Any]]:
-    """What each run told: one into the directory, several each into one whose number is appended to its name."""
+    """Return the report of each run: one run records into the directory, several into numbered ones."""
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
     command = [sys.executable, "-c", _SCRIPT, str(directory), json.dumps(limits), json.dumps(options), how]
     process = cradle.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
@@ -174,17 +174,17 @@ def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path):
         assert kept == 100 or (kept == 0 and told["errors"])
 
 
-def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.02, on_error="warn")
     monkeypatch.setattr(TraceWriter, "write", full)
-    env.reset()
-    env.step(0)
+    acted(env, "reset", 0)
     time.sleep(0.1)
-    with pytest.warns(RuntimeWarning, match="no space left"):
-        deque(map(env.step, [0] * 20))
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        acted(env, *[0] * 20)
     begin = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - begin < 0.25
@@ -196,37 +196,30 @@ def test_an_error_is_raised_before_the_environment_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     inner = CountingEnv(length=10**6)
-    env = TraceRecordingWrapper(inner, tmp_path, flush_seconds=0.02)
-    env.reset()
+    env = acted(TraceRecordingWrapper(inner, tmp_path, flush_seconds=0.02), "reset")
     if at != "reset":
         with monkeypatch.context() as patch:
             patch.setattr(inner, "step", lambda action: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 env.step(0)
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     monkeypatch.setattr(TraceWriter, "write", full)
-    with pytest.raises(RecordingError, match="no space left"):
+    with pytest.raises(RecordingError, match="No space left"):
         env._recorder.flush()
     env._recorder._reported = False
     calls = list(inner.calls)
-    with pytest.raises(RecordingError, match="no space left"):
+    with pytest.raises(RecordingError, match="No space left"):
         _ = env.reset() if at == "reset" else env.step(0)
     assert inner.calls == calls
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(env, "reset", 0, "close")
 
 
 def full_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """Leaves room for so many records of a batch."""
+    """Make a batch fail after this number of records."""
     original, left = BatchWriter._append, iter(range(writes))
 
     def append(writer: BatchWriter, *args: Any) -> None:
         if isinstance(writer._storage, LocalStorage) and next(left, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            full()
         original(writer, *args)
 
     monkeypatch.setattr(BatchWriter, "_append", append)
@@ -259,9 +252,7 @@ def test_no_step_of_large_frames_is_lost_when_the_disk_is_full(
 
 def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full_after(monkeypatch, 2)
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid="w")
-    env.reset()
-    env.step(0)
+    env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid="w"), "reset", 0)
     with pytest.raises(RecordingError, match="No space left"):
         env.close()
     monkeypatch.undo()
@@ -281,17 +272,8 @@ def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch
 def test_missing_space_for_a_ring_raises_before_the_environment_is_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, lanes: bool
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    inner, env = CountingEnv(), None
-    if lanes:
-        from gymnasium import vector
-
-        from gym_trace import TraceRecordingVectorWrapper
-
-        env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: inner]), tmp_path, on_error=on_error)
-    env = env or TraceRecordingWrapper(inner, tmp_path, on_error=on_error)
+    inner = CountingEnv()
+    env, action = recorder_of(lambda: inner, tmp_path, lanes, on_error=on_error)
     monkeypatch.setattr(LocalStorage, "map", full)
     before = list(inner.calls)
     if on_error == "warn":
@@ -302,5 +284,4 @@ def test_missing_space_for_a_ring_raises_before_the_environment_is_reset(
             env.reset()
         assert inner.calls == before
         env.reset()
-    env.step([0] if lanes else 0)
-    env.close()
+    acted(env, action, "close")

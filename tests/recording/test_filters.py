@@ -111,11 +111,6 @@ def test_steps_are_counted_over_all_steps_of_the_episode(tmp_path: Path) -> None
     assert parts_of(tmp_path) == [(0, 2, [2, 3]), (1, 2, [2, 3])]
 
 
-def test_an_episode_without_kept_steps_leaves_no_part(tmp_path: Path) -> None:
-    record(CountingEnv(length=3), tmp_path, [3, 2, 3], frame_filter=lambda step: False)
-    assert len(open_trace(tmp_path)) == 0
-
-
 def test_the_outcome_is_known_even_if_the_last_step_was_filtered_out(tmp_path: Path) -> None:
     record(CountingEnv(length=4), tmp_path, [4, 4], frame_filter=lambda step: step < 2)
     trace = open_trace(tmp_path)

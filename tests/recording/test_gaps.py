@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 import threading
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from asking import TellingEnv, look_at, tried
 from longer import LONG
+from runs import acted, in_a_child, recorder_of
 from zoo import small_blocks
 
 import gym_trace
@@ -135,12 +136,7 @@ def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     env.reset()
     tried(env, 0, 9)
-    child = os.fork()
-    if not child:
-        tried(env, 1, 2)
-        env.close()
-        os._exit(0)
-    os.waitpid(child, 0)
+    in_a_child(lambda: (tried(env, 1, 2), env.close()))
     tried(env, 3, 4)
     env.close()
     assert sorted(look_at(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
@@ -240,7 +236,7 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(
                         else:
                             env.step(inner.asked % 9)
                 except raises:
-                    if act == "note":  # nobody knows whether it is kept; with the next step it must not be another's
+                    if act == "note":  # it may be kept; with the next step it must not be another's
                         env.step(inner.asked % 9)
             assert not env._recorder.failed, interrupts.line
             env.close()
@@ -303,12 +299,8 @@ def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:
 def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
     lanes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if lanes:
-        pytest.importorskip("gymnasium", minversion="1.1")
-    module = "gym_trace.recording.vector.recorder" if lanes else "gym_trace.ring.rows"
-    target = importlib.import_module(module) if lanes else importlib.import_module(module).RowDecoder
-    name = "encoded" if lanes else "decode"
-    decode, alarms = getattr(target, name), []
+    place = "recording.vector.recorder.encoded" if lanes else "ring.rows.RowDecoder.decode"
+    decode, alarms = pkgutil.resolve_name(f"gym_trace.{place}"), []
 
     def interrupted(*arguments: Any) -> Any:
         if not alarms:
@@ -322,23 +314,15 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
     def time_out(number: int, frame: Any) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(target, name, interrupted)
+    monkeypatch.setattr(f"gym_trace.{place}", interrupted)
     before = signal.signal(signal.SIGALRM, time_out)
     try:
-        env: Any = (
-            gym_trace.TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", num_envs=2), tmp_path)
-            if lanes
-            else TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
-        )
+        env, action = recorder_of(lambda: gymnasium.make("CartPole-v1"), tmp_path, 2 * lanes)
         env.reset(seed=0)
-        actions = [np.full(2, step % 2) if lanes else step % 2 for step in range(8)]
-        for action in actions[:5]:
-            env.step(action)
+        acted(env, *[action, action + 1] * 2)
         with pytest.raises(TimeoutError):
             env.flush()
-        for action in actions[5:]:
-            env.step(action)
-        env.close()
+        acted(env, *[action, action + 1] * 2, "close")
     finally:
         signal.signal(signal.SIGALRM, before)
     assert open_trace(tmp_path).episodes["steps"].sum() == 8 * (1 + lanes)
