@@ -13,11 +13,19 @@ from longer import LONG
 
 from gym_trace import Trace, open_trace
 from gym_trace.format import wire
+from gym_trace.format.directory import find_writers
 from gym_trace.ring.memory import sequence_of
 
 
 def lengths(trace: Trace) -> list[tuple[int, int, str]]:
     return [(episode.episode_id, len(episode), episode.outcome) for episode in trace]
+
+
+def running(directory: Path, *lengths: int, count: int = 3, **options: Any) -> tuple[rings.Writer, rings.Run, Trace]:
+    """Return a running writer whose episodes are all in its ring, its run, and its trace."""
+    writer, run = rings.Writer(directory), rings.Run().play(*lengths, **options)
+    writer.put(run.ring(count))
+    return writer, run, open_trace(directory)
 
 
 def check(trace: Trace) -> None:
@@ -105,9 +113,7 @@ def test_a_ring_of_an_earlier_boot_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_step_is_readable_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run()
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path)
     assert len(trace) == 0
     run.reset()
     for step in range(1, 300):
@@ -130,9 +136,9 @@ def test_episodes_do_not_change_when_their_rows_move_into_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 7)
-    writer, run, chance = rings.Writer(tmp_path), rings.Run(), np.random.default_rng(5)
-    writer.put(run.ring())
-    trace, taken = open_trace(tmp_path), []
+    writer, run, trace = running(tmp_path)
+    taken: list[Any] = []
+    chance = np.random.default_rng(5)
     for _ in range(60):
         run.play(int(chance.integers(1, 30)))
         writer.put(run.ring())
@@ -159,9 +165,7 @@ def test_episodes_do_not_change_when_their_rows_move_into_batches(
 
 
 def test_a_pickled_trace_keeps_the_steps_of_its_ring(tmp_path: Path) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9, open_end=True)
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path, 5, 9, open_end=True)
     pickled = pickle.dumps((trace, trace[1], trace[1:]))
     run.play(50, 50, 50)
     for slab in run.slabs:
@@ -177,19 +181,15 @@ def test_a_pickled_trace_keeps_the_steps_of_its_ring(tmp_path: Path) -> None:
 
 
 def test_a_writer_closed_after_its_listing_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path, 5, 9)
 
     def overtaken(storage: Any) -> Any:
-        writers = find(storage)
+        writers = find_writers(storage)
         if writers[0].has_ring:
             writer.write(run.slab)
             writer.files.close({})
             (tmp_path / "w.ring").unlink()
         return writers
-
-    from gym_trace.format.directory import find_writers as find
 
     monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
@@ -206,15 +206,13 @@ def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: 
     trace = open_trace(tmp_path)
 
     def overtaken(storage: Any) -> Any:
-        writers = find(storage)
+        writers = find_writers(storage)
         if not writers[0].batches:
             writer.write(full[0])
             writer.write(full[1])
             run.slabs = full
             writer.put(run.ring())
         return writers
-
-    from gym_trace.format.directory import find_writers as find
 
     monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
@@ -223,9 +221,8 @@ def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: 
 
 
 def test_a_slab_reused_during_a_copy_is_read_from_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
-    writer.put(run.ring(count=1))
-    trace, asked = open_trace(tmp_path), []
+    writer, run, trace = running(tmp_path, 5, 9, count=1)
+    asked: list[int] = []
 
     def overtaken(file: Any, place: int) -> int:
         asked.append(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -135,15 +136,10 @@ def test_a_slab_torn_anywhere_keeps_its_complete_rows(cut: int) -> None:
     """Entries and rows count once their marks are written; earlier bytes do not."""
     slab = Slab()
     states = [bytes(slab.memory)]
-    slab.start(0).lead()
-    states.append(bytes(slab.memory))
-    for _ in range(3):
-        slab.row()
+    flag = partial(slab.mark, FLAG, wire.TERMINATED, Outcome.TERMINATED)
+    for write in (lambda: slab.start(0).lead(), slab.row, slab.row, slab.row, flag, slab.row):
+        write()
         states.append(bytes(slab.memory))
-    slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
-    states.append(bytes(slab.memory))
-    slab.row()
-    states.append(bytes(slab.memory))
     before, after = states[cut % 6], states[cut % 6 + 1]
     changed = [i for i in range(len(before)) if before[i] != after[i]]
     marks = _marks_of(before, after)
