@@ -31,35 +31,32 @@ from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
 
 
-def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
-    env.reset(seed=1)
-    tried(env, 0, 1, 9, 2, 3, 4)
-    env.reset(seed=2)
-    tried(env, 5)
+@pytest.mark.parametrize(
+    ("length", "infos", "episodes", "parts"),
+    [
+        (99, False, [[0, 1, 9, 2, 3, 4], [5]], [(0, 0, [0, 1]), (0, 4, [3, 4]), (1, 0, [5])]),
+        (99, True, [[9, 9, 0, 1, 9, 9, 9, 2, 9, 3, 4]], [(0, 0, []), (0, 3, [1]), (0, 8, []), (0, 10, [4])]),
+        (  # the episode ends with the first step after the gap
+            3,
+            False,
+            [[0, 9, 1, 2, 3], [0, 1, 2]],
+            [(0, 0, [0]), (0, 3, []), (0, 3, [2]), (0, 4, [3]), (1, 0, [0, 1, 2])],
+        ),
+    ],
+)
+def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(
+    tmp_path: Path, length: int, infos: bool, episodes: list[list[int]], parts: list[Any]
+) -> None:
+    env = TraceRecordingWrapper(TellingEnv(length=length), tmp_path, record_infos=infos)
+    for seed, actions in enumerate(episodes):
+        env.reset(seed=seed)
+        tried(env, *actions)
     env.close()
-    assert look_at(tmp_path) == [(0, 0, [0, 1]), (0, 4, [3, 4]), (1, 0, [5])]
-    assert [part.seed for part in open_trace(tmp_path)] == [1, 1, 2]
-    assert [part.outcome for part in open_trace(tmp_path)] == ["cut", "cut", "closed"]
-
-
-def test_several_steps_that_raise_are_all_counted(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True)
-    env.reset()
-    tried(env, 9, 9, 0, 1, 9, 9, 9, 2, 9, 3, 4)
-    env.close()
-    assert look_at(tmp_path, infos=True) == [(0, 0, []), (0, 3, [1]), (0, 8, []), (0, 10, [4])]
-
-
-def test_an_episode_that_ends_with_the_first_step_after_a_gap_has_its_outcome(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(length=3), tmp_path)
-    env.reset()
-    tried(env, 0, 9, 1, 2, 3)
-    env.reset()
-    tried(env, 0, 1, 2)
-    env.close()
-    assert look_at(tmp_path) == [(0, 0, [0]), (0, 3, []), (0, 3, [2]), (0, 4, [3]), (1, 0, [0, 1, 2])]
-    assert {part.outcome for part in open_trace(tmp_path)} == {"terminated"}
+    assert look_at(tmp_path, infos=infos) == parts
+    assert [part.seed for part in open_trace(tmp_path)] == [episode for episode, _, _ in parts]
+    usual = ["closed" if episode == len(episodes) - 1 else "cut" for episode, _, _ in parts]
+    expected = ["terminated"] * len(parts) if length == 3 else usual
+    assert [part.outcome for part in open_trace(tmp_path)] == expected
 
 
 @pytest.mark.parametrize(
