@@ -146,7 +146,7 @@ def test_no_way_of_dying_loses_a_step(
 def go_on(directory: Path, kind: str) -> None:
     """Append an episode to a trace."""
     before = sum(map(len, open_trace(directory)))
-    options: dict[str, Any] = {"uid": inquest.NOBODY, "on_exist": "append"}
+    options: dict[str, Any] = {"uid": inquest.WITHOUT_DIARY, "on_exist": "append"}
     if kind.startswith("lanes-"):
         makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
         mode = vector.AutoresetMode(kind.removeprefix("lanes-"))
