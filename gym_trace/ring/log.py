@@ -11,9 +11,8 @@ import numpy as np
 from gym_trace.model.values import Array
 
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
-_COMMIT = struct.Struct("<Q")
-_COMMIT_AT = ENTRY.size - _COMMIT.size
-_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, _COMMIT.pack_into  # globals are faster than attributes
+_COMMIT_AT = ENTRY.size - 8
+_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, struct.Struct("<Q").pack_into  # faster than attributes
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
@@ -51,47 +50,33 @@ def size_of(payload: int) -> int:
     return ENTRY.size + (payload + 7 & ~7)
 
 
-class Log:
-    """Appends entries to a part of a slab.
+def put(
+    memory: memoryview,
+    at: int,
+    mark: int,
+    row: int,
+    kind: int,
+    payload: bytes,
+    flags: int,
+    column: int,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+) -> int:
+    """Write an entry at an offset, its mark last; return the offset of the next one. There must be space for both."""
+    length = len(payload)
+    following = at + size_of(length)
+    if length:
+        memory[at + _SIZE : at + _SIZE + length] = payload
+    clear(memory, following)
+    _put_entry(memory, at, row, length, kind, flags, column, a, b, c, d, mark)
+    return following
 
-    Attributes:
-        position: where the next entry goes.
-        count: number of entries.
-    """
 
-    def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
-        self.memory, self.position, self.end = memory, begin, end
-        self.count, self._commit = 0, sequence << 32
-        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
-
-    def append(
-        self,
-        kind: int,
-        row: int,
-        payload: bytes = b"",
-        flags: int = 0,
-        column: int = 0,
-        a: int = 0,
-        b: int = 0,
-        c: int = 0,
-        d: int = 0,
-    ) -> None:
-        """Append an entry; readers see it as soon as this returns. Raises LogFull."""
-        memory, at, length = self.memory, self.position, len(payload)
-        following = at + size_of(length)
-        if following + ENTRY.size > self.end:
-            raise LogFull
-        if length:
-            memory[at + ENTRY.size : at + ENTRY.size + length] = payload
-        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
-        count = self.count + 1
-        ENTRY.pack_into(memory, at, row, length, kind, flags, column, a, b, c, d, self._commit | count)
-        self.position, self.count = following, count  # in one statement: an interrupt cannot separate them
-
-    def cut(self, at: int, count: int) -> None:
-        """Remove the entries from offset `at` on; count entries remain."""
-        _COMMIT.pack_into(self.memory, at + _COMMIT_AT, 0)
-        self.position, self.count = at, count
+def clear(memory: memoryview, at: int) -> None:
+    """End a log at an offset."""
+    _put_commit(memory, at + _COMMIT_AT, 0)
 
 
 class LaneLog:
@@ -105,9 +90,15 @@ class LaneLog:
     """
 
     def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
+<<<<<<< HEAD
         self.position, self.end, self.steps = begin, end, 0
         self._memory, self._mark = memory, sequence << 32
         _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
+=======
+        self.position, self.events, self.steps = begin, dict[int, Any](), 0
+        self._memory, self.end, self._mark = memory, end, sequence << 32
+        clear(memory, begin)
+>>>>>>> h3-single
 
     def left(self) -> int:
         """Return the bytes left for further entries."""
@@ -120,12 +111,27 @@ class LaneLog:
         if payload:
             following += len(payload) + 7 & ~7
         if following + _SIZE > self.end:
+<<<<<<< HEAD
             raise LogFull(following - at)
         if payload:
             memory[at + _SIZE : at + _SIZE + len(payload)] = payload
         _put_commit(memory, following + _COMMIT_AT, 0)
         _put_entry(memory, at, row, len(payload), kind, 0, column, a, 0, c, d, mark)
         self.position, self._mark, self.steps = following, mark, row + (kind == STEP)
+=======
+            raise LogFull(_SIZE)
+        _put_commit(memory, following + _COMMIT_AT, 0)
+        _put_entry(memory, at, row, 0, STEP, 0, column, 0, 0, c, d, mark)
+        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + 1
+
+    def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
+        """Append an entry. event: its content. steps: number of steps that it completes. Raises LogFull."""
+        mark, row, size = self._mark + 1, self.steps, size_of(len(payload))
+        if self.position + size + _SIZE > self.end:
+            raise LogFull(size)
+        following = put(self._memory, self.position, mark, row, kind, payload, 0, column, a, 0, c, d)
+        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + steps
+>>>>>>> h3-single
 
 
 def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:

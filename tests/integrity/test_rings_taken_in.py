@@ -21,7 +21,6 @@ from gym_trace import Trace, check_trace, open_trace
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.model.episode import infos_of
 from gym_trace.model.packing import pack_lenient
-from gym_trace.ring import splitting
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
@@ -85,7 +84,6 @@ def half_written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.put(run.ring())
     writer.write(run.slabs[0])
     with monkeypatch.context() as patch:
-        patch.setattr(splitting, "most_bytes", lambda: 400)
         patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
         write, count = writer.files.write, itertools.count()
         patch.setattr(writer.files, "write", lambda *chunk: write(*chunk) if next(count) < 3 else None)
