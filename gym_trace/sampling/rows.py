@@ -76,6 +76,7 @@ class Plan:
     """Positions of the rows of a trace in its chunks, to decode any part of it, reading each chunk once.
 
     Attributes:
+        directory: of the trace. readers: of its writers.
         forms: of each column that is wanted, what its rows are; None: values of any kind.
         table: the episodes; of damaged ones what is left of them, and without the last step if that led to an unknown
             observation and did not terminate the episode. place: index of each in the trace.
@@ -94,7 +95,7 @@ class Plan:
         """
         self.layouts = trace.writer_agreed_on("observation_space").layouts
         trace.writer_agreed_on("action_space")
-        self.readers = trace.readers
+        self.directory, self.readers = trace.directory, trace.readers
         for damage in (damage for reader in self.readers for damage in reader.damage):
             if on_damage is None:
                 raise damage.error()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,33 +19,23 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
-from gym_trace.sampling.batches import Batches
+from gym_trace.sampling.batches import Batches, roots_of
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
-from gym_trace.sampling.orders import roots_of
+from gym_trace.sampling.items import ACHIEVED, DESIRED, Hindsight
 from gym_trace.sampling.rows import Plan, Rows, in_memory
-from gym_trace.sampling.store import Disk, Memory
-from gym_trace.sampling.transitions import ACHIEVED, DESIRED, Hindsight
+from gym_trace.sampling.store import Disk, decoded
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 
 
 def rows_of(trace: Trace) -> Rows:
-    return Memory().rows(trace, Plan(trace, roots_of(None)))
-
-
-class Kept(NamedTuple):
-    """A store of rows that are there already."""
-
-    known: Rows
-
-    def rows(self, trace: Any, plan: Plan) -> Rows:
-        return self.known
+    return decoded(Plan(trace, roots_of(None)))
 
 
 def windows(trace: Trace, length: int, rows: Rows | None = None, **options: Any) -> Batches:
     found = trace.windows(length, **{"batch_size": 7, "seed": 3, "replacement": False, **options})
     if rows is not None:
-        found._store = Kept(rows)
+        found._store = lambda _: rows
     return found
 
 
@@ -194,7 +184,7 @@ def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> No
 def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
     found = trace.transitions(**{"batch_size": 7, "seed": 3, "gamma": 0.9, "replacement": False, **options})
     if rows is not None:
-        found._store = Kept(rows)
+        found._store = lambda _: rows
     return found
 
 
@@ -402,14 +392,14 @@ def test_batches_can_be_pickled_shared_and_resumed(
 def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path / "trace", [4, 0, 7])
     trace, disk = open_trace(tmp_path / "trace"), Disk(tmp_path / "cache", 1 << 20)
-    decoded: list[int] = []
+    read: list[int] = []
     decode = Plan.decode
     monkeypatch.setattr(
-        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
+        Plan, "decode", lambda self, pieces, room: read.append(len(pieces[0].episode)) or decode(self, pieces, room)
     )
 
     def found(trace: Trace) -> list[tuple[int, int]]:
-        rows = disk.rows(trace, Plan(trace, roots_of(None)))
+        rows = disk.rows(Plan(trace, roots_of(None)))
         return sorted(all_windows(trace, windows(trace, 2, rows)))
 
     def pairs(*lengths: int) -> list[tuple[int, int]]:
@@ -421,14 +411,14 @@ def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: 
         (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
     ]
     assert found(open_trace(tmp_path / "trace")[::2]) == pairs(4, 7, 2)
-    assert decoded == [3, 2]
+    assert read == [3, 2]
     [directory] = (tmp_path / "cache").iterdir()
     file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
     file.write_bytes(b"x" + file.read_bytes()[1:])
     assert found(open_trace(tmp_path / "trace")) == [
         (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
     ]
-    assert decoded == [3, 2, 5]
+    assert read == [3, 2, 5]
 
 
 def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
@@ -438,7 +428,7 @@ def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
     kept = []
     for name in "abc":
         trace = open_trace(tmp_path / name)
-        disk.rows(trace, Plan(trace, roots_of(None)))
+        disk.rows(Plan(trace, roots_of(None)))
         kept.append({path.name for path in (tmp_path / "cache").iterdir()})
     assert len(kept[0]) == 1
     assert kept[0] - kept[2]
@@ -559,10 +549,10 @@ def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monke
         lengths.append(length)
 
     record(5)
-    decoded: list[int] = []
+    read: list[int] = []
     decode = Plan.decode
     monkeypatch.setattr(
-        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
+        Plan, "decode", lambda self, pieces, room: read.append(len(pieces[0].episode)) or decode(self, pieces, room)
     )
     trace = open_trace(tmp_path)
     everything = trace.windows(2, 64, follow=0)
@@ -578,7 +568,7 @@ def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monke
         assert newest.items == sum(max(0, n - 1) for n in lengths[-max(1, count) :])
         for i in range(64):
             check_window(trace, batch, i)
-    assert sum(decoded) < 4 * len(lengths)
+    assert sum(read) < 4 * len(lengths)
     env.close()
 
 

@@ -19,8 +19,7 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
-from gym_trace.sampling.batches import Batches
-from gym_trace.sampling.orders import roots_of
+from gym_trace.sampling.batches import Batches, roots_of
 from gym_trace.sampling.rows import Plan
 from gym_trace.sampling.store import Disk
 
@@ -102,7 +101,7 @@ def test_workers_that_take_turns_have_what_one_has_and_can_be_resumed_by_others(
     state = one.state_dict()
     after = 30 if replacement else 1  # over the end of an epoch, where there is another one
     expected += [next(one)["first_step"].tolist() for _ in range(after)]
-    assert cache is not None or getattr(one, "_strands", 0) == 4
+    assert cache is not None or one._blocks().strands == 4  # type: ignore[attr-defined]
     for workers in (1, 2, 3, 4, 12):
         several = [made() for _ in range(workers)]
         for worker, batches in enumerate(several):
@@ -123,13 +122,13 @@ def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytes
     monkeypatch.setattr(
         stream.Stream,
         "_decoded",
-        lambda self, plan, group: decoded.append(len(group)) or decode(self, plan, group),
+        lambda self, cut, group: decoded.append(len(group)) or decode(self, cut, group),
     )
     for worker in range(4):
         batches = windows(trace, 2, cache=None, cache_bytes=9999)
         batches.take_turns(worker, 4)
         list(batches)
-    blocks = len(batches._blocks)  # type: ignore[attr-defined]
+    blocks = len(batches._blocks().blocks)  # type: ignore[attr-defined]
     assert blocks <= sum(decoded) <= blocks + 3  # where the part of one ends and that of another begins
 
 
@@ -222,16 +221,16 @@ def test_files_on_disk_that_were_touched_are_compared_in_full(
     )
     record_lengths(tmp_path / "long", [3000], flush_after=500)
     trace, disk = open_trace(tmp_path / "long"), Disk(tmp_path / "cache", 1 << 30)
-    disk.rows(trace, Plan(trace, roots_of(None)))
+    disk.rows(Plan(trace, roots_of(None)))
     [directory] = (tmp_path / "cache").iterdir()
     file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
     file.touch()
-    disk.rows(trace, Plan(trace, roots_of(None)))
+    disk.rows(Plan(trace, roots_of(None)))
     assert decoded == [1]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    rows = disk.rows(trace, Plan(trace, roots_of(None)))
+    rows = disk.rows(Plan(trace, roots_of(None)))
     assert decoded == [1, 1]
     assert same(np.asarray(rows.columns["rewards",]), trace[0].rewards)
 
