@@ -13,8 +13,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.printable import printable
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage
-from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draw import SumTree
 from gym_trace.sampling.items import Batch, Items
 from gym_trace.sampling.rows import Plan, Rows, planned

@@ -15,7 +15,7 @@ import numpy as np
 
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
-from gym_trace.reading.recorded import Recorded
+from gym_trace.reading.content import Recorded
 from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified
 from gym_trace.storage.staging import replaced_file

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage
-from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make, Order, check_positive
 from gym_trace.sampling.items import Hindsight, Trajectories, Transitions, Windows
 from gym_trace.sampling.rows import Plan, planned

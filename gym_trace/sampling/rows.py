@@ -15,10 +15,10 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage, without_damage
 from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
-from gym_trace.reading.recorded import Recorded
 from gym_trace.reading.writer_reader import WriterReader
 
 Room = Callable[[Path, int, Form | None], Array]  # makes an array for this number of rows of a column

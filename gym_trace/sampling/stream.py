@@ -19,8 +19,8 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage
-from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make, Order
 from gym_trace.sampling.draw import permuted
 from gym_trace.sampling.items import Batch, Items, joined
