@@ -159,17 +159,24 @@ class EpisodeColumns:
         raise NoSuchKey(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
 
 
-def complete_rows(table: Array, readers: Sequence[WriterReader]) -> Array:
-    """Which rows of a table of episodes came to their end, and have a step. How imported ones ended is mostly unknown.
+def complete_rows(table: Array, readers: Sequence[WriterReader], lengths: Array | None = None) -> Array:
+    """Return True for episodes that count in mean returns: terminated or truncated, with at least one step.
 
-    readers: the writers that the table refers to.
+    Imported episodes count as ended, because their outcome is rarely known.
+
+    Args:
+        table: rows of a table of episodes.
+        readers: the writers that the table refers to.
+        lengths: numbers of steps, if not those of the table.
     """
     about = [writer.about_or_empty for writer in readers]
-    imported = np.array([it.is_imported for it in about], bool)[table["writer"]]
-    bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]  # first_step is their length
+    if lengths is None:  # first_step is the length of a recording that has only statistics
+        bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]
+        lengths = np.where(bare, table["first_step"], table["steps"])
     codes = outcome_codes(table)
-    ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED) | imported
-    complete: Array = ended & ((table["steps"] > 0) | (bare & (table["first_step"] > 0)))
+    ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED)
+    ended |= np.array([it.is_imported for it in about], bool)[table["writer"]]
+    complete: Array = ended & (lengths > 0)
     return complete
 
 

@@ -18,8 +18,9 @@ from gym_trace.formats.legacy.monitor import MonitorRun, differences, find_runs,
 from gym_trace.formats.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, open_trace, storage_of
+from gym_trace.reading.episode_columns import complete_rows
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.statistics.summary import by_episode, is_complete
+from gym_trace.statistics.summary import by_episode
 from gym_trace.storage.local import LocalStorage
 
 _TYPES = {"train": "t", "eval": "e", "": None}
@@ -160,7 +161,7 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Source:
         lengths = rows["first_step"]
     origin = about.origin
     of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
-    whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
+    whole = complete_rows(rows, trace.readers, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
     videos = _pairs(origin.get("videos")) if origin else _live_videos(writer, manifest)
