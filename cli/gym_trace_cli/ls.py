@@ -38,7 +38,7 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
     \b
     gym-trace ls traces/cartpole --where 'return > 30' --sort -return
     """
-    from gym_trace.statistics.listing import find_traces, is_trace
+    from gym_trace.statistics.describe import find_traces, is_trace
 
     directories = directories or (".",)
     if len(directories) == 1 and is_trace(directories[0]):
@@ -64,7 +64,7 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
 
 def hint(directory: str) -> str:
     """Return a hint if there are traces below a directory without one."""
-    from gym_trace.statistics.listing import find_traces
+    from gym_trace.statistics.describe import find_traces
 
     if next(find_traces(directory, deepest=2), None) is None:
         return ""
@@ -72,7 +72,7 @@ def hint(directory: str) -> str:
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
-    from gym_trace.statistics.listing import list_trace
+    from gym_trace.statistics.describe import list_trace
 
     with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):

@@ -250,6 +250,6 @@ def _print_summary(directory: Path, seed: int, returns: tuple[Return, Return, Re
 
 def _print_json(directory: Path, seed: int) -> None:
     """Print the row of gym-trace ls, and the seed of the run."""
-    from gym_trace.statistics.listing import list_trace
+    from gym_trace.statistics.describe import list_trace
 
     click.echo(json.dumps({**list_trace(directory), "seed": seed}))

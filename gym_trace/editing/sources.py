@@ -16,7 +16,7 @@ from gym_trace.model.origins import of_origins
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.reading.origins.reader import OriginReader
+from gym_trace.reading.origins import OriginReader
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 

@@ -22,7 +22,7 @@ from gym_trace.model.packing import pack
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array, dtype_from
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.reading.origins.reader import origin_numbers, origin_problem
+from gym_trace.reading.origins import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring

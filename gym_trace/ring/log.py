@@ -90,15 +90,9 @@ class LaneLog:
     """
 
     def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
-<<<<<<< HEAD
         self.position, self.end, self.steps = begin, end, 0
         self._memory, self._mark = memory, sequence << 32
-        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
-=======
-        self.position, self.events, self.steps = begin, dict[int, Any](), 0
-        self._memory, self.end, self._mark = memory, end, sequence << 32
         clear(memory, begin)
->>>>>>> h3-single
 
     def left(self) -> int:
         """Return the bytes left for further entries."""
@@ -111,27 +105,12 @@ class LaneLog:
         if payload:
             following += len(payload) + 7 & ~7
         if following + _SIZE > self.end:
-<<<<<<< HEAD
             raise LogFull(following - at)
         if payload:
             memory[at + _SIZE : at + _SIZE + len(payload)] = payload
         _put_commit(memory, following + _COMMIT_AT, 0)
         _put_entry(memory, at, row, len(payload), kind, 0, column, a, 0, c, d, mark)
         self.position, self._mark, self.steps = following, mark, row + (kind == STEP)
-=======
-            raise LogFull(_SIZE)
-        _put_commit(memory, following + _COMMIT_AT, 0)
-        _put_entry(memory, at, row, 0, STEP, 0, column, 0, 0, c, d, mark)
-        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + 1
-
-    def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
-        """Append an entry. event: its content. steps: number of steps that it completes. Raises LogFull."""
-        mark, row, size = self._mark + 1, self.steps, size_of(len(payload))
-        if self.position + size + _SIZE > self.end:
-            raise LogFull(size)
-        following = put(self._memory, self.position, mark, row, kind, payload, 0, column, a, 0, c, d)
-        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + steps
->>>>>>> h3-single
 
 
 def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:

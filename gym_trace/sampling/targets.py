@@ -44,17 +44,9 @@ def gae(
 
     returns: advantages + values, the targets of the values.
     """
-    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
-    deltas = rewards + gamma * values[:, 1:] * ~terminated - values[:, :-1]
-    goes_on = gamma * lam * ~(terminated | cut)
-    advantages = np.zeros_like(rewards)
-    later = np.zeros(len(rewards))
-    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
-    for t in reversed(range(rewards.shape[1])):
-        later = np.where(kept[:, t], deltas[:, t] + goes_on[:, t] * later, 0.0)
-        advantages[:, t] = later
-    return advantages, np.where(kept, advantages + values[:, :-1], 0.0)
+    ratios = np.zeros_like(np.asarray(rewards, np.float64))
+    returns, advantages = vtrace(rewards, values, ratios, terminations, truncations, gamma, lam, mask=mask)
+    return advantages, returns
 
 
 def n_step_returns(

@@ -17,7 +17,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.format import wire
-from gym_trace.statistics.listing import find_traces, list_trace
+from gym_trace.statistics.describe import find_traces, list_trace
 from gym_trace.storage.local import LocalStorage
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"

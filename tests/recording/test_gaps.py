@@ -296,17 +296,10 @@ def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:
 def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
     lanes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
     if lanes:
         pytest.importorskip("gymnasium", minversion="1.1")
-    module = "gym_trace.recording.vector.recorder" if lanes else "gym_trace.ring.rows"
-    target = importlib.import_module(module) if lanes else importlib.import_module(module).RowDecoder
-    name = "decoded" if lanes else "decode"
-    decode, alarms = getattr(target, name), []
-=======
-    place = "recording.vector.recorder.encoded" if lanes else "ring.rows.RowDecoder.decode"
+    place = "recording.vector.recorder.decoded" if lanes else "ring.rows.RowDecoder.decode"
     decode, alarms = pkgutil.resolve_name(f"gym_trace.{place}"), []
->>>>>>> h3-single
 
     def interrupted(*arguments: Any) -> Any:
         if not alarms:

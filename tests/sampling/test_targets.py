@@ -109,29 +109,19 @@ def test_rows_that_go_on_with_the_next_episode_are_as_episodes_one_by_one() -> N
     truncations[0, 4], terminations[0, 8] = True, True
     next_values = np.append(values[:, 1:], behind_all)[None]
     next_values[0, [4, 8]] = last
-    whole = targets.vtrace(
-        rewards,
-        np.append(values, behind_all)[None],
-        ratios,
-        terminations,
-        truncations,
-        GAMMA,
-        LAM,
-        next_values=next_values,
-    )
+    flags = terminations, truncations
+    bootstrapped = np.append(values, behind_all)[None]
+    whole = targets.vtrace(rewards, bootstrapped, ratios, *flags, GAMMA, LAM, next_values=next_values)
     for begin, end, after in ((0, 5, last[0]), (5, 9, last[1]), (9, 12, behind_all)):
         part = np.s_[:, begin:end]
-        alone = targets.vtrace(
-            rewards[part],
-            np.append(values[part], after)[None],
-            ratios[part],
-            terminations[part],
-            truncations[part],
-            GAMMA,
-            LAM,
-        )
+        bootstrapped = np.append(values[part], after)[None]
+        alone = targets.vtrace(rewards[part], bootstrapped, ratios[part], *(flag[part] for flag in flags), GAMMA, LAM)
         for ours, theirs in zip(whole, alone):
             np.testing.assert_array_equal(ours[part], theirs)
+
+
+def numbers(text: str) -> np.ndarray:
+    return np.array(text.split(), np.float64)
 
 
 def test_v_trace_is_that_of_rlax() -> None:
@@ -142,37 +132,13 @@ def test_v_trace_is_that_of_rlax() -> None:
     found, advantages = targets.vtrace(
         [rewards], [values], [log_ratios], [terminations], [np.zeros(12, bool)], 0.97, 0.9, 1.5
     )
-    errors = np.array(
-        [
-            0.228215994978,
-            0.685906192389,
-            -0.435458501814,
-            -0.027142127645,
-            2.003316754246,
-            4.107480540584,
-            1.484442915434,
-            3.310190029478,
-            -0.473381959401,
-            0.078894565743,
-            0.626419409499,
-            -0.66238220624,
-        ]
+    errors = numbers(
+        "0.228215994978 0.685906192389 -0.435458501814 -0.027142127645 2.003316754246 4.107480540584 "
+        "1.484442915434 3.310190029478 -0.473381959401 0.078894565743 0.626419409499 -0.66238220624"
     )
-    theirs = np.array(
-        [
-            0.515238009156,
-            0.495828556347,
-            -0.435458501814,
-            -0.027142127645,
-            2.003316754246,
-            4.755439873171,
-            1.676539050366,
-            3.1035588042,
-            -0.443416353672,
-            0.13961191544,
-            0.538177775862,
-            -0.66238220624,
-        ]
+    theirs = numbers(
+        "0.515238009156 0.495828556347 -0.435458501814 -0.027142127645 2.003316754246 4.755439873171 "
+        "1.676539050366 3.1035588042 -0.443416353672 0.13961191544 0.538177775862 -0.66238220624"
     )
     np.testing.assert_allclose(found[0] - values[:-1], errors, rtol=0, atol=1e-9)
     np.testing.assert_allclose(advantages[0], theirs, rtol=0, atol=1e-9)

@@ -23,10 +23,11 @@ from gym_trace.format.manifest import SUFFIX
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, open_trace, storage_of
+from gym_trace.reading.episode_columns import complete_rows
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.recording.reset_record import NOTHING
 from gym_trace.ring.segment import Segment
-from gym_trace.statistics.summary import by_episode, is_complete
+from gym_trace.statistics.summary import by_episode
 from gym_trace.storage.local import LocalStorage
 
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
@@ -334,7 +335,7 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
         lengths = rows["first_step"]
     origin = about.origin
     of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
-    whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
+    whole = complete_rows(rows, trace.readers, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
     results = _Results(
