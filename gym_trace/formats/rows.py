@@ -1,0 +1,130 @@
+"""Rows as importers read them: trees of the dicts and tuples of a space, whose leaves are arrays or lists of values.
+
+Also rows that a format does not have, and spaces that it does not know.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.formats.identity import malformed, read_about
+from gym_trace.formats.infos import info_of
+from gym_trace.model.layout import PlainSpace
+from gym_trace.model.schema import Layouts, WriterSchema
+
+_LONGEST_TEXT = 1 << 16
+ANY_TEXT: PlainSpace = {
+    "type": "Text",
+    "min_length": 0,
+    "max_length": _LONGEST_TEXT,
+    "characters": string.printable,
+}
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to each leaf of a tree, and to the leaves in the same place of the others."""
+    if isinstance(tree, dict):
+        return {key: mapped(function, part, *(other[key] for other in others)) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(mapped(function, *parts) for parts in zip(tree, *others))
+    return function(tree, *others)
+
+
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of a tree, in order."""
+    if isinstance(tree, (dict, tuple)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves_of(part)
+    else:
+        yield tree
+
+
+def cut(tree: Any, begin: int, end: int | None = None) -> Any:
+    """Return the rows from begin to end."""
+    return mapped(lambda rows: rows[begin:end], tree)
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Return the rows of one tree followed by those of another."""
+    return mapped(_joined, first, second)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.concatenate([first, second])
+    return [*first, *second]
+
+
+def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Turn observations before steps into those that the steps led to, as NewSteps has them.
+
+    parts: the observations before some steps of an episode, and whatever goes along; at the end the final observation,
+    one row, and None. The observation before the first step is in the first part.
+    """
+    lead = 0
+    for (rows, part), (following, _) in pairwise(parts):
+        yield joined(cut(rows, lead), cut(following, 0, 1)), part
+        lead = 1
+
+
+class Taken:
+    """Blocks of rows, of which any number of rows can be taken in their order. blocks: number of rows, and a tree."""
+
+    def __init__(self, blocks: Iterator[tuple[int, Any]]):
+        self._blocks = blocks
+        self._block: Any = None
+        self._at = self._count = 0
+
+    def is_over(self) -> bool:
+        """Return True if no row is left."""
+        while self._at >= self._count:
+            if (block := next(self._blocks, None)) is None:
+                return True
+            self._at, (self._count, self._block) = 0, block
+        return False
+
+    def take(self, most: int) -> tuple[int, Any]:
+        """Take the next rows: how many, from one to `most`, and a tree of them. is_over() must be False."""
+        begin, self._at = self._at, min(self._count, self._at + most)
+        return self._at - begin, cut(self._block, begin, self._at)
+
+
+def is_utf8(text: str) -> bool:
+    """Return False for text with half a character in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
+    """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
+    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
+
+
+def custom(told: str) -> PlainSpace:
+    """The space of values of any kind, which are described in words."""
+    return {"type": "custom", "class": "", "repr": told}
+
+
+def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
+    """Return the infos of some steps. columns: one row per step, by the path of keys."""
+    rows = {path: list(values) for path, values in columns.items()}
+    return [info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
+
+
+def first_writer(about: str) -> tuple[dict[str, Any], Layouts]:
+    """Return the schema and the layouts of the first writer in a text of Source.about. Raises UnreadableRecording."""
+    for schema in read_about(about)["writers"].values():
+        try:
+            return schema, WriterSchema.of(schema).layouts
+        except CorruptTrace as error:
+            raise malformed("a space") from error
+    raise malformed("the trace")
