@@ -60,7 +60,7 @@ def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatc
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._LONGEST", 1)
     monkeypatch.setattr("gym_trace.formats.lerobot.tables.DATA_MB", 0)
     monkeypatch.setattr("gym_trace.formats.lerobot.tables.CHUNK", 2)
-    monkeypatch.setattr("gym_trace.formats.lerobot.steps._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.parquet.tables._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
     folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"

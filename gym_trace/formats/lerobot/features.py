@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.formats.rows import leaves_in
 from gym_trace.formats.source import Source
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import IMPORTED_FROM
@@ -170,7 +171,7 @@ def features_of(source: Source, video: bool, origin: Origin | None = None) -> li
     known_as = (Origin.of(source) if origin is None else origin).features
     found: dict[str, Feature] = {}
     spaces = zip(source.plain_spaces, ("observations", "actions"))
-    texts = {path for space, root in spaces for path in _texts(space, (root,))}
+    texts = {path for space, root in spaces for path, leaf in leaves_in(space, (root,)) if _is_text(leaf)}
     paths: list[Path] = [leaf.path for layout in source.layouts[:2] for leaf in layout.leaves()]
     paths += [path for path in source.forms if path[0] == "annotations"] + [("rewards",)]
     paths += [("infos",)] if ("infos",) in source.forms else []
@@ -216,14 +217,5 @@ def _unique(name: str, taken: dict[str, Feature]) -> str:
     return unique
 
 
-def _texts(space: Any, path: Path) -> Iterator[Path]:
-    """The leaves that are texts."""
-    kind = space.get("type")
-    if kind == "Text" or str(space.get("class")).endswith(".MissionSpace"):  # of MiniGrid
-        yield path
-    elif kind == "Dict":
-        for key, child in space["spaces"]:
-            yield from _texts(child, (*path, key))
-    elif kind == "Tuple":
-        for place, child in enumerate(space["spaces"]):
-            yield from _texts(child, (*path, place))
+def _is_text(space: Any) -> bool:
+    return space["type"] == "Text" or str(space.get("class")).endswith(".MissionSpace")  # of MiniGrid

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.errors import UnreadableRecording
 from gym_trace.formats.foreign import read_json, widest
-from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.lerobot.dataset import DataSet, located
+from gym_trace.formats.lerobot.dataset import DataSet
 from gym_trace.formats.lerobot.features import FINAL, KIND, Feature
-from gym_trace.formats.lerobot.steps import Columns, StepReader, decoded, in_trace
-from gym_trace.formats.parquet.tables import batches, parquet_file
+from gym_trace.formats.lerobot.steps import Columns, StepReader, decoded
+from gym_trace.formats.parquet.tables import batches, located, parquet_file
+from gym_trace.formats.rows import ANY_TEXT, first_writer, led_to, placeholder
 from gym_trace.model.layout import Layout, PlainSpace
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import ABSENT, Array
+from gym_trace.model.schema import Layouts
+from gym_trace.model.values import ABSENT
 
 _ENDS = 64  # final observations that are read at a time
-_LONGEST_TEXT = 1 << 16
-_Ends = Iterator[tuple[str | None, int, Columns]]
 
 
 class LeRobotImporter:
@@ -42,57 +42,65 @@ class LeRobotImporter:
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""
         data = DataSet(path)
-        return _again(data, data.about) if data.about is not None else _foreign(data)
+        if data.about is None:
+            return _foreign(data)
+        schema, layouts = first_writer(data.about)
+        return imported(KIND, _episodes_again(data, layouts), schema, data.about, steps=data.steps)
+
+
+def _parts(
+    given: Iterator[Columns], final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
+) -> Iterator[NewSteps]:
+    """Steps with the observations that they led to. given: columns with the observations before the steps."""
+    parts = (({path: rows for path, rows in one.items() if path[0] == "observations"}, one) for one in given)
+    for observations, steps in led_to(chain(parts, [(final, {})])):
+        yield shaped(steps, observations)
 
 
 # -- what gym-trace has exported ------------------------------------------------------------------------------------
 
 
-def _again(data: DataSet, about: str) -> Imported:
-    schemas = list(read_about(about)["writers"].values())
-    try:
-        layouts = WriterSchema.of(schemas[0]).layouts
-    except (CorruptTrace, IndexError) as error:
-        raise data.malformed("was exported by gym-trace, but what it has kept of spaces is malformed") from error
-    return imported(KIND, _episodes_again(data, layouts), schemas[0], about, steps=data.steps)
-
-
 def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
-    reader, rows = StepReader(data), data.rows()
-    observed = [feature for feature in data.features if feature.path[0] == "observations"]
-    try:
-        for identity, steps, final in _ends(data, observed):
+    def shaped(steps: Columns, observations: Columns) -> NewSteps:
+        infos = steps.get(("infos",))
+        return NewSteps(
+            _joined(layouts.observations, observations),
+            _joined(layouts.actions, steps),
+            steps[("rewards",)],
+            infos=infos if _has_any(infos) else None,
+            annotations={str(p[1]): rows for p, rows in steps.items() if p[0] == "annotations" and _has_any(rows)},
+        )
+
+    rows = data.rows()
+    with closing(StepReader(data)) as reader:
+        for identity, steps, final in _ends(data):
             if steps:
                 row = next(rows, None)
                 if row is None or row.steps != steps:
                     raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
-                parts = _parts(reader.parts(row), row.steps, final, _shaping(data, layouts))
-                yield NewEpisode(steps, parts, identity=row.identity)
+                yield NewEpisode(steps, _parts(reader.parts(row), final, shaped), identity=row.identity)
             else:
                 empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
                 yield NewEpisode(0, [empty], identity=identity)
         if next(rows, None) is not None:
             raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
-    finally:
-        reader.close()
 
 
-def _ends(data: DataSet, observed: list[Feature]) -> _Ends:
+def _ends(data: DataSet) -> Iterator[tuple[str | None, int, Columns]]:
     """Identity of an empty episode, steps, final observation."""
     path = data.path / FINAL
+    observed = [one for one in data.features if one.path[0] == "observations"]
+    observed = [one._replace(kind="image") if one.kind == "video" else one for one in observed]
     with located(path):
         with parquet_file(path) as file:
             names = file.schema_arrow.names
         for batch in batches(path, _ENDS, names):
             texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
-            columns = {
-                feature.path: decoded(feature._replace(kind="image") if feature.kind == "video" else feature, batch)
-                for feature in observed
-            }
+            columns = {feature.path: decoded(feature, batch, str(path)) for feature in observed}
             for place, (text, steps) in enumerate(zip(texts, counts)):
                 if type(steps) is not int or (text is None) is (steps == 0):
                     raise UnreadableRecording(f"{path}: a row is malformed")
-                yield text, steps, {key: rows(place, place + 1) for key, rows in columns.items()}
+                yield text, steps, {key: rows[place : place + 1] for key, rows in columns.items()}
 
 
 def _joined(layout: Layout, columns: Columns) -> Any:
@@ -100,21 +108,6 @@ def _joined(layout: Layout, columns: Columns) -> Any:
         return layout.join(iter([columns[leaf.path] for leaf in layout.leaves()]))
     except KeyError as error:
         raise UnreadableRecording(f"what gym-trace has kept of its columns is malformed: no {error}") from error
-
-
-def _shaping(data: DataSet, layouts: Layouts) -> Callable[[Columns, Any], NewSteps]:
-    def shaped(steps: Columns, observations: Columns) -> NewSteps:
-        infos = steps.get(("infos",))
-        notes = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations" and _has_any(rows)}
-        return NewSteps(
-            _joined(layouts.observations, observations),
-            _joined(layouts.actions, steps),
-            steps[("rewards",)],
-            infos=infos if _has_any(infos) else None,
-            annotations=notes,
-        )
-
-    return shaped
 
 
 def _has_any(rows: Any) -> bool:
@@ -166,34 +159,19 @@ def _notes(data: DataSet) -> Iterator[str]:
 
 
 def _space(features: list[Feature]) -> PlainSpace:
-    if len(features) == 1:
-        return _leaf(features[0])
-    return {"type": "Dict", "spaces": sorted([str(feature.path[1]), _leaf(feature)] for feature in features)}
-
-
-def _leaf(feature: Feature) -> PlainSpace:
-    if feature.is_text:
-        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
-    return widest(feature.dtype, feature.shape)
+    parts = {str(one.path[1]): ANY_TEXT if one.is_text else widest(one.dtype, one.shape) for one in features}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return {"type": "Dict", "spaces": sorted([key, part] for key, part in parts.items())}
 
 
 def _episodes(data: DataSet) -> Iterator[NewEpisode]:
-    reader = StepReader(data, foreign=True)
-    final = {
-        feature.path: [""] if feature.is_text else _unknown(feature)
-        for feature in data.features
-        if feature.path[0] == "observations"
-    }
-    try:
+    observed = [one for one in data.features if one.path[0] == "observations"]
+    final = {one.path: placeholder(None if one.is_text else one.dtype, one.shape) for one in observed}
+    with closing(StepReader(data, foreign=True)) as reader:
         for row in data.rows():
-            parts = _parts(reader.parts(row), row.steps, final, _shaped)
+            parts = _parts(reader.parts(row), final, _shaped)
             yield NewEpisode(row.steps, parts, has_final_observation=False)
-    finally:
-        reader.close()
-
-
-def _unknown(feature: Feature) -> Array:
-    return np.full((1, *feature.shape), np.nan if feature.dtype.kind == "f" else 0, feature.dtype)
 
 
 def _shaped(steps: Columns, observations: Columns) -> NewSteps:
@@ -212,29 +190,3 @@ def _tree(columns: Columns) -> Any:
     if len(columns) == 1:
         return next(iter(columns.values()))
     return {str(path[1]): rows for path, rows in columns.items()}
-
-
-# -- both -------------------------------------------------------------------------------------------------------------
-
-
-def _parts(
-    given: Iterator[Columns], total: int, final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
-) -> Iterator[NewSteps]:
-    """Steps with the observations that they led to: but in the last part, the last step waits for the next one.
-
-    given: columns of `total` steps, with the observations before them.
-    """
-    held: Columns = {}
-    done = 0
-    for columns in given:
-        done += max(map(len, columns.values())) if columns else 0
-        columns = {path: in_trace(held[path], rows) if path in held else rows for path, rows in columns.items()}
-        observations = {path: rows for path, rows in columns.items() if path[0] == "observations"}
-        steps = {path: rows for path, rows in columns.items() if path[0] != "observations"}
-        if done == total:
-            yield shaped(steps, {path: in_trace(rows, final[path]) for path, rows in observations.items()})
-        elif max(map(len, steps.values())) > 1:
-            yield shaped({path: rows[:-1] for path, rows in steps.items()}, observations)
-            held = {path: rows[-1:] for path, rows in steps.items()}
-        else:  # the first one alone, which nothing is known of yet
-            held = columns

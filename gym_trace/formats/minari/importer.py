@@ -16,7 +16,8 @@ from gym_trace.formats.minari.hdf5_in import HDF5Source
 from gym_trace.formats.minari.hdf5_out import FILE as HDF5_FILE
 from gym_trace.formats.minari.metadata import FILE, environment_of, facts_of
 from gym_trace.formats.minari.plan import KINDS
-from gym_trace.formats.minari.spaces import from_json, is_picture, leaves_in
+from gym_trace.formats.minari.spaces import from_json, is_picture
+from gym_trace.formats.rows import leaves_in
 from gym_trace.model.layout import PlainSpace
 from gym_trace.printable import printable
 

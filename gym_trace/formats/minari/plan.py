@@ -12,7 +12,8 @@ from gym_trace.formats.contract import Loss
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.infos import InfoColumns, info_columns
 from gym_trace.formats.losses import losses
-from gym_trace.formats.minari.spaces import leaves_in, text_of, to_json, with_leaves
+from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
+from gym_trace.formats.rows import leaves_in
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.choice import choose, name_of
 from gym_trace.formats.steps.windows import step_windows
