@@ -14,12 +14,13 @@ import pyarrow as pa
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import Values
 from gym_trace.formats.lerobot.features import COUNTED, FLAGS, Feature, channels_first, picture_shape
+from gym_trace.formats.parquet.tables import numbers_in
+from gym_trace.formats.rows import is_utf8
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.model.values import Array
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as the package datasets has it
 _MOST_INTEGER = np.iinfo(np.int64).max
-_LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 _UP = 2  # the filter of PNG that takes the row above away
 _LEVEL = 6  # of deflate
 _MARK = "\0"  # before JSON that stands in the place of a text
@@ -42,12 +43,10 @@ def _field(feature: Feature) -> pa.Field:
     if feature.is_text:
         return pa.field(feature.name, pa.string())
     inner, shape = pa.from_numpy_dtype(feature.dtype), feature.stored
-    if len(shape) == 1:
-        inner = pa.list_(inner, shape[0])
-    for _ in shape if len(shape) > 1 else ():
-        inner = pa.list_(inner)
     if len(shape) < 2:
-        return pa.field(feature.name, inner)
+        return pa.field(feature.name, pa.list_(inner, shape[0]) if shape else inner)
+    for _ in shape:
+        inner = pa.list_(inner)
     kind = f"datasets.features.features.Array{len(shape)}DExtensionType"
     kept = json.dumps([list(shape), feature.dtype.name])
     return pa.field(feature.name, inner, metadata={"ARROW:extension:name": kind, "ARROW:extension:metadata": kept})
@@ -77,7 +76,7 @@ def rows_of(feature: Feature, rows: Any) -> Any:
     if feature.kind == "values":
         return [json_text(tagged(row)) for row in rows]
     if feature.is_picture:
-        return pictures_of(feature, rows)
+        return _pictures_of(feature, rows)
     if rows.dtype == object:
         raise InvalidOption(f"{feature.name}: some of its rows are of another form than the others")
     rows = rows.astype(feature.dtype, copy=False)
@@ -86,7 +85,7 @@ def rows_of(feature: Feature, rows: Any) -> Any:
     return rows.reshape(len(rows), *feature.stored)
 
 
-def pictures_of(feature: Feature, rows: Array) -> Array:
+def _pictures_of(feature: Feature, rows: Array) -> Array:
     """(steps, H, W, C) of uint8."""
     if channels_first(feature.shape):
         rows = np.moveaxis(rows, 1, -1)
@@ -95,14 +94,8 @@ def pictures_of(feature: Feature, rows: Array) -> Array:
 
 
 def _text(value: Any) -> str:
-    if type(value) is str and not value.startswith(_MARK):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            pass
-        else:
-            return value
-    return _MARK + json_text(tagged(value))
+    is_plain = type(value) is str and not value.startswith(_MARK) and is_utf8(value)
+    return value if is_plain else _MARK + json_text(tagged(value))
 
 
 def png_of(picture: Array) -> bytes:
@@ -142,25 +135,12 @@ def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
 # -- in ---------------------------------------------------------------------------------------------------------------
 
 
-def array_of(column: pa.ChunkedArray | pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+def array_of(column: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
     """A column of numbers as (rows, *shape). Raises UnreadableRecording if it is none."""
-    values, rows = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, len(column)
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    while isinstance(values, _LISTS) and not values.null_count:
-        values = values.flatten()
-    sizes = rows * math.prod(shape)
-    if values.null_count or len(values) != sizes or not _is_number(values.type):
+    found = numbers_in(column, shape)
+    if found is None:
         raise UnreadableRecording(f"{name}: holds something else than {dtype.name} of shape {list(shape)} in each row")
-    if pa.types.is_boolean(values.type):
-        found = values.to_numpy(zero_copy_only=False)
-    else:
-        found = values.to_numpy()
-    return np.array(found, dtype).reshape(rows, *shape)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return found.astype(dtype)
 
 
 def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:

@@ -85,13 +85,8 @@ class Feature(NamedTuple):
 
     def kept(self) -> dict[str, Any]:
         """As JSON, from which feature_of() has it back."""
-        return {
-            "name": self.name,
-            "path": list(self.path),
-            "kind": self.kind,
-            "dtype": self.dtype.str,
-            "shape": list(self.shape),
-        }
+        known = {"name": self.name, "path": list(self.path), "kind": self.kind}
+        return {**known, "dtype": self.dtype.str, "shape": list(self.shape)}
 
 
 class Origin(NamedTuple):
@@ -166,9 +161,8 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] not in (1, 3)
 
 
-def features_of(source: Source, video: bool, origin: Origin | None = None) -> list[Feature]:
+def features_of(source: Source, video: bool, origin: Origin) -> list[Feature]:
     """The columns of a trace, without flags and what LeRobot counts; those that an import took have their names."""
-    known_as = (Origin.of(source) if origin is None else origin).features
     found: dict[str, Feature] = {}
     spaces = zip(source.plain_spaces, ("observations", "actions"))
     texts = {path for space, root in spaces for path, leaf in leaves_in(space, (root,)) if _is_text(leaf)}
@@ -179,8 +173,10 @@ def features_of(source: Source, video: bool, origin: Origin | None = None) -> li
         form = source.forms[path]
         kind = "text" if form is None and path in texts else _kind(path, form, video)
         alone = path[0] in ("observations", "actions") and len(path) == 1
-        given, names = known_as.get("/".join(map(str, path)), (_name(path, kind, alone), None))
-        name = _unique(given, found)
+        given, names = origin.features.get("/".join(map(str, path)), (_name(path, kind, alone), None))
+        number, name = 2, given
+        while name in found:
+            number, name = number + 1, f"{given}_{number}"
         known = form if kind not in ("text", "values") and form is not None else Form(np.dtype(object), ())
         found[name] = Feature(name, path, kind, known.dtype, known.shape, names)
     return list(found.values())
@@ -189,13 +185,11 @@ def features_of(source: Source, video: bool, origin: Origin | None = None) -> li
 def _kind(path: Path, form: Form | None, video: bool) -> str:
     if form is None or form.dtype.kind not in "biuf" or form.dtype.itemsize > 8 or 0 in form.shape:
         return "values"
-    if path[0] == "observations" and form.dtype == np.uint8 and not form.mixed and _is_picture(form.shape):
+    shape = form.shape
+    has_pixels = len(shape) == 2 or (len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3)))
+    if path[0] == "observations" and form.dtype == np.uint8 and not form.mixed and has_pixels:
         return "video" if video else "image"
     return "array"
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3)))
 
 
 def _name(path: Path, kind: str, alone: bool) -> str:
@@ -208,13 +202,6 @@ def _name(path: Path, kind: str, alone: bool) -> str:
         return ".".join(["observation", *(["images"] if kind in ("image", "video") else []), *inner])
     first = {"actions": "action", "rewards": "next.reward", "infos": "next.info"}.get(str(root), "annotation")
     return ".".join([first, *inner])
-
-
-def _unique(name: str, taken: dict[str, Feature]) -> str:
-    number, unique = 2, name
-    while unique in taken:
-        unique, number = f"{name}_{number}", number + 1
-    return unique
 
 
 def _is_text(space: Any) -> bool:

@@ -206,55 +206,38 @@ class DatasetWriter:
         for name, found in told.items():
             known = statistics.joined([self._all[name], found]) if name in self._all else found
             self._all[name] = statistics.merged(known, np.zeros(1, np.int64))
-        over = self._episodes
-        if self._meta is None:
-            self._meta = tables.Tables(self._target, EPISODES, self._schema_of_episodes(list(told)), [KEY])
-        count = len(over)
-        begins = np.array([episode["from"] for episode in over], np.int64)
-        steps = np.array([episode["steps"] for episode in over], np.int64)
-        place = self._meta.place
+        over, self._episodes = self._episodes, []
+        whole, text = pa.int64(), pa.string()
+        begins = np.array([episode["from"] for episode in over])
+        steps = np.array([episode["steps"] for episode in over])
+        place = tables.Place() if self._meta is None else self._meta.place
         columns: dict[str, Any] = {
-            "episode_index": np.array([episode["episode"] for episode in over], np.int64),
-            "length": steps,
-            "data/chunk_index": [episode["data"][0] for episode in over],
-            "data/file_index": [episode["data"][1] for episode in over],
-            "dataset_from_index": begins,
-            "dataset_to_index": begins + steps,
-            "meta/episodes/chunk_index": np.full(count, place.chunk),
-            "meta/episodes/file_index": np.full(count, place.file),
-            KEY: [episode["identity"] for episode in over],
-            "tasks": [episode["tasks"] for episode in over],
+            "episode_index": pa.array([episode["episode"] for episode in over], whole),
+            "tasks": pa.array([episode["tasks"] for episode in over], pa.list_(text)),
+            "length": pa.array(steps, whole),
+            "data/chunk_index": pa.array([episode["data"][0] for episode in over], whole),
+            "data/file_index": pa.array([episode["data"][1] for episode in over], whole),
+            "dataset_from_index": pa.array(begins, whole),
+            "dataset_to_index": pa.array(begins + steps, whole),
         }
         for name in self._videos:
-            places = [episode["videos"][name] for episode in over]
-            begin = np.array([frames for _, _, frames in places])
-            columns[f"videos/{name}/chunk_index"] = [chunk for chunk, _, _ in places]
-            columns[f"videos/{name}/file_index"] = [file for _, file, _ in places]
-            columns[f"videos/{name}/from_timestamp"] = begin / self._fps
-            columns[f"videos/{name}/to_timestamp"] = (begin + steps) / self._fps
+            chunks, files, frames = np.array([episode["videos"][name] for episode in over]).T
+            columns[f"videos/{name}/chunk_index"] = pa.array(chunks, whole)
+            columns[f"videos/{name}/file_index"] = pa.array(files, whole)
+            columns[f"videos/{name}/from_timestamp"] = pa.array(frames / self._fps)
+            columns[f"videos/{name}/to_timestamp"] = pa.array((frames + steps) / self._fps)
         for name, found in told.items():
-            for key, value in found.items():
-                columns[f"stats/{name}/{key}"] = _lists(value, name in self._pictures and key != "count")
+            for key in ("min", "max", "mean", "std", "count", *statistics.QUANTILES):
+                columns[f"stats/{name}/{key}"] = _lists(found[key], name in self._pictures and key != "count")
+        columns["meta/episodes/chunk_index"] = pa.array(np.full(len(over), place.chunk))
+        columns["meta/episodes/file_index"] = pa.array(np.full(len(over), place.file))
+        columns[KEY] = pa.array([episode["identity"] for episode in over], text)
+        if self._meta is None:
+            schema = pa.schema([(name, array.type) for name, array in columns.items()])
+            self._meta = tables.Tables(self._target, EPISODES, schema, [KEY])
         self._meta.write(columns)
         if self._meta.is_large:
             self._meta.next_file()
-        self._episodes = []
-
-    def _schema_of_episodes(self, measured: list[str]) -> pa.Schema:
-        whole, real, text = pa.int64(), pa.float64(), pa.string()
-        fields = [("episode_index", whole), ("tasks", pa.list_(text)), ("length", whole)]
-        fields += [(name, whole) for name in ("data/chunk_index", "data/file_index")]
-        fields += [(name, whole) for name in ("dataset_from_index", "dataset_to_index")]
-        for name in self._videos:
-            fields += [(f"videos/{name}/{key}", whole) for key in ("chunk_index", "file_index")]
-            fields += [(f"videos/{name}/{key}", real) for key in ("from_timestamp", "to_timestamp")]
-        for name in measured:
-            one = pa.list_(pa.list_(pa.list_(real))) if name in self._pictures else pa.list_(real)
-            fields += [(f"stats/{name}/{key}", one) for key in ("min", "max", "mean", "std")]
-            fields += [(f"stats/{name}/count", pa.list_(whole))]
-            fields += [(f"stats/{name}/{key}", one) for key in statistics.QUANTILES]
-        fields += [(f"meta/episodes/{key}", whole) for key in ("chunk_index", "file_index")]
-        return pa.schema([*fields, (KEY, text)])
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 

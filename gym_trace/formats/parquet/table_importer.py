@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.parquet.tables import Table, located, parquet_files
+from gym_trace.formats.parquet.tables import Table, is_list, is_number, located, numbers_in, parquet_files
 from gym_trace.formats.rows import ANY_TEXT, Taken, cut, leaves_of, led_to, mapped, placeholder
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array, dtype_from
@@ -176,7 +175,7 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         forms = {one.name: _form_of(one.type, parts.get(one.name), depth + 1) for one in kind}
         return None if None in forms.values() or len(forms) < kind.num_fields else forms
     shape = ()
-    while _is_list(kind) and len(shape) < _DEEPEST:
+    while is_list(kind) and len(shape) < _DEEPEST:
         if pa.types.is_fixed_size_list(kind):
             shape, row = (*shape, int(kind.list_size)), row[0] if row else None
         elif isinstance(row, list):
@@ -184,14 +183,10 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         else:
             return None
         kind = kind.value_type
-    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    if not is_number(kind):
         return None
     leaf = _Leaf(dtype_from(np.dtype(kind.to_pandas_dtype()).str), shape)
     return leaf if math.prod(shape) <= _MOST_ELEMENTS else None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _rows(form: _Form, array: pa.Array, name: str) -> Any:
@@ -204,17 +199,10 @@ def _rows(form: _Form, array: pa.Array, name: str) -> Any:
         return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in form.items()}
     if form.dtype is None:
         return array.to_pylist()
-    values = array
-    for size in form.shape:
-        if not _is_list(values.type):  # a tensor, which lies flat
-            break
-        lengths = None if pa.types.is_fixed_size_list(values.type) else pc.list_value_length(values)
-        if lengths is not None and not pc.all(pc.equal(lengths, size), min_count=0).as_py():
-            raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(form.shape)}")
-        values = values.flatten()
-    if values.null_count or len(values) != len(array) * math.prod(form.shape):
+    values = numbers_in(array, form.shape)
+    if values is None:
         raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(form.shape)}")
-    return values.to_numpy(zero_copy_only=False).astype(form.dtype).reshape(len(array), *form.shape)
+    return values.astype(form.dtype)
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------

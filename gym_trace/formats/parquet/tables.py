@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 _FEW_ROWS = 64
+_TEXT_BYTES = 1024  # what a text counts
 _MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
 _MOST_FILES = 1 << 20
@@ -71,20 +73,20 @@ class Table:
         """An error about the table."""
         return UnreadableRecording(f"{self.path}: {problem}")
 
-    def batches(self, columns: list[str], row_size: int = 0) -> Iterator[pa.RecordBatch]:
-        """Some rows of these columns at a time. row_size: bytes of a row; 0: as the schema says.
+    def batches(self, columns: list[str], row_bytes: int = 0) -> Iterator[pa.RecordBatch]:
+        """Some rows of these columns at a time. row_bytes: bytes of a row; 0: as the schema says.
 
         Raises UnreadableRecording.
         """
-        size = row_size or sum(_size(self.schema.field(name).type) for name in columns)
+        size = row_bytes or sum(row_size(self.schema.field(name).type) for name in columns)
         for file in self._files:
             with located(file):
                 yield from batches(file, rows_at_a_time(size), columns)
 
 
-def rows_at_a_time(row_size: int) -> int:
+def rows_at_a_time(row_bytes: int) -> int:
     """How many rows of this size are decoded together."""
-    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_size)))
+    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes)))
 
 
 def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
@@ -143,15 +145,49 @@ def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
             yield from _texts_in(part, f"{path}.{part.name}")
 
 
-def _size(kind: pa.DataType) -> int:
-    """Bytes of the numbers in a row."""
+def row_size(kind: pa.DataType) -> int:
+    """About how many bytes a row of a column takes."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_struct(kind):
-        return sum(_size(part.type) for part in kind)
+        return sum(row_size(part.type) for part in kind)
     if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * 8
-    return 8
+        return int(kind.list_size) * row_size(kind.value_type)
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:  # text, bytes, or a list of any length
+        return _TEXT_BYTES
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array | None:
+    """Return a column of numbers, or of lists of them, as (rows, *shape). shape: None: as the lists are.
+
+    None if it holds anything else, or rows that are not all of this shape.
+    """
+    values = array.storage if isinstance(array, pa.ExtensionArray) else array
+    sizes: list[Any] = []
+    while is_list(values.type):
+        lengths = pc.min_max(pc.list_value_length(values)).as_py()
+        if values.null_count or lengths["min"] != lengths["max"]:
+            return None
+        sizes.append(lengths["min"])
+        values = values.flatten()
+    shape = tuple(size or 0 for size in sizes) if shape is None else shape
+    is_flat = len(sizes) != len(shape)  # a tensor, whose rows lie flat
+    if values.null_count or not is_number(values.type) or len(values) != len(array) * math.prod(shape):
+        return None
+    if len(array) and not is_flat and tuple(sizes) != shape:
+        return None
+    found: Array = values.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
+    return found
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
