@@ -1,12 +1,9 @@
-"""Rows as importers read them: trees of the dicts and tuples of a space, whose leaves are arrays or lists of values.
-
-Also rows that a format does not have, and spaces that it does not know.
-"""
+"""Rows as importers read them; those that a format does not have, and spaces that it does not know."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +14,8 @@ from gym_trace.formats.identity import malformed, read_about
 from gym_trace.formats.infos import info_of
 from gym_trace.model.layout import Path, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
+from gym_trace.model.trees import cut, joined
+from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16
 ANY_TEXT: PlainSpace = {
@@ -25,40 +24,6 @@ ANY_TEXT: PlainSpace = {
     "max_length": _LONGEST_TEXT,
     "characters": string.printable,
 }
-
-
-def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree, and to the leaves in the same place of the others."""
-    if isinstance(tree, dict):
-        return {key: mapped(function, part, *(other[key] for other in others)) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(mapped(function, *parts) for parts in zip(tree, *others))
-    return function(tree, *others)
-
-
-def leaves_of(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of a tree, in order."""
-    if isinstance(tree, (dict, tuple)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves_of(part)
-    else:
-        yield tree
-
-
-def cut(tree: Any, begin: int, end: int | None = None) -> Any:
-    """Return the rows from begin to end."""
-    return mapped(lambda rows: rows[begin:end], tree)
-
-
-def joined(first: Any, second: Any) -> Any:
-    """Return the rows of one tree followed by those of another."""
-    return mapped(_joined, first, second)
-
-
-def _joined(first: Any, second: Any) -> Any:
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return np.concatenate([first, second])
-    return [*first, *second]
 
 
 def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
@@ -93,6 +58,11 @@ class Taken:
         """Take the next rows: how many, from one to `most`, and a tree of them. is_over() must be False."""
         begin, self._at = self._at, min(self._count, self._at + most)
         return self._at - begin, cut(self._block, begin, self._at)
+
+
+def named(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names in words, and how many more there are."""
+    return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def is_utf8(text: str) -> bool:

@@ -15,7 +15,7 @@ from gym_trace.formats.foreign import read_json, widest
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
-from gym_trace.formats.minari.metadata import FILE
+from gym_trace.formats.minari.plan import FILE
 from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.formats.parquet.tables import batches, is_list, is_number, located, numbers_in, parquet_file, row_size
 from gym_trace.formats.rows import custom, infos_of
@@ -37,12 +37,6 @@ class ArrowSource:
         found = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
         self._directories = sorted(found, key=lambda path: int(path.name))
         self.spaces = self._space("observations", spaces[0]), self._space("actions", spaces[1])
-
-    def __enter__(self) -> ArrowSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open between episodes."""
 
     def __len__(self) -> int:
         return len(self._directories)
@@ -118,13 +112,11 @@ class ArrowSource:
             if not pa.types.is_struct(column.type) or depth > _DEEPEST:
                 raise fault("has a column that must be a struct, for a Dict or Tuple space")
             is_dict = space["type"] == "Dict"
-            keys = [key for key, _ in space["spaces"]] if is_dict else range(len(space["spaces"]))
-            children = [child for _, child in space["spaces"]] if is_dict else space["spaces"]
-            found = {field.name for field in column.type}
-            if column.type.num_fields != len(children) or found != set(map(str, keys)):
+            parts = space["spaces"] if is_dict else list(enumerate(space["spaces"]))
+            if sorted(field.name for field in column.type) != sorted(str(key) for key, _ in parts):
                 raise fault("has a column without the parts that its space has")
-            values = [self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in zip(keys, children)]
-            return dict(zip(keys, values)) if is_dict else tuple(values)
+            values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
+            return values if is_dict else tuple(values.values())
         if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
             return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
         return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
@@ -204,7 +196,7 @@ def _is_compressed(metadata: bytes) -> bool:
         return int.from_bytes(metadata[at : at + size], "little", signed=signed)
 
     def field(table: int, which: int) -> int:
-        """Where a field of a FlatBuffers table is; 0: it is not there."""
+        """Return the offset of a field of a FlatBuffers table; 0: it is not there."""
         fields, slot = table - number(table, signed=True), 4 + 2 * which
         offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
         return table + offset if offset else 0

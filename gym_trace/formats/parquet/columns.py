@@ -261,14 +261,12 @@ def _kinds_of(rows: Array) -> Iterable[_Kind]:
     arrays = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (np.ndarray, np.generic))}
     if arrays <= {np.ma.MaskedArray} and arrays:
         return kinds
-    kinds |= {_of_array(value) for value in values if type(value) in arrays}
+    for value in values:
+        if type(value) in arrays:
+            is_number = isinstance(value, np.generic) or value.ndim > 0
+            kinds.add((value.dtype, value.shape) if is_number else _NO_DIMENSION)
     scalars = {kind for kind in arrays if issubclass(kind, np.generic)}
     return kinds - scalars - {np.ndarray} | ({np.generic} if scalars else set())
-
-
-def _of_array(value: Any) -> _Kind:
-    is_number = isinstance(value, np.generic) or value.ndim > 0
-    return (value.dtype, value.shape) if is_number else _NO_DIMENSION
 
 
 def _of_kinds(path: Path, kinds: set[_Kind]) -> Column:

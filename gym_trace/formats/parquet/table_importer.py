@@ -17,8 +17,9 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.parquet.tables import Table, is_list, is_number, located, numbers_in, parquet_files
-from gym_trace.formats.rows import ANY_TEXT, Taken, cut, leaves_of, led_to, mapped, placeholder
+from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
 from gym_trace.model.layout import PlainSpace
+from gym_trace.model.trees import cut, leaves_of, mapped
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 
@@ -276,7 +277,8 @@ class _Steps:
     def _lengths(self) -> list[int]:
         """The steps of each episode. Raises UnreadableRecording where the rows of one are not one after the other."""
         if "episode" not in self._roles:
-            over = [terminated | truncated for terminated, truncated in self._flags()]
+            names = [name for role in _FLAGS for name in self._roles.get(role, ())]
+            over = [np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names)]
             ends = np.flatnonzero(np.concatenate(over)) + 1
             if not len(ends) or ends[-1] < self._table.rows:
                 ends = np.append(ends, self._table.rows)
@@ -301,11 +303,6 @@ class _Steps:
                 f"the rows of episode {printable(twice):.60} are not one after the other; sort it by {printable(name)}"
             )
         return lengths
-
-    def _flags(self) -> Iterator[tuple[Array, Array]]:
-        names = [name for role in _FLAGS for name in self._roles.get(role, ())]
-        for batch in self._table.batches(names):
-            yield self._flags_in(batch)
 
     def _flags_in(self, batch: pa.RecordBatch) -> tuple[Array, Array]:
         """(rows,) bool each: what terminated, and what was truncated."""

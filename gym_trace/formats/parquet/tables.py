@@ -85,7 +85,7 @@ class Table:
 
 
 def rows_at_a_time(row_bytes: int) -> int:
-    """How many rows of this size are decoded together."""
+    """Return the number of rows of this size that are decoded together."""
     return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes)))
 
 
