@@ -24,7 +24,7 @@ pytest.importorskip("PIL")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.formats.lerobot import statistics, tables
+from gym_trace.formats.lerobot import statistics, writer
 from gym_trace.formats.lerobot.exporter import LeRobotExporter
 from gym_trace.formats.lerobot.importer import LeRobotImporter
 
@@ -58,9 +58,9 @@ def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatc
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ROWS", 20)
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ENDS", 1)
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._LONGEST", 1)
-    monkeypatch.setattr("gym_trace.formats.lerobot.tables.DATA_MB", 0)
-    monkeypatch.setattr("gym_trace.formats.lerobot.tables.CHUNK", 2)
-    monkeypatch.setattr("gym_trace.formats.lerobot.steps._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer.DATA_MB", 0)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer.CHUNK", 2)
+    monkeypatch.setattr("gym_trace.formats.parquet.tables._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
     folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"
@@ -140,7 +140,7 @@ def test_imports_of_foreign_datasets_invent_nothing(tmp_path: Path, foreign: Pat
 
 def of_two_tasks(out: Path) -> None:
     """A robot dataset with names of elements; even steps are of the second task."""
-    tables.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
+    writer.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
     for file in (out / "data").glob("*/*.parquet"):
         table = pq.read_table(file)
         place = table.schema.get_field_index("task_index")
