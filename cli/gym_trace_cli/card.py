@@ -10,15 +10,14 @@ import click
 import gym_trace
 from gym_trace.errors import TraceExists
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH
+from gym_trace_cli.options import PATH, trace_argument
 
 _MOST_BYTES = 1 << 24  # read from a file to recognise a card
 
 
 @headed("card")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section("Output", option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH))
 def command(directory: str, output: str | None) -> None:
     """Show or write a dataset card: Markdown with Hugging Face metadata.

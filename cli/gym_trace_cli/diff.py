@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -17,7 +15,7 @@ from gym_trace_cli.help import headed, section
 from gym_trace_cli.options import json_option
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.verify import difference_as_json, tolerance_options
+from gym_trace_cli.verify import comparison_options, difference_as_json
 
 _TOLD = 10  # differing episodes that are printed one by one
 
@@ -26,20 +24,9 @@ _TOLD = 10  # differing episodes that are printed one by one
 @click.argument("first", metavar="A", type=TraceDirectory())
 @click.argument("second", metavar="B", type=TraceDirectory())
 @selection_options
-@section("Comparison", *tolerance_options)
+@section("Comparison", comparison_options)
 @section("Output", json_option)
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    first: str,
-    second: str,
-    selection: Selection,
-    atol: float,
-    rtol: float,
-    ignore: Sequence[str],
-    as_json: bool,
-) -> None:
+def command(first: str, second: str, selection: Selection, comparison: dict[str, Any], as_json: bool) -> int:
     """Compare the episodes of traces A and B, bit for bit.
     Exit code: 0 same, 3 different.
 
@@ -55,7 +42,7 @@ def command(
     places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with ProgressLine() as line:
-        for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
+        for number, found in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
             if found.difference is None:
                 same += 1
             else:
@@ -66,7 +53,7 @@ def command(
     if as_json:
         told = [{"index": index, **difference_as_json(difference)} for index, difference in differing]
         said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": told}
-        click.echo(json.dumps(said | ({"summaries": summaries} if summaries else {})))
+        show.json_line(said | ({"summaries": summaries} if summaries else {}))
     else:
         shown = differing[: 1 if summaries else _TOLD]
         for index, difference in shown:
@@ -80,7 +67,7 @@ def command(
         else:
             verdict = "identical" if identical else f"of which {show.count(same)} are the same"
             click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
-    ctx.exit(FINE if identical else DIFFERS)
+    return FINE if identical else DIFFERS
 
 
 def _print_side_by_side(*summaries: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
@@ -28,7 +28,7 @@ SECONDS = 1.0  # between refreshes
 
 
 @headed("info")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Output",
     option("--follow", "Report changes every second until all writers close."),
@@ -44,7 +44,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
 
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
-        click.echo(json.dumps(describe(trace), indent=2, allow_nan=False))
+        show.json_line(describe(trace), indent=2, allow_nan=False)
     elif not as_json:
         _print_info(describe(trace))
     if follow:
@@ -151,44 +151,26 @@ def _seeds(seeds: Info) -> str:
 
 def _print_writers(writers: list[Info]) -> None:
     show.title("writers")
-    show.table(
-        ("writer", "split", "state", "episodes", "steps", "bytes", "process"),
-        [
-            (
-                show.printable(writer["writer"]),
-                show.printable(writer["split"] or "-"),
-                writer["state"],
-                show.count(writer["episodes"]),
-                show.count(writer["steps"]),
-                show.size(writer["bytes"]),
-                show.printable(f"{writer['pid']}@{writer['host']}"),
-            )
-            for writer in writers[:_MOST_WRITERS]
-        ],
-    )
+    rows = [
+        (writer["writer"], writer["split"] or "-", writer["state"], show.count(writer["episodes"]),
+         show.count(writer["steps"]), show.size(writer["bytes"]), f"{writer['pid']}@{writer['host']}")
+        for writer in writers[:_MOST_WRITERS]
+    ]  # fmt: skip
+    show.table(("writer", "split", "state", "episodes", "steps", "bytes", "process"), rows)
     if len(writers) > _MOST_WRITERS:
         click.echo(f"… {show.count(len(writers) - _MOST_WRITERS)} more, see --json")
     batches = list({batch["file"]: batch for writer in writers for batch in writer["batches"]}.values())
     if not batches:
         return
     last = batches[-_LAST_BATCHES:]
-    show.title(
-        "batches" if len(last) == len(batches) else f"the last {len(last)} of {show.count(len(batches))} batches"
-    )
-    show.table(
-        ("file", "state", "chunks", "steps", "bytes", "torn"),
-        [
-            (
-                show.printable(batch["file"]),
-                "sealed" if batch["sealed"] else "open",
-                show.count(batch["chunks"]),
-                show.count(batch["steps"]),
-                show.size(batch["bytes"]),
-                show.size(batch["torn"]) if batch["torn"] else "-",
-            )
-            for batch in last
-        ],
-    )
+    several = f"the last {len(last)} of {show.count(len(batches))} "
+    show.title(f"{several if len(last) < len(batches) else ''}batches")
+    files = [
+        (batch["file"], "sealed" if batch["sealed"] else "open", show.count(batch["chunks"]),
+         show.count(batch["steps"]), show.size(batch["bytes"]), show.size(batch["torn"]) if batch["torn"] else "-")
+        for batch in last
+    ]  # fmt: skip
+    show.table(("file", "state", "chunks", "steps", "bytes", "torn"), files)
 
 
 def _health(info: Info) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gym_trace_cli.environments import NamedEnvironment
-from gym_trace_cli.training.named import environment_of, trust_of
+from gym_trace_cli.train import environment_of, trust_of
 from gymnasium import spaces
 from shell import run
 

@@ -11,8 +11,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from gym_trace.printable import printable, shown
-from gym_trace_cli.player.pictures import Picture, as_picture, colours_of, fitting, half_blocks, shades
-from gym_trace_cli.player.sixel import sixel
+from gym_trace_cli.player.pictures import Picture, as_picture, colours_of, fitting, half_blocks, shades, sixel
 from gym_trace_cli.player.terminal import Terminal
 
 _SGR = re.compile(r"(\x1b\[[0-9;:]*m)")
