@@ -112,23 +112,29 @@ class Commands(Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            _fail(ctx, INTERRUPTED, "interrupted")
+            _fail(INTERRUPTED, "interrupted")
         except Ended as error:
-            _fail(ctx, error.exit_code, error.told)
+            _fail(error.exit_code, error.told)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
             code = DAMAGED if isinstance(error, CorruptTrace) else USAGE if isinstance(error, InvalidOption) else ERROR
-            lines = f"error: {describe(error)}".splitlines()
-            _fail(ctx, code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
+            fail(error, code)
         return result
 
 
-def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
-    if ctx.params.get("debug"):
+def _fail(code: int, line: str) -> NoReturn:
+    context = click.get_current_context()
+    if context.find_root().params.get("debug"):
         traceback.print_exc()
     click.echo(line, err=True)
-    ctx.exit(code)
+    context.exit(code)
+
+
+def fail(error: Exception, code: int) -> NoReturn:
+    """Print an error and exit."""
+    lines = f"error: {describe(error)}".splitlines()
+    _fail(code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
 
 
 def describe(error: Exception) -> str:

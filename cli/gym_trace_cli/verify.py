@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, TraceError, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, told
 from gym_trace.printable import shown
 from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
@@ -108,6 +108,11 @@ def verify(
     except CorruptTrace as error:
         outcome.ended, outcome.message = "damaged", str(error)
         click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
+    except EnvironmentUnavailable as error:  # as if only that of some writers cannot be made
+        from gym_trace_cli.main import fail
+
+        outcome.ended, outcome.message, outcome.exit_code = "error", str(error), UNVERIFIABLE
+        fail(error, UNVERIFIABLE)
     except KeyboardInterrupt:
         outcome.ended, outcome.exit_code = "interrupted", INTERRUPTED
         raise

@@ -101,7 +101,8 @@ class Batches:
     def _made(self, rows: Rows) -> Draws:
         draws = self._make(rows, self._seed)
         if not draws.items:
-            raise InvalidOption(f"{self.trace.directory}: there is nothing to be drawn: no episode is long enough")
+            problem = "no episode is long enough" if len(self.trace.episodes) else "the trace or view has no episodes"
+            raise InvalidOption(f"{self.trace.directory}: nothing to draw: {problem}")
         return draws
 
     def _weighted(self, draws: Draws) -> None:

@@ -7,22 +7,16 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gym_trace_cli.options import EnvArg
-from shell import in_directory, ok, process, run, wait_for
+from shell import ok, process, run, wait_for
 
 import gym_trace
 from gym_trace.collecting.rollout import episode_seed
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from in_directory(tmp_path, monkeypatch)
 
 
 def test_record_writes_the_episodes_and_says_what_to_do_next(here: Path) -> None:

@@ -14,34 +14,32 @@ import cradle
 import gymnasium
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from gym_trace_cli import info, show
-from gym_trace_cli.main import cli
 from gymnasium import spaces
+from shell import ok, run, strict_json
 from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
 from gym_trace.model.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 
+KILLED = """
+import os, sys
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])
+env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)
+"""
 ESCAPE = "\x1b[31mred\x07"  # text of a trace that must not reach a terminal
 
 
-def _run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+def _output(*arguments: object) -> str:
+    return ok(*arguments).stdout
 
 
-def _output(*arguments: str | Path) -> str:
-    result = _run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def _json(*arguments: str | Path) -> Any:
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(_output(*arguments, "--json"), parse_constant=refuse)
+def _json(*arguments: object) -> Any:
+    return strict_json(_output(*arguments, "--json"))
 
 
 def _record(directory: Path, env: Any, episodes: int, *, seed: int | None = 0, **options: Any) -> None:
@@ -184,7 +182,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
     data[len(data) // 2] ^= 1
     batch.write_bytes(data)
     assert "episodes     20" in _output("stats", cartpole)
-    result = _run("stats", cartpole, "--columns")
+    result = run("stats", cartpole, "--columns")
     assert result.exit_code == 5
     assert result.stderr.startswith("error: ")
     assert "gym-trace repair" in result.stderr
@@ -194,7 +192,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
 @pytest.mark.parametrize("command", ["stats", "info"])
 def test_a_directory_without_a_trace_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
-        result = _run(command, directory)
+        result = run(command, directory)
         assert result.exit_code == 1
         assert result.output.count("\n") == 1
         assert str(directory) in result.output
@@ -249,18 +247,8 @@ def test_info_shows_metadata_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> None:
-    script = (
-        "import os, sys\n"
-        "from zoo import CountingEnv\n"
-        "from gym_trace import TraceRecordingWrapper\n"
-        "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])\n"
-        "env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)\n"
-    )
-    killed = cradle.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        check=False,
-    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    killed = cradle.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environ, check=False)
     assert killed.returncode == -signal.SIGKILL
     with open(next(tmp_path.glob("*.part")), "ab") as file:
         file.write(b"\xf7GTREC\r\n torn")
@@ -284,7 +272,7 @@ def test_info_names_damage_and_what_to_do(cartpole: Path) -> None:
 
 def _follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: Any, *options: str) -> Result:
     monkeypatch.setattr(info, "time", SimpleNamespace(sleep=sleep))
-    return _run("info", tmp_path, "--follow", *options)
+    return run("info", tmp_path, "--follow", *options)
 
 
 def test_info_follow_prints_a_line_a_change_until_the_last_writer_is_done(
@@ -306,12 +294,8 @@ def test_info_follow_prints_a_line_a_change_until_the_last_writer_is_done(
     result = _follow(tmp_path, monkeypatch, sleep, "--json")
     assert result.exit_code == 0
     told = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(now["episodes"], now["steps"], now["recording"]) for now in told] == [
-        (0, 0, 1),
-        (1, 2, 1),
-        (2, 4, 1),
-        (2, 4, 0),
-    ]
+    counts = [(now["episodes"], now["steps"], now["recording"]) for now in told]
+    assert counts == [(0, 0, 1), (1, 2, 1), (2, 4, 1), (2, 4, 0)]
 
 
 def test_info_follow_of_a_finished_trace_ends_at_once(cartpole: Path) -> None:
