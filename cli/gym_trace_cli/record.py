@@ -399,8 +399,7 @@ def _print_summary(done: Any, directory: Path, several: bool) -> None:
     from gym_trace.storage.local import LocalStorage
 
     episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
-    speed = show.count(round(steps / max(done.seconds, 1e-9)))
-    taken = f"{show.count(steps, 'step')} in {show.duration(done.seconds)} ({speed} steps/s)"
+    taken = show.taken(steps, done.seconds)
     if not several:
         cut = {0: "", 1: ", the last one cut short"}.get(
             done.open_episodes, f", the last {done.open_episodes} cut short"

@@ -90,6 +90,11 @@ def returns(found: tuple[Return, Return, Return], lately: bool) -> str:
     return f"return of {of}: {mean} on average, from {least} to {most}"
 
 
+def taken(steps: int, seconds: float) -> str:
+    """Format steps, time and throughput: 200 steps in 1.5 s (133 steps/s)."""
+    return f"{count(steps, 'step')} in {duration(seconds)} ({count(round(steps / max(seconds, 1e-9)))} steps/s)"
+
+
 def speeds(speeds: Sequence[float]) -> str:
     """Steps per second over 10 s, 1 min and 5 min."""
     ten, minute, five = (count(round(speed)) for speed in speeds)

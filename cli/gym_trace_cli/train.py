@@ -423,7 +423,7 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
     from gym_trace.collecting.rollout import directory_bytes
 
     policies = [done, *done.others]
-    best = max(policies, key=lambda policy: _mean(policy))
+    best = max(policies, key=_mean)
     run = directory / best.directory.name if done.others else directory
     where, learnt, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
     version = f"version {show.count(done.version)}"
@@ -435,11 +435,8 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
         return
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
-        click.echo(
-            f"learned from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
-            f"({show.count(round(done.new_steps / max(done.seconds, 1e-9)))} steps/s) with "
-            f"{show.count(len(done.workers), 'worker')}{restarts}: {version}"
-        )
+        workers = f"{show.count(len(done.workers), 'worker')}{restarts}"
+        click.echo(f"learned from {show.taken(done.new_steps, done.seconds)} with {workers}: {version}")
         if done.returns is not None:
             click.echo(show.returns(done.returns, lately=done.episodes > 100))
     for number, policy in enumerate(policies if done.others else ()):
@@ -457,5 +454,5 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
 
 
 def _mean(policy: Trained) -> float:
-    returns = policy.returns
-    return returns[0] if returns is not None and isinstance(returns[0], float) else -math.inf
+    mean = None if policy.returns is None else policy.returns[0]
+    return mean if isinstance(mean, float) else -math.inf

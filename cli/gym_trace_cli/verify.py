@@ -1,4 +1,4 @@
-"""gym-trace verify, which gym-trace replay --verify is, too"""
+"""gym-trace verify, the same as gym-trace replay --verify, and gym-trace diff"""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, told
 from gym_trace.printable import shown
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
 from gym_trace_cli.help import bundle, headed, option, section
-from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, trace_argument
+from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
@@ -39,6 +40,7 @@ _SAID = {
     "damaged": "damaged",
 }
 _MOST_ALIKE = 3  # unverifiable episodes listed per reason
+_TOLD = 10  # differing episodes that are printed one by one
 
 
 comparison_options = bundle(
@@ -203,11 +205,11 @@ def _told(verdict: Verdict, several: bool) -> str:
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as plain data."""
-    difference = None if verdict.difference is None else difference_as_json(verdict.difference)
+    difference = None if verdict.difference is None else _difference(verdict.difference)
     return {**vars(verdict), "difference": difference}
 
 
-def difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference(difference: Difference) -> dict[str, Any]:
     """Return a difference as plain data; text for values that JSON lacks."""
     values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
     return difference._asdict() | values
@@ -220,3 +222,67 @@ def _jsonable(value: Any) -> Any:
     except (TypeError, ValueError):
         return shown(value, 1000)
     return value
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------
+
+
+@headed("diff")
+@click.argument("first", metavar="A", type=TraceDirectory())
+@click.argument("second", metavar="B", type=TraceDirectory())
+@selection_options
+@section("Comparison", comparison_options)
+@section("Output", json_option)
+def diff(first: str, second: str, selection: Selection, comparison: dict[str, Any], as_json: bool) -> int:
+    """Compare the episodes of traces A and B, bit for bit.
+    Exit code: 0 same, 3 different.
+
+    If no episode matches, their statistics are shown side by side.
+
+    \b
+    gym-trace diff traces/before traces/after --ignore infos
+    """
+    a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
+    if not (selection.is_all or len(a) or len(b)):
+        of = f"{show.count(len(a.whole))} in A and {show.count(len(b.whole))} in B"
+        raise TraceError(f"no episode matches, of {of}")
+    places = a.chosen.tolist()
+    differing, same, both = [], 0, max(1, min(len(a), len(b)))
+    with ProgressLine() as line:
+        for number, found in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
+            if found.difference is None:
+                same += 1
+            else:
+                differing.append((places[found.index], found.difference))
+            line.update_count(number, both, "episode")
+    identical = same == len(a) == len(b)
+    summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
+    if as_json:
+        told = [{"index": index, **_difference(difference)} for index, difference in differing]
+        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": told}
+        show.json_line(said | ({"summaries": summaries} if summaries else {}))
+    else:
+        shown = differing[: 1 if summaries else _TOLD]
+        for index, difference in shown:
+            click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
+        if len(differing) > len(shown):
+            click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
+        if len(a) != len(b) or same + len(differing) < both:
+            click.echo(f"A has {show.count(len(a), 'episode')}, B has {show.count(len(b))}")
+        if summaries:
+            _print_side_by_side(*summaries)
+        else:
+            verdict = "identical" if identical else f"of which {show.count(same)} are the same"
+            click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
+    return FINE if identical else DIFFERS
+
+
+def _print_side_by_side(*summaries: dict[str, Any]) -> None:
+    rows = [[name, *(show.count(summary[name]) for summary in summaries)] for name in ("episodes", "steps")]
+    for what in ("return", "length"):
+        for name in ("mean", "std", "min", "median", "max"):
+            rows.append([f"{what} {name}", *(show.number((summary[what] or {}).get(name)) for summary in summaries)])
+    for outcome in dict.fromkeys(name for summary in summaries for name in summary["outcomes"]):
+        rows.append([outcome, *(show.count(summary["outcomes"].get(outcome, 0)) for summary in summaries)])
+    click.echo("no episode is the same; as different runs:")
+    show.table(["", "A", "B"], rows)

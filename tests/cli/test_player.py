@@ -303,7 +303,7 @@ def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
     trace = record(tmp_path, painted(length=40), 3)
     told: list[Any] = []
     monkeypatch.setattr(Player, "told", lambda self, verdict: told.append(verdict.index))
-    _, scripted = played(trace, [], meanwhile=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
+    _, scripted = played(trace, [], unasked=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
     assert "episode 0" in scripted.screens[0]
     assert "playing it again" in scripted.screens[0]
     assert "episode 1" in scripted.screens[-1]
