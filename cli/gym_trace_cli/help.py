@@ -89,10 +89,11 @@ def bundle(name: str, make: Callable[..., Any], *options: _Decorator, also: Sequ
             values[name] = make(**{own_name: values.pop(own_name) for own_name in own})
             return command(*args, **values)
 
-        before = len(getattr(bundling, "__click_params__", ()))
+        params = bundling.__dict__.setdefault("__click_params__", [])
+        before = len(params)
         for option in reversed(options):
             option(bundling)
-        own += (param.name for param in bundling.__click_params__[before:])  # type: ignore[attr-defined]
+        own += (param.name for param in params[before:])
         return bundling
 
     return decorate

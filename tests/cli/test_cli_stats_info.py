@@ -56,10 +56,6 @@ def cartpole(tmp_path: Path) -> Path:
     return tmp_path / "cartpole"
 
 
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "draws", lambda: True)
-
-
 # -- stats ------------------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +69,7 @@ def test_stats_prints_plain_lines_without_a_terminal(cartpole: Path) -> None:
 
 
 def test_stats_draws_on_a_terminal(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _terminal(monkeypatch)
+    monkeypatch.setattr(show, "draws", lambda: True)
     monkeypatch.chdir(cartpole.parent)
     lines = _output("stats", cartpole.name, "--columns").splitlines()
     (curve,) = (line for line in lines if line.startswith("return over time"))
@@ -86,9 +82,7 @@ def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     rows = np.array([[1, np.nan], [np.inf, 2]])
     script = [(rows[0], [Told(rows[1], float("nan"), True)])]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(1)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     summary = _json("stats", tmp_path, "--columns", "--by", "outcome")
     assert summary["return"]["nan"] == 1
     assert summary["groups"]["terminated"]["observations"][0]["dimensions"][1]["nan"] == 1
@@ -97,9 +91,7 @@ def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
 def test_stats_shows_nan_beside_the_moments(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     script = [(np.array([np.nan]), [Told(np.array([2.0]), float("nan"), True)])]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(1)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "return: left out 1 episode with NaN" in output.splitlines()
     assert any(line.split() == ["count", "mean", "std", "min", "max", "nan"] for line in output.splitlines())
@@ -130,7 +122,7 @@ def test_stats_says_that_frames_were_filtered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--columns"], ["--by", "outcome", "--columns"]])
 def test_stats_of_an_empty_trace(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
-    _terminal(monkeypatch)
+    monkeypatch.setattr(show, "draws", lambda: True)
     assert "episodes  0" in _output("stats", tmp_path, *options)
 
 
@@ -138,10 +130,7 @@ def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
     space = spaces.Dict({"state": spaces.Discrete(1000), "wide": spaces.Box(0, 1, (100,), np.float64)})
     steps = [Told({"state": i, "wide": np.zeros(100)}, terminated=i == 99) for i in range(100)]
     script = [({"state": 500, "wide": np.zeros(100)}, steps)]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        for _ in range(100):
-            env.step(0)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     lines = _output("stats", tmp_path, "--columns").splitlines()
     (others,) = (line.split() for line in lines if " others " in line)
     assert others == ["observations/state", "81", "others", "81", "80.2%"]
@@ -151,9 +140,7 @@ def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:observations")
 def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> None:
     script = [(0, [Told("text", "reward", terminated=True)])]
-    with TraceRecordingWrapper(ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(0)
+    _record(tmp_path, ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
     assert "rewards: 1 left out, no numbers" in output
@@ -166,10 +153,8 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(
     script = [({ESCAPE: ESCAPE}, [Told({ESCAPE: "\ud800"}, terminated=True)])]
     env = ScriptedEnv(space, spaces.Discrete(2), script)
     env.render_mode = ESCAPE
-    with TraceRecordingWrapper(env, tmp_path, split=ESCAPE, metadata={ESCAPE: [ESCAPE]}) as recorded:
-        recorded.reset()
-        recorded.step(0)
-    _terminal(monkeypatch)
+    _record(tmp_path, env, 1, split=ESCAPE, metadata={ESCAPE: [ESCAPE]})
+    monkeypatch.setattr(show, "draws", lambda: True)
     for arguments in (["stats", "--columns", "--by", "split"], ["info"]):
         output = _output(*arguments, tmp_path)
         assert "red" in output

@@ -77,8 +77,7 @@ def record(env: Any, directory: Path, episodes: int, steps: int = 60, seeded: An
         else:
             recorder.reset(seed=episode if seeded and episode % seeded == 0 else None)
         for _ in range(steps):
-            _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
-            if terminated or truncated:
+            if any(recorder.step(recorder.action_space.sample())[2:4]):
                 break
     recorder.close()
     return directory
