@@ -25,7 +25,7 @@ from gym_trace.reading.episode_scan import arrays_of, scan_content
 from gym_trace.reading.episode_table import EpisodeTable
 from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.reading.writer_reader import Extent, WriterReader
-from gym_trace.selecting.choice import chosen_rows
+from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage, Storage

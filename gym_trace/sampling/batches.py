@@ -149,7 +149,8 @@ class Batches:
     def _made(self, rows: Rows) -> Items:
         made = self._make(rows, self._order.seed)
         if not made.items:
-            raise InvalidOption(f"{self.trace.directory}: nothing to sample; every episode is too short")
+            problem = "no episode is long enough" if len(self.trace.episodes) else "the trace or view has no episodes"
+            raise InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
         return made
 
     def _weighted(self, made: Items) -> None:

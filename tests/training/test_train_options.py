@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gym_trace_cli.environments import NamedEnvironment
-from gym_trace_cli.training.named import environment_of, trust_of
+from gym_trace_cli.train import environment_of, trust_of
 from shell import run
 
 import gym_trace
