@@ -138,7 +138,7 @@ def test_videos_that_a_trace_would_have_recorded_are_not(
     [
         *("builtins:dict", "os:system", "subprocess:Popen", "gymnasium:make", "gymnasium:wrappers.RecordVideo"),
         *("gymnasium.wrappers:TransformObservation", "gymnasium.wrappers.vector:FlattenObservation"),
-        *("someone:W", "nothing", "os:nothing"),
+        *("someone:W", "someone:TimeLimit", "nothing", "os:nothing"),
     ],
 )
 def test_a_wrapper_that_is_not_known_to_be_harmless_is_asked_for(forge: Forge, name: str) -> None:

@@ -133,8 +133,13 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         dying(LocalStorage, method)
 
 
-def test_a_death_at_any_moment_leaves_the_trace_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_bytes", [None, 1000], ids=["one chunk", "several chunks"])
+def test_a_death_at_any_moment_leaves_the_trace_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int | None
+) -> None:
     half_written(tmp_path / "t", monkeypatch)
+    if most_bytes is not None:
+        monkeypatch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: most_bytes)
     before = held(tmp_path / "t")
     for number in itertools.count():
         place = tmp_path / str(number)

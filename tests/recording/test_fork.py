@@ -121,6 +121,31 @@ if child:
     assert len(open_trace(tmp_path / "t").writers) == 8
 
 
+def test_a_step_between_the_preparation_of_a_fork_and_the_fork_leaves_a_gap_in_the_child(tmp_path):
+    script = """
+env = None
+os.register_at_fork(before=lambda: env is None or steps(env, 1))  # runs after the hook of the recorder
+from gym_trace.recording import process_safety
+env = start()
+env.reset()
+steps(env, 3)
+if not (child := os.fork()):
+    env.unwrapped.branch = 1
+    steps(env, 3)
+    env.close()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    preamble, rest = _PREAMBLE.replace("from gym_trace import TraceRecordingWrapper\n", ""), script
+    rest = rest.replace("env = start()", "from gym_trace import TraceRecordingWrapper\nenv = start()", 1)
+    command = [sys.executable, "-W", "error", "-c", preamble + rest, str(tmp_path / "t")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for episode in open_trace(tmp_path / "t"):
+        times = episode.observations[:, 3].astype(int)
+        assert (times == episode.first_step + np.arange(len(episode) + 1)).all()
+
+
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "env.close()"])
 def test_a_child_that_takes_no_step_writes_no_file(tmp_path, end):
     script = f"""

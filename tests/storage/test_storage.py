@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -139,6 +140,21 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
         staged.write_text("new")
         assert target.read_text() == "old"
     assert (target.read_text(), os.listdir(tmp_path)) == ("new", ["report.json"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of descriptors")
+def test_without_file_descriptors_the_holder_of_a_lock_is_an_error_and_not_unknown(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    file = storage.create("w.manifest.jsonl", lock=True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            storage.holder("w.manifest.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert storage.holder("w.manifest.jsonl") == "this process"
+    file.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
