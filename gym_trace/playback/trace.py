@@ -41,9 +41,7 @@ _CACHE_BYTES = 1 << 30  # of decoded rows
 
 
 def scan_recorded_traces(
-    directory: TraceLike,
-    episode_cb: EpisodeCallback | None = None,
-    max_episodes: int | None = None,
+    directory: TraceLike, episode_cb: EpisodeCallback | None = None, max_episodes: int | None = None
 ) -> int:
     """Call a function with the arrays of each recorded episode, in the order of the trace.
 

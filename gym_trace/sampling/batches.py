@@ -90,13 +90,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        trace: Recorded,
-        order: Order,
-        make: Make,
-        store: Store,
-        plan: Plan | None,
-        on_damage: OnDamage | None,
+        self, trace: Recorded, order: Order, make: Make, store: Store, plan: Plan | None, on_damage: OnDamage | None
     ):
         """plan: plan of the trace; None: it may be empty so far. on_damage: called with skipped damage; None: raise it.
 

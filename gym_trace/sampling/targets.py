@@ -1,8 +1,8 @@
 """Value targets of batches of windows: returns to go, GAE, n-step returns, V-trace.
 
-Arrays are as trace.windows() gives them: rewards, terminations, truncations and mask (batch, steps); values, of the
-observations, (batch, steps + 1). What is not a step (mask False) gets 0. A value is bootstrapped from where a window
-ends, and where an episode was truncated, but not where it was terminated. Sums are float64.
+Arrays are those of trace.windows(): rewards, terminations, truncations and mask (batch, steps); values of the
+observations (batch, steps + 1). Results are 0 where mask is False. Values are bootstrapped at the end of a window and
+after a truncation, but not after a termination. Sums are float64.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import batch_number, find_writers
 from gym_trace.format.manifest import FAILED
 from gym_trace.model.layout import PlainSpace, layout_of
@@ -94,7 +93,17 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
         "bytes": writer.size,
-        "batches": [_describe_batch(batch) for batch in writer.batches],
+        "batches": [
+            {
+                "file": batch.name,
+                "sealed": batch.sealed,
+                "bytes": batch.size,
+                "chunks": len(batch.chunks),
+                "steps": int(batch.fragments["steps"].sum()),
+                "torn": batch.torn,
+            }
+            for batch in writer.batches
+        ],
         "ring_steps": 0 if writer.tail.batch is None else int(writer.tail.batch.fragments["steps"].sum()),
         "pending": _pending(writer),
     }
@@ -109,17 +118,6 @@ def _pending(writer: WriterReader) -> list[dict[str, Any]]:
         {"episode": one.episode, "lane": one.lane, "step": one.step, "action": shown(one.action(layout), 200)}
         for one in writer.pending
     ]
-
-
-def _describe_batch(batch: BatchReader) -> dict[str, Any]:
-    return {
-        "file": batch.name,
-        "sealed": batch.sealed,
-        "bytes": batch.size,
-        "chunks": len(batch.chunks),
-        "steps": int(batch.fragments["steps"].sum()),
-        "torn": batch.torn,
-    }
 
 
 def state_of(writer: WriterReader) -> str:

@@ -120,9 +120,7 @@ def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytes
     decoded: list[int] = []
     decode = stream.Stream._decoded
     monkeypatch.setattr(
-        stream.Stream,
-        "_decoded",
-        lambda self, cut, group: decoded.append(len(group)) or decode(self, cut, group),
+        stream.Stream, "_decoded", lambda self, cut, group: decoded.append(len(group)) or decode(self, cut, group)
     )
     for worker in range(4):
         batches = windows(trace, 2, cache=None, cache_bytes=9999)

@@ -336,9 +336,7 @@ def test_moments_skip_and_count_nan_and_infinities(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:observations")
-def test_values_outside_their_space_are_used_if_numeric_and_else_counted(
-    tmp_path: Path,
-) -> None:
+def test_values_outside_their_space_are_used_if_numeric_and_else_counted(tmp_path: Path) -> None:
     space = spaces.Box(-9, 9, (2,), np.float32)
     fits = np.array([1, 2], np.float32)
     wide, odd = np.array([3.0, 4.0]), np.zeros(3)  # another dtype; another shape
