@@ -85,8 +85,8 @@ class Result(NamedTuple):
 @functools.cache
 def import_all() -> None:
     """What commands and importers import when they are called: once, and not in the process of every forgery."""
-    for module, _ in COMMANDS.values():
-        importlib.import_module(module)
+    for module, *_ in COMMANDS.values():
+        importlib.import_module(f"gym_trace_cli.{module}")
     for name in importers():
         with contextlib.suppress(MissingExtra):
             importer_named(name, {})
