@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from gymnasium import spaces, vector
 from zoo import bits, row_bits
 
 from gym_trace import check_trace, open_trace
+from gym_trace.errors import TraceError
+from gym_trace.model.packing import pack
 
 if not hasattr(vector, "AutoresetMode"):
     pytest.skip("vector environments need gymnasium 1.1", allow_module_level=True)
@@ -193,6 +196,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.size > 1000:
         return value.shape, value.tobytes()
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
+    """Return everything but the times of every part, sorted by episode. lane: None for all."""
+    names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome")
+    parts = []
+    for part in trace:
+        if lane in (None, part.lane):
+            found = {name: plain(getattr(part, name)) for name in names} | {"annotations": pack(dict(part.annotations))}
+            found |= {name: bits(getattr(part, name)) for name in ARRAYS}
+            with contextlib.suppress(TraceError):  # no infos
+                found["infos"] = plain(part.infos)
+            parts.append(found)
+    return sorted(parts, key=lambda part: (part["episode_id"], part["first_step"]))
 
 
 def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:

@@ -317,7 +317,7 @@ def _demand_room(slab_bytes: int) -> None:
 
 
 class LaneFilters:
-    """Calls filters in the caller's thread, so that their exceptions reach the caller.
+    """Call filters in the caller's thread, so that their exceptions reach the caller.
 
     An episode gets its id when its filter is called. If that raises, or anything after it, the id is not used again.
     """
@@ -327,19 +327,19 @@ class LaneFilters:
         self.forget()
 
     def forget(self) -> None:
-        """Resets the state: no lane is known, and no episode has begun."""
+        """Reset the state: no lane is known, and no episode has begun."""
         self._lanes, self._episodes = np.zeros(self._count, LANE), 0
 
     def continue_run(self, run: LaneState) -> None:
-        """Takes over the state of another recorder."""
+        """Take over the state of another recorder."""
         self._lanes, self._episodes = run.lanes.copy(), run.episodes
 
     def lose_track(self) -> None:
-        """Marks all lanes as unknown until an episode begins."""
+        """Mark all lanes as unknown until an episode begins."""
         self._lanes["open"] = self._lanes["pending"] = False
 
     def reset(self, lanes: Array) -> Array:
-        """The ids of the episodes that begin in lanes; -1 for those that are not to be recorded."""
+        """Return the ids of the episodes that begin in lanes; -1 for those that are not recorded."""
         new = np.zeros(len(lanes), LANE)
         ids = self._ids(len(lanes))
         new["open"], new["skipped"] = True, ids < 0
@@ -347,9 +347,9 @@ class LaneFilters:
         return ids
 
     def step(self, rewards: Any, ended: Array) -> tuple[Array, Array]:
-        """For each lane, the id of the recorded episode that begins with a step, or -1; and whether the step is kept.
+        """Return for each lane the id of the recorded episode that begins with a step, or -1; and True for kept steps.
 
-        rewards: of the lanes. ended: whether they say that an episode is over.
+        ended: True for lanes whose step reports the end of an episode.
         """
         lanes = self._lanes
         known, resets, open_, pending = after_step(self._mode, lanes["open"], lanes["pending"], ended)

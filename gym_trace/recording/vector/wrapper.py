@@ -227,15 +227,11 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations of a step", error)
             return result
-        ids: Array | None = None
-        kept: Array | None = None
+        ids = kept = finals = step_infos = reset_infos = None
         if recorder.filters is not None:
             ids, kept = recorder.filters.step(rewards, terminated | truncated)
-        finals: tuple[Array, list[Rows]] | None = None
-        step_infos: list[bytes] | None = None
-        reset_infos: list[bytes] | None = None
+        ended: list[int] = []
         try:
-            ended: list[int] = []
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
                 finals = self._finals(observations, infos, ended) if ended else None
@@ -250,13 +246,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
             return result
-        more = More({}, None, finals, step_infos, reset_infos, notes or {}, ids, kept)  # the next notes are not this {}
+        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
         asked = recorder.asked() or []
         recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
         return result
 
     def close(self, **kwargs: Any) -> None:
-        """Saves the trace, then closes the environment. Closing twice is fine."""
+        """Save the trace, then close the environment. Closing twice is fine."""
         if "_recorder" not in self.__dict__:  # it could not be made, and Gymnasium before 1.3 closes what is collected
             return
         try:
@@ -290,19 +286,19 @@ class TraceRecordingVectorWrapper(_Wrapper):
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
     def _cannot_tell(self, what: str, error: Exception) -> None:
-        """Says that a step or reset cannot be recorded, which is taken as an exception that came out of it."""
+        """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
         raise_if_of_signal(error)
         self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
-        """The lanes that a mask is true for."""
+        """Return the lanes for which a mask is true."""
         flags = np.asarray(plain_array(mask))
         if flags.size != self._count:
             raise ValueError(f"{flags.size} flags for {self._count} lanes")
         return np.flatnonzero(flags)
 
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
-        """The last observations of lanes that were reset in the same step."""
+        """Return the last observations of lanes that were reset in the same step."""
         lanes = np.array(ended)
         finals = last_of(infos, FINAL_OBSERVATION, self._count)
         if finals is None:
@@ -313,7 +309,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return lanes, self._observations.batch(finals, lanes, self._count)
 
     def _rewards(self, values: Any) -> Array:
-        """Rewards as an array with a row for each lane."""
+        """Return rewards as an array with a row for each lane."""
         values = self._recorder.plain("rewards", values)
         try:
             rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
@@ -324,7 +320,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return rewards
 
     def _packed_rewards(self, rewards: Array) -> Rows:
-        """A copy of rewards as rows."""
+        """Return a copy of rewards as rows."""
         if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
             room = self._recorder.reward_room(rewards.dtype)
             room[...] = plain_array(rewards)
@@ -334,7 +330,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
     def _packed_infos(self, infos: Any, used: Iterable[int], count: int) -> list[bytes]:
-        """The infos of count lanes as MessagePack; nothing for lanes that are not used."""
+        """Return the infos of count lanes as MessagePack; empty for lanes that are not used."""
         packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             by_lane = infos_by_lane(infos, count, self._info_keys, finals)

@@ -18,7 +18,7 @@ from gym_trace.ring.lanes.autoreset import SAME_STEP, after_steps
 from gym_trace.ring.lanes.contents import Contents, Steps, by_lane, inserted
 from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
 from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
-from gym_trace.ring.log import STEP, entries
+from gym_trace.ring.log import STEP, headers, places
 from gym_trace.ring.memory import MOST_SLAB_BYTES
 from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Columns, Rows, Segment, size_of
@@ -39,8 +39,8 @@ class LaneDecoder:
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
         """Return the number of complete steps in a slab, and of complete entries in its log."""
-        kinds = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
-        return kinds.count(STEP), len(kinds)
+        log = headers(memoryview(slab), places(slab, self._layout.log, len(slab), sequence))
+        return int((log["kind"] == STEP).sum()), len(log)
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None

@@ -75,7 +75,7 @@ class LaneSlab:
     arrays with the form of the columns, and return False for all others.
 
     Args:
-        state: state of the lanes; None if unknown.
+        state: packed state of the lanes; empty if unknown.
         put: put_batches(), or its C version.
         payloads: payloads of the slab before.
 
