@@ -273,7 +273,7 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from gym_trace.formats.rllib.importing import unpacked
 
-    monkeypatch.setattr("gym_trace.model.containers.MAX_CONTAINERS", 1000)
+    monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
     with pytest.raises(UnreadableRecording, match="lists and maps"):
         unpacked(b"\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000)
 
