@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -57,6 +58,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument is invalid.
     """
+
+    directory: Path
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             self._begin(upcoming, *result)
         return result
 
-    def step(self, action: Any) -> _Result:
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment and record the step.
 
         If it raises, including Ctrl-C, the state of the environment is unknown: the following steps are another part
