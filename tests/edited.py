@@ -1,4 +1,4 @@
-"""What is in a trace, to be compared with what is in one that was made of it."""
+"""Contents of a trace, to compare with those of a trace made from it."""
 
 from __future__ import annotations
 

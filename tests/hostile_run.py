@@ -68,7 +68,7 @@ COMMAND_LINES = (
 
 
 class Result(NamedTuple):
-    """What came of a forgery.
+    """Result of reading a forgery.
 
     said: outcomes with how often, or what went wrong. acted: what has changed that was not to.
     """
@@ -84,7 +84,7 @@ class Result(NamedTuple):
 
 @functools.cache
 def import_all() -> None:
-    """What commands and importers import when they are called: once, and not in the process of every forgery."""
+    """Import once what commands and importers need, and not in the process of every forgery."""
     for module, *_ in COMMANDS.values():
         importlib.import_module(f"gym_trace_cli.{module}")
     for name in importers():
@@ -121,7 +121,7 @@ def _measured(name: str, place: Place, sound: Path, lines: tuple[tuple[str, ...]
 
 
 def _in_a_process(work: Callable[[], Any]) -> tuple[Any, Any]:
-    """What a forked process makes of it, and what it took; how it ended, if it said nothing."""
+    """Return the result of work in a forked process, or how it ended without one, and its resource usage."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
