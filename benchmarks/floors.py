@@ -17,8 +17,7 @@ import zstandard
 from contestants import Contestant
 
 from gym_trace import open_trace
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.columns import ZSTD
+from gym_trace.format.columns import ZSTD, decode
 
 RING_BYTES = 64 << 20  # of observations, more than a processor's cache
 RING_ROWS = 1024  # at most

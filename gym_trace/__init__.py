@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gym_trace.collecting.rollout import record_episodes
     from gym_trace.formats.exporting import export
     from gym_trace.formats.importing import import_trace
-    from gym_trace.formats.legacy.results import load_results
+    from gym_trace.formats.legacy.monitor import load_results
     from gym_trace.integrity.repair import check_trace, repair_trace
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.diff import diff_traces
     from gym_trace.replay.replay_env import ReplayEnv
     from gym_trace.replay.verify import verify_trace
-    from gym_trace.sampling.transitions import Hindsight
+    from gym_trace.sampling.items import Hindsight
     from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
     from gym_trace.training.api import train
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 # Imported on first access, so that "gym-trace --help" does not import gymnasium.
 _HOMES = {
     "Episode": "gym_trace.model.episode",
-    "Hindsight": "gym_trace.sampling.transitions",
+    "Hindsight": "gym_trace.sampling.items",
     "ReplayEnv": "gym_trace.replay.replay_env",
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
@@ -42,7 +42,7 @@ _HOMES = {
     "diff_traces": "gym_trace.replay.diff",
     "export": "gym_trace.formats.exporting",
     "import_trace": "gym_trace.formats.importing",
-    "load_results": "gym_trace.formats.legacy.results",
+    "load_results": "gym_trace.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
     "record_episodes": "gym_trace.collecting.rollout",
     "repair_trace": "gym_trace.integrity.repair",

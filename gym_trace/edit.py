@@ -5,9 +5,9 @@ from __future__ import annotations
 from gym_trace.editing.annotate import annotate_trace as annotate
 from gym_trace.editing.compact import compact_trace as compact
 from gym_trace.editing.drop import drop_columns as drop
-from gym_trace.editing.filter import filter_trace as filter
-from gym_trace.editing.merge import merge_traces as merge
-from gym_trace.editing.split import split_trace as split
+from gym_trace.editing.episodes import filter_trace as filter
+from gym_trace.editing.episodes import merge_traces as merge
+from gym_trace.editing.episodes import split_trace as split
 from gym_trace.editing.writer_copy import EditReport
 
 __all__ = ["EditReport", "annotate", "compact", "drop", "filter", "merge", "split"]

@@ -1,4 +1,4 @@
-"""What tests ask about runs of several processes."""
+"""Queries about runs of several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a trace, every column as a hash: the same document as tests/node_reader prints, by way of gym_trace.
+"""Contents of a trace, every column as a hash: the document that tests/node_reader prints, made with gym_trace.
 
 Rows of one dtype and shape are hashed as their bytes. Other columns are hashed as the canonical text of a list of
 values (values.mjs has the same): JSON in which numbers are the bits of the float64 of their value.

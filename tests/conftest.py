@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, and a process that never opens a window."""
+"""Shared by all tests: hypothesis profiles, and a process that never opens a window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import hypothesis
 import pytest
 
-collect_ignore = ["strangers", "interop"]  # which have environments of their own: make strangers, test-interop
+collect_ignore = ["strangers", "interop"]  # they need environments of their own: make strangers, make test-interop
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -28,14 +28,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "hunt", max_examples=400, deadline=None, suppress_health_check=_QUIET, print_blob=True
 )
-# Whoever runs us in the background may have had us ignore Ctrl-C, and so would all that we start.
+# A caller that runs us in the background may have made us ignore Ctrl-C, which our processes would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_finish() -> None:
-    """What all tests are made of is there to stay: whoever collects garbage need not look at it."""
+    """Exempt the imported modules from garbage collection: they stay until the end."""
     gc.freeze()
 
 

@@ -144,7 +144,7 @@ def _import_all() -> None:
 
     import gym_trace
 
-    commands = [module for module, _ in COMMANDS.values()]
+    commands = [f"gym_trace_cli.{module}" for module, *_ in COMMANDS.values()]
     for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

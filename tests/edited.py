@@ -1,4 +1,4 @@
-"""What is in a trace, to be compared with what is in one that was made of it."""
+"""Contents of a trace, to compare with those of a trace made from it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.model.packing import pack_lenient
 
 Key = tuple[str, int, int]
+SAMPLES = sorted((Path(__file__).parents[1] / "sample_traces").glob("format-*/*"))
 
 
 def contents(directory: Path) -> dict[Key, dict[str, Any]]:

@@ -34,7 +34,7 @@ from zoo import CountingEnv
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, summarize
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
-from gym_trace.formats.legacy.results import load_results
+from gym_trace.formats.legacy.monitor import load_results
 from gym_trace.model.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.statistics.describe import describe, progress_of
 
@@ -315,7 +315,7 @@ def _compacted(directory: Path) -> Path:
         apart = directory / f"one-{number}"
         record(apart, uid=f"w{number}")
         shutil.copytree(apart, directory / "several", dirs_exist_ok=True)
-    with mock.patch("gym_trace.editing.pieces.SMALL_CHUNK", 1000):
+    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 1000):
         edit.compact(directory / "several", directory / "compacted")
     (batch,) = (directory / "compacted").glob("*.gtb")
     return batch

@@ -271,7 +271,7 @@ def an_environment_id_that_imports_a_module(place):
 
 @forgery
 def an_entry_point_that_runs_a_command(place):
-    place.environment(id="Nobody-v0", entry_point="os:system", kwargs={"command": "touch acted"})
+    place.environment(id="Unknown-v0", entry_point="os:system", kwargs={"command": "touch acted"})
 
 
 @forgery

@@ -34,10 +34,10 @@ from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 
 from gym_trace import import_trace, open_trace, verify_trace
 from gym_trace.errors import MissingExtra, TraceError
-from gym_trace.format import column_decoder as decoding
+from gym_trace.format import columns as decoding
 from gym_trace.format import manifest, wire
 from gym_trace.formats.registry import importer_named, importers
-from gym_trace.model import containers, packing
+from gym_trace.model import packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
@@ -68,7 +68,7 @@ COMMAND_LINES = (
 
 
 class Result(NamedTuple):
-    """What came of a forgery.
+    """Result of reading a forgery.
 
     said: outcomes with how often, or what went wrong. acted: what has changed that was not to.
     """
@@ -84,9 +84,9 @@ class Result(NamedTuple):
 
 @functools.cache
 def import_all() -> None:
-    """What commands and importers import when they are called: once, and not in the process of every forgery."""
-    for module, _ in COMMANDS.values():
-        importlib.import_module(module)
+    """Import once what commands and importers need, and not in the process of every forgery."""
+    for module, *_ in COMMANDS.values():
+        importlib.import_module(f"gym_trace_cli.{module}")
     for name in importers():
         with contextlib.suppress(MissingExtra):
             importer_named(name, {})
@@ -121,7 +121,7 @@ def _measured(name: str, place: Place, sound: Path, lines: tuple[tuple[str, ...]
 
 
 def _in_a_process(work: Callable[[], Any]) -> tuple[Any, Any]:
-    """What a forked process makes of it, and what it took; how it ended, if it said nothing."""
+    """Return the result of work in a forked process, or how it ended without one, and its resource usage."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -152,7 +152,7 @@ def _read(place: Place, sound: Path, lines: tuple[tuple[str, ...], ...]) -> list
     signal.signal(signal.SIGPROF, _too_slow)
     # A million episodes, or lists, take their time, honest or not: limits are a fraction here, and so is the time.
     wire.TABLE_ROWS >>= 4
-    for module in (containers, decoding, manifest, packing):
+    for module in (decoding, manifest, packing):
         module.MAX_CONTAINERS >>= 6  # type: ignore[attr-defined]
     sys.stdin = open(os.devnull)  # noqa: SIM115
     failures: list[str] = []

@@ -260,13 +260,13 @@ def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -
     return verdict
 
 
-NOBODY = "nobody"  # id of a writer without a diary
+WITHOUT_DIARY = "other"  # id of a writer
 
 
 def judged(trace: Trace, diaries: dict[str, Path], kind: str) -> Verdict:
     """Compare a trace with diaries, by writer id; the diary of a forked child has the key "child"."""
     verdict = Verdict()
-    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != NOBODY]]
+    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != WITHOUT_DIARY]]
     if kind.startswith("lanes-"):
         path = diaries["w"]
         return compared_lanes(trace, path, kind.removeprefix("lanes-"))

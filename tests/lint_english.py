@@ -30,7 +30,8 @@ _UNITS = (
 # Rules for any text: pattern, and what to write instead.
 PHRASES = [
     (r"\b(?:whoever|whomever|whosoever)\b", "name the role: user, caller, process"),
-    (r"\b(?:somebody|nobody|strangers?'?s?)\b", "name the role: user, caller, no process, untrusted"),
+    (r"\b(?:somebody|nobody)\b", "name the role: user, caller, no process"),
+    (r"(?<!make )(?<!\")\bstrangers?\b(?![\"/])", "untrusted, third-party"),
     (r"\b(?:whereof|wherein|whereby|lest)\b", "use plain words"),
     (r"\b(?:anew|meanwhile)\b", "again, from scratch, since then"),
     (r"[,;] besides\b|\bbesides[.:;)]|\bbesides$", "also"),

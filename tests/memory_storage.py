@@ -1,18 +1,18 @@
-"""A storage that touches no file system."""
+"""A storage that touches no file system, with locks and mappings; places are found by their names."""
 
 from __future__ import annotations
 
 import os
 
 from gym_trace.errors import TraceNotFound
-from gym_trace.storage.memory import MemoryAppender, MemoryReader
+from gym_trace.storage import memory
 from gym_trace.storage.protocol import Holder
 
 _places: dict[str, dict[str, bytearray]] = {}
 _held: set[tuple[str, str]] = set()
 
 
-class MemoryStorage:
+class MemoryStorage(memory.MemoryStorage):
     def __init__(self, root: str | os.PathLike[str]):
         self.root = os.fspath(root)
 
@@ -23,7 +23,7 @@ class MemoryStorage:
         return hash(self.root)
 
     @property
-    def files(self) -> dict[str, bytearray]:
+    def _files(self) -> dict[str, bytearray]:
         if self.root not in _places:
             raise TraceNotFound(f"{self.root}: no such place")
         return _places[self.root]
@@ -34,53 +34,21 @@ class MemoryStorage:
     def make(self) -> None:
         _places.setdefault(self.root, {})
 
-    def names(self) -> list[str]:
-        return list(self.files)
-
-    def size(self, name: str) -> int:
-        return len(self._file(name))
-
-    def allocated(self) -> int:
-        return sum(map(len, self.files.values()))
-
-    def open(self, name: str, holes: int = 0) -> MemoryReader:
-        return MemoryReader(bytes(self._file(name)))
-
     def create(self, name: str, lock: bool = False) -> LockedAppender:
-        if name in self.files:
-            raise FileExistsError(name)
-        self.files[name] = bytearray()
-        return LockedAppender(self.files[name], (self.root, name) if lock else None)
+        super().create(name)
+        return LockedAppender(self._files[name], (self.root, name) if lock else None)
 
     def reopen(self, name: str, locked: bool = False) -> LockedAppender | None:
-        file, key = self._file(name), (self.root, name)
-        return None if locked and key in _held else LockedAppender(file, key if locked else None)
+        self.size(name)
+        key = (self.root, name)
+        return None if locked and key in _held else LockedAppender(self._files[name], key if locked else None)
 
     def map(self, name: str, content: bytes, size: int) -> MemoryMapping:
-        self.files[name] = bytearray(content.ljust(size, b"\0"))
-        return MemoryMapping(self.files[name])
-
-    def append(self, name: str, data: bytes) -> None:
-        self._file(name).extend(data)
+        self._files[name] = bytearray(content.ljust(size, b"\0"))
+        return MemoryMapping(self._files[name])
 
     def holder(self, name: str) -> Holder | None:
         return "this process" if (self.root, name) in _held else None
-
-    def rename(self, name: str, new: str) -> None:
-        self.files[new] = self._file(name)
-        del self.files[name]
-
-    def remove(self, name: str) -> None:
-        self._file(name)
-        del self.files[name]
-
-    def sync(self) -> None:
-        pass
-
-    def _file(self, name: str) -> bytearray:
-        if name not in self.files:
-            raise FileNotFoundError(name)
-        return self.files[name]
 
 
 class MemoryMapping:
@@ -91,7 +59,7 @@ class MemoryMapping:
         self.memory = memoryview(b"")
 
 
-class LockedAppender(MemoryAppender):
+class LockedAppender(memory.MemoryAppender):
     def __init__(self, data: bytearray, held: tuple[str, str] | None):
         super().__init__(data)
         self._held = held

@@ -18,7 +18,7 @@ Episodes = list[tuple[Any, Any, Any]]
 
 
 def imported(path: Path, target: Path) -> Episodes:
-    """What a scan of the imported trace gives, which check finds nothing wrong with."""
+    """Import a recording, check the trace, and return the arrays of its episodes."""
     import_trace(path, target)
     assert check_trace(target).damages == []
     episodes: Episodes = []
@@ -67,7 +67,7 @@ def rows(observations: Any, steps: int | None = None) -> dict[str, Any]:
 
 
 def results(directory: Path) -> dict[str, Any]:
-    """What load_results gives, but for the list of files."""
+    """Return the result of load_results without the list of files."""
     found = load_results(directory)
     assert all(Path(path).parent == directory for path in found["manifests"])
     return {key: value for key, value in found.items() if key != "manifests"}

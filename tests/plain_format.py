@@ -15,8 +15,7 @@ from gym_trace.formats.conformance import Loaded
 from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.model.episode import infos_of
 
 
@@ -25,7 +24,6 @@ class PlainExporter:
     """A file of JSON for each episode."""
 
     name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
     makes: ClassVar[str] = "directory"
     digits: int = 6
 
@@ -33,22 +31,15 @@ class PlainExporter:
         return Plan((), partial(self.write, source), self.how_to_load)
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
-        """What is written of an episode."""
+        """Return the content of the file of an episode."""
         return said
 
     def write(self, source: Source, target: Target) -> None:
         target.staged.joinpath("about.txt").write_text(source.about)
         for number, episode in enumerate(source.trace):
-            said = {
-                "observations": episode.observations,
-                "actions": episode.actions,
-                "rewards": episode.rewards,
-                "terminations": episode.terminations,
-                "truncations": episode.truncations,
-                "infos": infos_of(episode),
-                "annotations": episode.annotations,
-                "identity": source.identity(episode),
-            }
+            names = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
+            said: dict[str, Any] = {name: getattr(episode, name) for name in names}
+            said |= {"infos": infos_of(episode), "identity": source.identity(episode)}
             text = json_text(tagged(self.episode(said)))
             target.staged.joinpath(f"{number:0{self.digits}}.json").write_text(text)
             source.advance(len(episode))
@@ -70,7 +61,6 @@ class PlainImporter:
     """Directories of PlainExporter."""
 
     name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
 
     def recognises(self, path: Path) -> bool:
         return path.joinpath("about.txt").is_file()
@@ -92,53 +82,49 @@ class PlainImporter:
             yield NewEpisode(len(said["rewards"]), [NewSteps(**said)], identity=identity)
 
 
-@dataclass(frozen=True)
+# -- wrong in one way each --------------------------------------------------------------------------------------------
+
+
 class Narrow(PlainExporter):
     """float64 becomes float32."""
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
-        rewards = said["rewards"].astype(np.float32)
-        return {**said, "rewards": rewards}
+        return {**said, "rewards": said["rewards"].astype(np.float32)}
 
 
-@dataclass(frozen=True)
 class Forgetful(PlainExporter):
-    """The last observation is left out."""
+    """The last observation is omitted."""
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
         return {**said, "observations": said["observations"][:-1]}
 
 
-@dataclass(frozen=True)
 class OneFlag(PlainExporter):
-    """What is truncated is terminated."""
+    """Truncated steps become terminated ones."""
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
         done = said["terminations"] | said["truncations"]
         return {**said, "terminations": done, "truncations": np.zeros_like(done)}
 
 
-@dataclass(frozen=True)
 class Leftover(PlainExporter):
-    """Writes beside its place."""
+    """Writes next to its place."""
 
     def write(self, source: Source, target: Target) -> None:
         target.staged.with_name("leftover").write_text("x")
         super().write(source, target)
 
 
-@dataclass(frozen=True)
 class Silent(PlainExporter):
-    """Says nothing of how far it is."""
+    """Reports no progress."""
 
     def write(self, source: Source, target: Target) -> None:
         source.advance = lambda steps: None  # type: ignore[method-assign]
         super().write(source, target)
 
 
-@dataclass(frozen=True)
 class Sorting(PlainExporter):
-    """Has an order of its own."""
+    """Writes in its own order."""
 
     def write(self, source: Source, target: Target) -> None:
         places = sorted(range(len(source.trace)), key=lambda i: int(source.episodes["episode_id"][i]))

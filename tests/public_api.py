@@ -1,4 +1,4 @@
-"""What other people's code and scripts may rely on, as text: names, signatures, attributes, commands, options.
+"""The public interface as text: names, signatures, attributes, commands, options.
 
     python tests/public_api.py > tests/public_api.txt      after a change of them that is meant; PyTorch must be there
 

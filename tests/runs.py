@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from zoo import CountingEnv, ScriptedEnv, Told
@@ -30,8 +34,65 @@ def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
     return said
 
 
+def acted(env: Any, *acts: Any) -> Any:
+    """Call the environment; return it. A string is a method to call, a dict are annotations, all else is an action."""
+    for act in acts:
+        if isinstance(act, str):
+            getattr(env, act)()
+        elif isinstance(act, dict):
+            env.annotate(**act)
+        else:
+            env.step(act)
+    return env
+
+
+def warned(*calls: Callable[[], Any]) -> list[str]:
+    """Make the calls; return their warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for call in calls:
+            call()
+    return [str(warning.message) for warning in caught]
+
+
+def recorder_of(make_env: Callable[[], Any], directory: Path, lanes: int, **options: Any) -> tuple[Any, Any]:
+    """Return a recorded environment, or a vector environment if there are lanes, and its action 0."""
+    if not lanes:
+        return TraceRecordingWrapper(make_env(), directory, **options), 0
+    from vectors import TraceRecordingVectorWrapper
+
+    envs = gymnasium.vector.SyncVectorEnv([make_env] * lanes)
+    return TraceRecordingVectorWrapper(envs, directory, **options), np.zeros(int(lanes), int)
+
+
+def in_a_child(call: Callable[[], Any]) -> None:
+    """Make the call in a forked child, and wait for it."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def batch_reader(path: Path) -> BatchReader:
     return BatchReader(LocalStorage(path.parent), path.name)
+
+
+def chunks_of(path: Path) -> list[tuple[int, int]]:
+    """Return the first and last byte (exclusive) of each chunk."""
+    return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
+
+
+def flip(path: Path, *places: int) -> None:
+    """Flip a bit of a file at each of these places."""
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 0x10
+    path.write_bytes(data)
 
 
 def manifest_entries(directory: Path) -> list[dict[str, Any]]:

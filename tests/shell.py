@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -99,6 +100,15 @@ def ok(*args: object) -> Result:
     result = run(*args)
     assert result.exit_code == 0, result.output
     return result
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON; NaN and Infinity are errors."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def process(*args: object, **kwargs: Any) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from gymnasium import spaces, vector
 from zoo import bits, row_bits
 
 from gym_trace import check_trace, open_trace
+from gym_trace.errors import TraceError
+from gym_trace.model.packing import pack
 
 if not hasattr(vector, "AutoresetMode"):
     pytest.skip("vector environments need gymnasium 1.1", allow_module_level=True)
@@ -21,6 +24,8 @@ if not hasattr(vector, "AutoresetMode"):
 from gym_trace import TraceRecordingVectorWrapper
 
 MODES = list(vector.AutoresetMode)
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 COUNT, STEPS = 3, 22
 SPACES: dict[str, spaces.Space[Any]] = {
     "hollow": spaces.Box(-1, 1, (0,), np.float32),
@@ -87,13 +92,36 @@ def record(env: Any, directory: Path, actions: list[Any], flush_every: int = 7, 
     wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, **options)
     wrapped.reset(seed=11, options={"level": 2})
     for t, action in enumerate(actions):
-        *_, terminations, truncations, _ = wrapped.step(action)
+        step_lanes(wrapped, action, level=3)
         if t % flush_every == flush_every - 1:
             wrapped.flush()
-        over = terminations | truncations
-        if env.metadata["autoreset_mode"] == vector.AutoresetMode.DISABLED and over.any():
-            wrapped.reset(options={"reset_mask": over, "level": 3})
     wrapped.close()
+
+
+def step_lanes(env: Any, actions: Any = None, **options: Any) -> None:
+    """Step all lanes, with zeros by default; reset the finished ones if the environment does not."""
+    *_, terminations, truncations, _ = env.step(np.zeros(COUNT, np.int64) if actions is None else actions)
+    over = np.asarray(terminations) | np.asarray(truncations)
+    if env.metadata["autoreset_mode"] == DISABLED and over.any():
+        env.reset(options={"reset_mask": over, **options})
+
+
+def record_and_check(
+    directory: Path,
+    mode: Any,
+    space: Any,
+    action_space: Any,
+    *,
+    kind: str = "sync",
+    copy: bool = True,
+    flush_every: int = 7,
+    around: Callable[[Any], Any] = lambda env: env,
+) -> None:
+    """Record TellingEnvs, and compare the trace with the expected episodes. around: wraps the vector environment."""
+    env = made(kind, mode, copy, space, action_space)
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    record(around(env), directory, actions, flush_every)
+    check(directory, expected(mode, space, action_space, actions, batch), space, action_space)
 
 
 def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch: Any) -> list[list[dict[str, Any]]]:
@@ -109,7 +137,7 @@ def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch
         begin(seed=11 + lane)
         over = False
         for action in actions:
-            if over and mode == vector.AutoresetMode.NEXT_STEP:
+            if over and mode == NEXT_STEP:
                 begin()
                 over = False
                 continue
@@ -118,7 +146,7 @@ def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch
             episodes[-1]["observations"].append(observation)
             episodes[-1]["steps"].append((own, reward, terminated, truncated, info))
             over = terminated or truncated
-            if over and mode != vector.AutoresetMode.NEXT_STEP:
+            if over and mode != NEXT_STEP:
                 begin()
         lanes.append(episodes)
     return lanes
@@ -170,6 +198,23 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
+ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
+    """Return everything but the times of every part, sorted by episode. lane: None for all."""
+    names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome")
+    parts = []
+    for part in trace:
+        if lane in (None, part.lane):
+            found = {name: plain(getattr(part, name)) for name in names} | {"annotations": pack(dict(part.annotations))}
+            found |= {name: bits(getattr(part, name)) for name in ARRAYS}
+            with contextlib.suppress(TraceError):  # no infos
+                found["infos"] = plain(part.infos)
+            parts.append(found)
+    return sorted(parts, key=lambda part: (part["episode_id"], part["first_step"]))
+
+
 def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
     """Check a trace of TellingEnvs with Box spaces and infos; count its steps by (lane, episode, step).
 
@@ -193,6 +238,15 @@ def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
         assert part.outcome in ("truncated" if cut else "terminated", *(() if over else ("cut", "closed", "lost")))
         steps.update((lane, number, t) for t in times[:-1])
     return steps
+
+
+def said(directory: Path, record_infos: bool = False, **values: Any) -> list[Any]:
+    """Record one step that returns these values; return the episodes of its lanes."""
+    env = TraceRecordingVectorWrapper(Saying(**values), directory, record_infos=record_infos)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    return list(open_trace(directory))
 
 
 class Saying(vector.VectorEnv):  # type: ignore[type-arg]

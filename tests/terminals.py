@@ -21,7 +21,7 @@ _SEQUENCE = re.compile(r"\x1bP.*?\x1b\\|\x1b\\|\x1b\[([0-?]*)[ -/]*([@-~])|\x1b.
 
 
 class Drawn:
-    """What is on the screen of a terminal. Lines are not wrapped, as the player wants it."""
+    """The screen of a terminal. Lines are not wrapped, as the player wants it."""
 
     def __init__(self, columns: int = 80, rows: int = 24):
         self.columns, self.rows = columns, rows
@@ -58,10 +58,8 @@ class Drawn:
 
     @property
     def lines(self) -> list[str]:
-        return [
-            "".join(self._cells.get((row, column), " ") for column in range(self.columns)).rstrip()
-            for row in range(self.rows)
-        ]
+        rows = (("".join(self._cells.get((y, x), " ") for x in range(self.columns))) for y in range(self.rows))
+        return [row.rstrip() for row in rows]
 
     @property
     def text(self) -> str:
@@ -69,9 +67,9 @@ class Drawn:
 
 
 class Scripted:
-    """In place of a gym_trace_cli.player.terminal.Terminal: keys come from a list, in which None is a pause.
+    """A gym_trace_cli.player.terminal.Terminal with keys from a list, in which None is a pause.
 
-    meanwhile: those that are there when nobody waits for keys.
+    unasked: keys for calls that do not wait.
     """
 
     def __init__(
@@ -79,27 +77,27 @@ class Scripted:
         keys: Iterable[str | None] = (),
         size: tuple[int, int] = (80, 24),
         abilities: Abilities | None = None,
-        meanwhile: Iterable[str | None] = (),
+        unasked: Iterable[str | None] = (),
     ):
         self.drawn = Drawn(*size)
         self.size, self.abilities, self.is_new = size, abilities or Abilities(), True
         self.screens: list[str] = []  # at each key
-        self._keys, self._meanwhile = iter(keys), iter(meanwhile)
+        self._keys, self._unasked = iter(keys), iter(unasked)
 
     def write(self, text: str) -> None:
         self.drawn.feed(text)
 
     def key(self, seconds: float) -> str | None:
-        key = next(self._keys, "quit") if seconds else next(self._meanwhile, None)
+        key = next(self._keys, "quit") if seconds else next(self._unasked, None)
         if key is not None:
             self.screens.append(self.drawn.text)
         return key
 
 
 class Console:
-    """A process of Python whose terminal is a real one. A context manager; ends the process.
+    """A Python process in a real terminal. A context manager; ends the process.
 
-    answer: what the terminal says when it is asked what it is.
+    answer: of the terminal to a query of its capabilities.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class Console:
                 self.send(self._answer)
 
     def wait_for(self, text: str, seconds: float = 30.0) -> None:
-        """Until it was written, at any place and time, since the last call."""
+        """Wait until it was written, at any place and time, since the last call."""
         deadline, sought = time.monotonic() + seconds, text.encode()
         while sought not in self.raw:
             assert time.monotonic() < deadline, f"{text!r} is not in {self.raw[-2000:]!r}"
@@ -153,7 +151,7 @@ class Console:
         self.raw = self.raw[self.raw.index(sought) + len(sought) :]
 
     def ended(self, seconds: float = 30.0) -> int:
-        """The exit code; what it wrote until then is in .raw."""
+        """Return the exit code; .raw has the output."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"goes on: {self.raw[-2000:]!r}"
@@ -163,7 +161,7 @@ class Console:
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether the terminal has the modes that it had in the beginning."""
+        """Return True if the terminal has its original modes."""
         return termios.tcgetattr(self.slave) == self.modes
 
 

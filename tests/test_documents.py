@@ -1,4 +1,4 @@
-"""What the documents for developers name is there, and the layers they draw are those that are tested."""
+"""Files named in the developer documents exist, and the layers they draw are the tested ones."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_the_public_names_are_all_that_is_listed() -> None:
     assert [name for name in dir(gym_trace) if not name.startswith("__")] == gym_trace.__all__
 
 
-def test_what_is_not_there_is_said_as_python_says_it() -> None:
+def test_a_missing_name_raises_the_usual_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = gym_trace.no_such_name  # type: ignore[attr-defined]
 

@@ -48,7 +48,7 @@ def read(reader: Path, *traces: Path) -> list[list[dict[str, Any]]]:
 
 
 def as_described(writer: dict[str, Any]) -> dict[str, Any]:
-    """What column_hashes tells too."""
+    """Return the document of column_hashes."""
     kept = {name: writer[name] for name in ("writer", "split")}
     return {**kept, "damage": sorted(writer["damage"]), "episodes": in_order(writer["episodes"])}
 

@@ -37,7 +37,7 @@ def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
 
 
 def built(tmp_path: Path, **environ: str) -> tuple[Path, str]:
-    """A wheel built with other variables in the environment, and what was said meanwhile."""
+    """Build a wheel with other environment variables; return it with the output of the build."""
     pytest.importorskip("hatchling")
     ran = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],

@@ -1,4 +1,4 @@
-"""What workers run in tests of collect(). A module of its own, which imports little: every worker imports it."""
+"""Environments of workers in tests of collect(). The module imports little, because every worker imports it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Troubled(gymnasium.Env[Any, Any]):
 
 
 class Deadly(gymnasium.Env[Any, Any]):
-    """Its process dies in one episode, whoever records it."""
+    """Its process dies in one episode, in any worker."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(3)

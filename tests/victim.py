@@ -1,4 +1,4 @@
-"""A recording that is to be killed: a run that depends on nothing but its own steps, and tells how far it is.
+"""A recording for tests to kill: a run that depends only on its own steps, and reports its progress.
 
 python victim.py cartpole|frames DIRECTORY PROGRESS FLUSH_SECONDS
 """

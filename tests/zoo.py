@@ -77,6 +77,13 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self.calls.append("close")
 
 
+def scripted(steps: list[Told], space: Any = None, first: Any = None) -> ScriptedEnv:
+    """Return an environment with one episode and two actions. Its observations are 0 or 1 by default."""
+    return ScriptedEnv(
+        space or spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0) if first is None else first, steps)]
+    )
+
+
 class CountingEnv(gymnasium.Env[Any, Any]):
     """Observes the number of steps since the reset, in a reused buffer. Ends after `length` steps."""
 
@@ -128,6 +135,12 @@ class ImageEnv(CountingEnv):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._count += 1
         return self._paint(), float(self._count), self._count >= self.length, False, {}
+
+
+def images(count: int) -> list[np.ndarray]:
+    """Return the first observations of an ImageEnv."""
+    env = ImageEnv(count)
+    return [env.reset()[0].copy(), *(env.step(0)[0].copy() for _ in range(count - 1))]
 
 
 class OddSpace(spaces.Space[Any]):
@@ -272,7 +285,7 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
     """
     sizes = {"MOST_ROWS": rows, "LOG_BYTES": values, "VALUES_BYTES": values}
     with (
-        mock.patch.multiple("gym_trace.recording.single.slabs", **sizes),
+        mock.patch.multiple("gym_trace.recording.single.recorder", **sizes),
         mock.patch.multiple("gym_trace.recording.single.packing", SMALL_CHUNK=chunk, LARGE_CHUNK=chunk),
         mock.patch("gym_trace.ring.row_layout.DELTA_BYTES", frame),
     ):

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
+from gym_trace.printable import integer
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory, step_columns
+from gym_trace_cli.completion import step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import TextOption
+from gym_trace_cli.options import TextOption, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.step_table import print_steps
 
 if TYPE_CHECKING:
-    from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.formats.steps.choice import Choice
-    from gym_trace.model.values import Array
+    from gym_trace.formats.steps.windows import Choice, Window
 
-_FORMATS = ("table", "jsonl", "csv", "npz")
+_FORMATS = ["table", "jsonl", "csv", "npz"]
+_ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
+_FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # shown in one column
+_MOST_NUMBERS = 8  # of an array shown one by one
+_LONGEST = 60  # characters of other values
 
 
 class StepSlice(TextOption):
@@ -46,7 +50,7 @@ class StepSlice(TextOption):
 
 
 @headed("cat")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @selection_options
 @section(
     "Steps",
@@ -58,16 +62,13 @@ class StepSlice(TextOption):
     option(
         "--format FORMAT",
         "table, jsonl, csv or npz. Default: by FILE, else table.",
-        click.Choice(_FORMATS),
+        _FORMATS,
         name="form",
     ),
     option("--json", "Same as --format jsonl.", name="as_json"),
     option("-o, --output FILE", "File. Default: standard output.", click.Path(dir_okay=False)),
 )
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     directory: str,
     selection: Selection,
     steps: slice,
@@ -75,7 +76,7 @@ def command(
     form: str | None,
     as_json: bool,
     output: str | None,
-) -> None:
+) -> int:
     """Print steps: actions, rewards, outcomes and the observation each led to.
     The observation before the first step comes first.
 
@@ -87,7 +88,9 @@ def command(
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     """
-    from gym_trace.formats.steps.choice import choose
+    from gym_trace.formats.steps.csv_rows import csv_lines
+    from gym_trace.formats.steps.jsonl import json_lines
+    from gym_trace.formats.steps.windows import choose, step_windows
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
@@ -98,17 +101,27 @@ def command(
     def on_damage(error: CorruptTrace) -> None:
         damage[str(error)] = None
 
-    with _opened(output, form) as out:
+    with _opened(output) as out:
         if form == "npz":
-            _write_npz(trace, places, choice, out.buffer, steps, quiet=output is None)
-        elif form == "table":
-            print_steps(trace, places, choice, steps, on_damage)
+            from gym_trace.formats.steps.npz import write_npz
+
+            with ProgressLine(quiet=output is None) as line:
+
+                def on_progress(column: str, done: int, total: int) -> None:
+                    line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")
+
+                write_npz(trace, places, choice, out.buffer, steps, on_progress)
         else:
-            for text in _texts(form)(trace, places, choice, steps, on_damage):
-                out.write(text)
+            windows = step_windows(trace, places, choice, steps, on_damage)
+            if form == "table":
+                _print_table(windows, choice)
+            else:
+                out.writelines(
+                    csv_lines(windows, trace, choice) if form == "csv" else json_lines(windows, choice, on_damage)
+                )
     for problem in damage:
         click.echo(f"skipped: {show.printable(problem)}", err=True)
-    ctx.exit(DAMAGED if damage else FINE)
+    return DAMAGED if damage else FINE
 
 
 def _form(form: str | None, as_json: bool, output: str | None) -> str:
@@ -129,7 +142,7 @@ def _form(form: str | None, as_json: bool, output: str | None) -> str:
 
 
 @contextmanager
-def _opened(output: str | None, form: str) -> Iterator[TextIO]:
+def _opened(output: str | None) -> Iterator[Any]:
     """Open the standard output, or a file that is renamed into place when complete."""
     if output is None:
         yield sys.stdout
@@ -140,21 +153,72 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
         yield file
 
 
-def _texts(form: str) -> Callable[..., Iterator[str]]:
-    from gym_trace.formats.steps.csv_rows import csv_lines
-    from gym_trace.formats.steps.jsonl import json_lines
+def _print_table(windows: Iterator[Window], choice: Choice) -> None:
+    """Print these steps; a new table begins where the columns change, as between writers."""
+    number = 0
+    for number, (names, parts) in enumerate(groupby((_columns(window, choice) for window in windows), key=tuple), 1):
+        if number > 1:
+            click.echo()
+        rows = (row for columns in parts for row in zip(*columns.values()))
+        show.table([show.printable(name) for name in names], rows, fitted=True)
+    if not number:
+        show.table(["episode", "step"], [])
 
-    if form == "csv":
-        return csv_lines
-    return lambda *args: (f"{line}\n" for line in json_lines(*args))
+
+def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
+    """Return the text of each column, with a row for the first observation if it is shown."""
+    from gym_trace.formats.steps.windows import name_of
+
+    has_before = window.opens and "observations" in choice.roots
+    first, index = window.first_step, str(window.episode.index)
+    columns = {
+        "episode": [index] * (window.steps + has_before),
+        "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
+    }
+    for path in sorted(window.columns, key=lambda path: _ORDER.index(str(path[0]))):
+        rows = window.columns[path]
+        if path[0] == "observations":
+            columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
+            if window.has_placeholder and window.steps:
+                columns[name_of(path)][-1] = "not known"
+            continue
+        texts = [""] * has_before
+        if path[0] in _FLAGS:
+            known = columns.get("end", [""] * (window.steps + has_before))[has_before:]
+            word = _FLAGS[str(path[0])]
+            texts += [" and ".join(filter(None, (before, word * flag))) for before, flag in zip(known, rows.tolist())]
+            columns["end"] = texts
+        else:
+            columns[name_of(path)] = texts + list(map(_text, rows))
+    return columns
 
 
-def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
-    from gym_trace.formats.steps.npz import write_npz
+def _text(value: Any) -> str:
+    """Shorten a value: numbers to four digits, large arrays to shape, dtype and range."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return show.cut(value, _LONGEST)
+    if isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ():
+        return _number(value.item() if hasattr(value, "item") else value)
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind is None or kind not in "biuf":
+        from gym_trace.statistics.describe import plain
 
-    with ProgressLine(quiet=quiet) as line:
+        return show.cut(json.dumps(plain(value), ensure_ascii=False), _LONGEST)
+    if value.size <= _MOST_NUMBERS:
+        return _numbers(value.tolist())
+    shape = "×".join(map(str, value.shape))
+    return f"{shape} {value.dtype}, {_number(value.min().item())} to {_number(value.max().item())}"
 
-        def on_progress(column: str, done: int, total: int) -> None:
-            line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")
 
-        write_npz(trace, places, choice, file, steps, on_progress)
+def _numbers(values: Any) -> str:
+    return f"[{', '.join(map(_numbers, values))}]" if isinstance(values, list) else _number(values)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return integer(value)
+    return show.number(value) if isinstance(value, float) else str(value)

@@ -1,29 +1,29 @@
-"""gym-trace check"""
+"""gym-trace check and gym-trace repair"""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import json_option
+from gym_trace_cli.options import PATH, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from gym_trace.integrity.repair import LostSteps, RepairReport
     from gym_trace.integrity.scan import CheckReport
+
+_LISTED = 20  # runs of lost steps that are named one by one
 
 
 @headed("check")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section("Output", option("--quiet", "Print only damage."), json_option)
-@click.pass_context
-def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -> None:
+def check(directory: str, quiet: bool, as_json: bool) -> int:
     """Read every byte of a trace and locate damage by file and byte.
     Exit code: 0 intact, 5 damaged.
 
@@ -35,8 +35,8 @@ def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -
     with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
     if as_json:
-        click.echo(json.dumps({"directory": directory, **report_as_json(report)}))
-        ctx.exit(DAMAGED if report.damages else FINE)
+        show.json_line({"directory": directory, **_checked(report)})
+        return DAMAGED if report.damages else FINE
     for damage in report.damages:
         click.echo(show.damage(*damage))
     if not quiet:
@@ -49,12 +49,103 @@ def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -
     if report.damages:
         again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
-        ctx.exit(DAMAGED)
+        return DAMAGED
     if not quiet:
         click.echo("no damage")
+    return FINE
 
 
-def report_as_json(report: CheckReport) -> dict[str, Any]:
+@headed("repair")
+@trace_argument
+@section(
+    "Output",
+    option("-o, --output NEW", "New directory.", PATH, required=True),
+    option("--salvage", "Keep the intact columns of damaged chunks."),
+    quiet_option,
+    json_option,
+)
+def repair(directory: str, output: str, salvage: bool, quiet: bool, as_json: bool) -> int:
+    """Write a clean copy of everything readable to NEW and list what is lost.
+    Exit code: 1 if no episode is readable; nothing is written then.
+
+    Without --salvage a damaged chunk is lost: up to 1 MiB of values, 24 MiB of
+    images. With it, lost columns are NaN (floats) or absent; the fact "salvaged"
+    of NEW names them. DIR is never modified.
+
+    \b
+    gym-trace repair traces/cartpole -o traces/repaired
+    """
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
+    if as_json:
+        show.json_line(_repaired(report))
+        return FINE if report.writers else ERROR
+    for remark in report.found.remarks:
+        click.echo(f"note: {show.printable(remark)}")
+    _print_losses(report)
+    if not report.writers:
+        click.echo(f"no readable episode; {show.printable(output)} not written")
+        return ERROR
+    writers = show.count(len(report.writers), "writer")
+    kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
+    click.echo(f"kept in {show.printable(output)}: {kept}")
+    return FINE
+
+
+def _checked(report: CheckReport) -> dict[str, Any]:
     """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
     return counts | {"damages": [damage._asdict() for damage in report.damages], "remarks": report.remarks}
+
+
+def _repaired(report: RepairReport) -> dict[str, Any]:
+    def plain(runs: list[LostSteps]) -> list[dict[str, Any]]:
+        return [run._asdict() for run in runs]
+
+    return {
+        "directory": str(report.destination),
+        "writers": report.writers,
+        "episodes": report.found.episodes,
+        "steps": report.steps,
+        "losses": [
+            {"damage": loss.damage._asdict(), "exact": loss.exact, "steps": plain(loss.steps)} for loss in report.losses
+        ],
+        "salvaged": [
+            {"damage": kept.damage._asdict(), "columns": kept.columns, "steps": plain(kept.steps)}
+            for kept in report.salvaged
+        ],
+        "orphans": plain(report.orphans),
+        "found": _checked(report.found),
+    }
+
+
+def _print_losses(report: RepairReport) -> None:
+    costly = [loss.damage for loss in report.losses] + [kept.damage for kept in report.salvaged]
+    for damage in report.found.damages:
+        if damage not in costly:
+            click.echo(f"{show.damage(*damage)} (no step is lost by it)")
+    for loss in report.losses:
+        click.echo(show.damage(*loss.damage))
+        _print_steps(loss.steps)
+        if not loss.exact:
+            click.echo(f"  lost: {'more ' if loss.steps else ''}unidentified steps")
+    for kept in report.salvaged:
+        click.echo(show.damage(*kept.damage))
+        click.echo(show.printable(f"  kept without {', '.join(kept.columns)}"))
+        _print_steps(kept.steps, "without them")
+    if report.orphans:
+        click.echo("skipped, because the observation before them is lost:")
+        _print_steps(report.orphans)
+    if not (report.losses or report.salvaged):
+        click.echo("nothing is lost")
+
+
+def _print_steps(runs: list[LostSteps], what: str = "lost") -> None:
+    for run in runs[:_LISTED]:
+        last = run.first_step + run.steps - 1
+        steps = f"step {last}" if run.steps == 1 else f"steps {run.first_step} to {last}"
+        click.echo(f"  {what}: episode {run.episode_id} of {run.writer}, {steps}")
+    if len(runs) > _LISTED:
+        rest = runs[_LISTED:]
+        steps = show.count(sum(run.steps for run in rest), "step")
+        click.echo(f"  {what}: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")

@@ -10,8 +10,8 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import Group, option, section
-from gym_trace_cli.options import PATH, TextOption, json_option
+from gym_trace_cli.help import Group, bundle, option, section
+from gym_trace_cli.options import PATH, TextOption, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -59,15 +59,24 @@ class Fact(TextOption):
 
 _quiet_option = option("--quiet", "Hide progress.")
 _new_options = section(
-    "Output",
-    option("-o, --output NEW", "New directory.", PATH, required=True),
-    _quiet_option,
-    json_option,
+    "Output", option("-o, --output NEW", "New directory.", PATH, required=True), _quiet_option, json_option
 )
+
+
+def _destination(output: str | None, in_place: bool) -> dict[str, Any]:
+    if in_place == (output is not None):
+        raise click.UsageError("pass either -o NEW or --in-place")
+    return {"destination": output, "in_place": in_place}
+
+
 _new_or_in_place_options = section(
     "Output",
-    option("-o, --output NEW", "New directory.", PATH),
-    option("--in-place", "Replace DIR atomically."),
+    bundle(
+        "place",
+        _destination,
+        option("-o, --output NEW", "New directory.", PATH),
+        option("--in-place", "Replace DIR atomically."),
+    ),
     _quiet_option,
     json_option,
 )
@@ -103,12 +112,10 @@ def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool)
 
 
 @command.command("filter")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @_new_or_in_place_options
 @selection_options
-def filter_(
-    directory: str, output: str | None, in_place: bool, selection: Selection, quiet: bool, as_json: bool
-) -> None:
+def filter_(directory: str, place: dict[str, Any], selection: Selection, quiet: bool, as_json: bool) -> None:
     """Keep some episodes, in recorded order.
 
     Skips episodes that are still being recorded.
@@ -119,21 +126,18 @@ def filter_(
     """
     import gym_trace.edit
 
-    _check_destination(output, in_place)
     view = selection.some(gym_trace.open_trace(directory))
     with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
+        report = gym_trace.edit.filter(view, **place, on_progress=progress.update_bytes)
     _print_report(report, as_json)
 
 
 @command.command("split")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Parts",
     option(
-        "--by NAME",
-        "split, writer, outcome or seed-hash. Default: split.",
-        click.Choice(["split", "writer", "outcome", "seed-hash"]),
+        "--by NAME", "split, writer, outcome or seed-hash. Default: split.", ["split", "writer", "outcome", "seed-hash"]
     ),
     option("--fractions N=X,...", "By seed-hash, e.g. train=0.8,test=0.2.", Fractions()),
     option("--seed S", "Seed of --fractions. Default: 0.", int),
@@ -165,15 +169,15 @@ def split(
     with ProgressLine(quiet=quiet) as progress:
         reports = gym_trace.edit.split(directory, output, by, fractions, seed or 0, on_progress=progress.update_bytes)
     if as_json:
-        click.echo(json.dumps({name: _plain(report) for name, report in reports.items()}))
+        show.json_line({name: _plain(report) for name, report in reports.items()})
     for report in () if as_json else reports.values():
         _print_report(report, as_json)
 
 
 @command.command("compact")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @_new_or_in_place_options
-def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_json: bool) -> None:
+def compact(directory: str, place: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """Rewrite many small writers and batches into few files.
 
     \b
@@ -181,24 +185,20 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
     """
     import gym_trace.edit
 
-    _check_destination(output, in_place)
     trace = gym_trace.open_trace(directory)
     before = trace.bytes_on_disk
     with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.compact(trace, output, in_place=in_place, on_progress=progress.counting("step"))
+        report = gym_trace.edit.compact(trace, **place, on_progress=progress.counting("step"))
     _print_report(report, as_json)
     if not as_json:
         click.echo(f"before: {show.size(before)}")
 
 
 @command.command("drop")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
-@section(
-    "Columns",
-    option("--columns C,...", "infos, annotations or annotations.NAME.", required=True),
-)
+@trace_argument
+@section("Columns", option("--columns C,...", "infos, annotations or annotations.NAME.", required=True))
 @_new_or_in_place_options
-def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet: bool, as_json: bool) -> None:
+def drop(directory: str, columns: str, place: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """Remove infos or annotations.
 
     \b
@@ -206,19 +206,18 @@ def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet
     """
     import gym_trace.edit
 
-    _check_destination(output, in_place)
     names = [name.strip() for name in columns.split(",") if name.strip()]
     with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.drop(directory, names, output, in_place=in_place, on_progress=progress.counting("step"))
+        report = gym_trace.edit.drop(directory, names, **place, on_progress=progress.counting("step"))
     _print_report(report, as_json)
 
 
 @command.command("annotate")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Facts",
-    option("--set K=V", "Set a fact, JSON or text (repeatable).", Fact(), name="facts", multiple=True),
-    option("--unset K", "Remove a fact (repeatable).", multiple=True),
+    option("--set K=V", "Set a fact, JSON or text (repeatable).", Fact(), name="facts"),
+    option("--unset K", "Remove a fact (repeatable)."),
 )
 @section("Output", json_option)
 def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[str, ...], as_json: bool) -> None:
@@ -239,7 +238,7 @@ def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[st
     else:
         known = gym_trace.open_trace(directory).facts
     if as_json:
-        click.echo(json.dumps(known))
+        show.json_line(known)
         return
     for key, value in known.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -248,15 +247,9 @@ def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[st
         click.echo("no facts; add some with --set")
 
 
-def _check_destination(output: str | None, in_place: bool) -> None:
-    """Raise UsageError unless exactly one is given."""
-    if in_place == (output is not None):
-        raise click.UsageError("pass either -o NEW or --in-place")
-
-
 def _print_report(report: EditReport, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_plain(report)))
+        show.json_line(_plain(report))
         return
     episodes, steps = show.count(report.episodes, "episode"), show.count(report.steps, "step")
     kept = f"{episodes}, {steps} of {show.count(len(report.writers), 'writer')}, {show.size(report.bytes)}"

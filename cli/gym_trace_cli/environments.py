@@ -9,12 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace_cli.options import NamedCallable, find_here, import_here, look_in_current_directory
+from gym_trace_cli.completion import environment_ids
+from gym_trace_cli.help import bundle, option, section
+from gym_trace_cli.options import (
+    POSITIVE,
+    EnvArg,
+    FactoryName,
+    NamedCallable,
+    find_here,
+    import_here,
+    look_in_current_directory,
+)
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
@@ -40,17 +51,58 @@ class NamedEnvironment:
     wrappers: tuple[str, ...] = ()  # MODULE:CALLABLE, innermost first
     max_episode_steps: int | None = None
 
-    def __call__(self, *vectorized: Any) -> Any:
-        """vectorized: num_envs, vectorization and autoreset of make_env. Raises EnvironmentUnavailable."""
+    @property
+    def file_name(self) -> str:
+        return (self.env_id or self.factory or "").replace("/", "-").replace(":", "-")
+
+    def __call__(
+        self, num_envs: int | None = None, vectorization: str | None = None, autoreset: str | None = None
+    ) -> Any:
+        """Make the environment, or a vector environment of num_envs. Raises EnvironmentUnavailable."""
+        import gymnasium
+
         import_modules(self.imports)
-        return make_env(
-            self.env_id,
-            self.env_args,
-            self.factory,
-            *vectorized,
-            wrappers=self.wrappers,
-            max_episode_steps=self.max_episode_steps,
-        )
+        vector_kwargs = {}
+        if num_envs is not None and not hasattr(gymnasium.vector, "AutoresetMode"):
+            raise InvalidOption("--num-envs needs gymnasium 1.1 or newer: pip install -U gymnasium")
+        if autoreset is not None:
+            vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
+        if self.factory is not None:
+            if num_envs is None:
+                return self._made_by_factory()
+            kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
+            if vectorization not in (None, *kinds):
+                raise InvalidOption("--make: builds single environments; pass --vectorization-mode sync or async")
+            return kinds[vectorization or "sync"]([self._made_by_factory] * num_envs, **vector_kwargs)
+        if self.wrappers and vectorization == "vector_entry_point":
+            raise InvalidOption("--wrapper: wraps single environments; pass --vectorization-mode sync or async")
+        env_id, env_args = str(self.env_id), self.env_args
+        if ":" in env_id:  # MODULE:ENV_ID
+            find_here(env_id.partition(":")[0])
+        if self.max_episode_steps is not None:
+            env_args = {**env_args, "max_episode_steps": self.max_episode_steps}
+        try:
+            if num_envs is None:
+                return _wrapped(gymnasium.make(env_id, **env_args), self.wrappers)
+            if self.wrappers:
+                env_args = {**env_args, "wrappers": [NamedCallable().convert(w, None, None) for w in self.wrappers]}
+            mode = vectorization or "sync"
+            return gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args)
+        except gymnasium.error.UnregisteredEnv as error:
+            module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
+            raise EnvironmentUnavailable(f"{_one_line(error)} Pass --import {module}") from error
+        except EnvironmentUnavailable:
+            raise
+        except Exception as error:  # any constructor
+            raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
+
+    def _made_by_factory(self) -> Any:
+        import gymnasium
+
+        env = make_with(str(self.factory), self.env_args)
+        if self.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+        return _wrapped(env, self.wrappers)
 
     @property
     def imported(self) -> tuple[str, ...]:
@@ -73,31 +125,72 @@ class NamedEnvironment:
         return {"id": self.env_id, "kwargs": self.env_args, **{name: value for name, value in more.items() if value}}
 
 
-def making_arguments(
-    env_id: str | None,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
-    trust: bool,
-) -> dict[str, Any]:
-    """Return the library's arguments for --env, --make, --env-arg and --import.
-
-    trust: allow modules of the current directory that only the trace names.
-    """
-    import_modules(imports)
-    if trust:
-        look_in_current_directory()
+def _named(env_id: str | None, factory: str | None, env_args: Any, **more: Any) -> NamedEnvironment:
+    """Return the environment. One that the command line names overrules one of --config."""
     if env_id is not None and factory is not None:
-        raise click.UsageError("--env and --make exclude each other")
-    if factory is not None:
-        return {"make_env": partial(make_with, factory, dict(env_args))}
-    if env_id is not None:
-        return {"make_env": partial(_shown, env_id, dict(env_args))}
-    return {"env_kwargs": dict(env_args)}
+        source = click.get_current_context().get_parameter_source
+        here = [name for name in ("env_id", "factory") if source(name) is ParameterSource.COMMANDLINE]
+        env_id = None if here == ["factory"] else env_id
+        factory = None if here == ["env_id"] else factory
+    return NamedEnvironment(env_id, factory, dict(env_args), **more)
+
+
+_make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", FactoryName(), name="factory")
+_args_option = option("--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args")
+_import_option = option(
+    "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
+)
+environment_options = bundle(
+    "named",
+    _named,
+    _make_option,
+    _args_option,
+    _import_option,
+    option("--wrapper M:C", "Add a wrapper, innermost first (repeatable).", FactoryName(), name="wrappers"),
+    option("--max-episode-steps N", "Truncate episodes after N steps.", POSITIVE),
+    also=["env_id"],
+)
+
+
+class RecordedEnvironment(NamedTuple):
+    """How to make the environment of a trace again. trust: allow imports, calls, files only the trace names."""
+
+    env_id: str | None
+    factory: str | None
+    env_args: Sequence[tuple[str, Any]]
+    imports: Sequence[str]
+    trust: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the library's arguments; do the imports. Raises EnvironmentUnavailable."""
+        import_modules(self.imports)
+        if self.trust:
+            look_in_current_directory()
+        if self.env_id is not None and self.factory is not None:
+            raise click.UsageError("--env and --make exclude each other")
+        if self.factory is not None:
+            return {"trust": self.trust, "make_env": partial(make_with, self.factory, dict(self.env_args))}
+        if self.env_id is not None:
+            return {"trust": self.trust, "make_env": partial(_shown, self.env_id, dict(self.env_args))}
+        return {"trust": self.trust, "env_kwargs": dict(self.env_args)}
+
+
+recorded_environment_options = section(
+    "Environment",
+    bundle(
+        "recorded",
+        RecordedEnvironment,
+        option("--env ID", "Environment. Default: the recorded one.", name="env_id", shell_complete=environment_ids),
+        _make_option,
+        _args_option,
+        _import_option,
+        option("--trust", "Allow imports, calls, files only the trace names."),
+    ),
+)
 
 
 def _shown(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
-    return make_env(env_id, {**env_args, **render_mode})
+    return NamedEnvironment(env_id, None, {**env_args, **render_mode})()
 
 
 def without_display() -> None:
@@ -123,94 +216,21 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
     return env
 
 
-def make_env(
-    env_id: str | None,
-    env_args: dict[str, Any],
-    factory: str | None = None,
-    num_envs: int | None = None,
-    vectorization: str | None = None,
-    autoreset: str | None = None,
-    *,
-    wrappers: Sequence[str] = (),
-    max_episode_steps: int | None = None,
-) -> Any:
-    """Make an environment, or a vector environment of num_envs. Raises EnvironmentUnavailable.
-
-    wrappers: MODULE:CALLABLE, innermost first, for each environment.
-    """
-    import gymnasium
-
-    vector_kwargs = {}
-    if num_envs is not None and not hasattr(gymnasium.vector, "AutoresetMode"):
-        raise InvalidOption("--num-envs needs gymnasium 1.1 or newer: pip install -U gymnasium")
-    if autoreset is not None:
-        vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
-    if factory is not None:
-        make = partial(_made_and_wrapped, factory, env_args, wrappers, max_episode_steps)
-        if num_envs is None:
-            return make()
-        kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
-        if vectorization not in (None, *kinds):
-            raise InvalidOption("--make: builds single environments; pass --vectorization-mode sync or async")
-        return kinds[vectorization or "sync"]([make] * num_envs, **vector_kwargs)
-    if wrappers and vectorization == "vector_entry_point":
-        raise InvalidOption("--wrapper: wraps single environments; pass --vectorization-mode sync or async")
-    env_id = str(env_id)
-    if ":" in env_id:  # MODULE:ENV_ID
-        find_here(env_id.partition(":")[0])
-    if max_episode_steps is not None:
-        env_args = {**env_args, "max_episode_steps": max_episode_steps}
-    try:
-        if num_envs is None:
-            return _wrapped(gymnasium.make(env_id, **env_args), wrappers)
-        around = {"wrappers": [NamedCallable().convert(name, None, None) for name in wrappers]} if wrappers else {}
-        return gymnasium.make_vec(
-            env_id,
-            num_envs,
-            vectorization_mode=vectorization or "sync",
-            vector_kwargs=vector_kwargs,
-            **around,
-            **env_args,
-        )
-    except gymnasium.error.UnregisteredEnv as error:
-        module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
-        raise EnvironmentUnavailable(f"{_one_line(error)} Pass --import {module}") from error
-    except EnvironmentUnavailable:
-        raise
-    except Exception as error:  # any constructor
-        raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
-
-
-def _made_and_wrapped(
-    factory: str, env_args: dict[str, Any], wrappers: Sequence[str], max_episode_steps: int | None
-) -> Any:
-    import gymnasium
-
-    env = make_with(factory, env_args)
-    if max_episode_steps is not None:
-        env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
-    return _wrapped(env, wrappers)
-
-
 def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
-    for name in wrappers:
-        env = _wrap(name, env)
-    return env
-
-
-def _wrap(name: str, env: Any) -> Any:
     """Wrap env; close it on failure. Raises EnvironmentUnavailable."""
     import gymnasium
 
-    wrapper = NamedCallable().convert(name, None, None)
-    try:
-        wrapped = wrapper(env)
-        if not isinstance(wrapped, gymnasium.Env):
-            raise TypeError(f"returned {type(wrapped).__name__}; return a gymnasium.Env")
-    except Exception as error:  # the user's code
-        env.close()
-        raise EnvironmentUnavailable(f"--wrapper {name}: {type(error).__name__}: {_one_line(error)}") from error
-    return wrapped
+    for name in wrappers:
+        wrapper = NamedCallable().convert(name, None, None)
+        try:
+            wrapped = wrapper(env)
+            if not isinstance(wrapped, gymnasium.Env):
+                raise TypeError(f"returned {type(wrapped).__name__}; return a gymnasium.Env")
+        except Exception as error:  # the user's code
+            env.close()
+            raise EnvironmentUnavailable(f"--wrapper {name}: {type(error).__name__}: {_one_line(error)}") from error
+        env = wrapped
+    return env
 
 
 def _one_line(error: Exception) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import click
@@ -43,15 +44,20 @@ def _names(ctx: click.Context, options: list[click.Option]) -> str:
 
 
 def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command with such a help."""
+    """Make a function a command with such a help. It returns its exit code; None is 0."""
     return click.command(name, cls=Headed)
 
 
 def option(spec: str, help: str, type: Any = None, *, name: str | None = None, **attributes: Any) -> _Decorator:
-    """Return click.option() of a spec like "-j, --workers N"; without N it is a flag. name: its parameter."""
+    """Return click.option() of a spec like "-j, --workers N"; without N it is a flag.
+
+    help: "(repeatable)" in it makes it so. type: a list has the choices. name: of the parameter.
+    """
     *names, last = spec.split(", ")
     last, _, metavar = last.partition(" ")
     attributes |= {"metavar": metavar} if metavar else {"is_flag": True}
+    attributes |= {"multiple": True} if "(repeatable)" in help else {}
+    type = click.Choice(type) if isinstance(type, list) else type
     return click.option(*names, last, *([name] if name else []), type=type, help=help, **attributes)
 
 
@@ -65,6 +71,30 @@ def section(heading: str, *options: _Decorator) -> _Decorator:
             if not hasattr(param, "heading"):
                 param.heading = heading
         return command
+
+    return decorate
+
+
+def bundle(name: str, make: Callable[..., Any], *options: _Decorator, also: Sequence[str] = ()) -> _Decorator:
+    """Give a command these options as one parameter: name, which is make(**values).
+
+    also: parameters of the command that belong to them.
+    """
+
+    def decorate(command: Any) -> Any:
+        own: list[str] = [*also]
+
+        @wraps(command)
+        def bundling(*args: Any, **values: Any) -> Any:
+            values[name] = make(**{own_name: values.pop(own_name) for own_name in own})
+            return command(*args, **values)
+
+        params = bundling.__dict__.setdefault("__click_params__", [])
+        before = len(params)
+        for option in reversed(options):
+            option(bundling)
+        own += (param.name for param in params[before:])
+        return bundling
 
     return decorate
 

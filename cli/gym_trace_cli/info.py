@@ -1,22 +1,26 @@
-"""gym-trace info"""
+"""gym-trace info and gym-trace card"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 import gym_trace
+from gym_trace.errors import TraceExists
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
+_MOST_BYTES = 1 << 24  # read from a file to recognise a card
 _LONGEST = 600  # characters of a space or of the metadata
 _LONGEST_NAME = 20
 _MOST_FACTS = 20
@@ -28,7 +32,7 @@ SECONDS = 1.0  # between refreshes
 
 
 @headed("info")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Output",
     option("--follow", "Report changes every second until all writers close."),
@@ -44,7 +48,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
 
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
-        click.echo(json.dumps(describe(trace), indent=2, allow_nan=False))
+        show.json_line(describe(trace), indent=2, allow_nan=False)
     elif not as_json:
         _print_info(describe(trace))
     if follow:
@@ -151,44 +155,26 @@ def _seeds(seeds: Info) -> str:
 
 def _print_writers(writers: list[Info]) -> None:
     show.title("writers")
-    show.table(
-        ("writer", "split", "state", "episodes", "steps", "bytes", "process"),
-        [
-            (
-                show.printable(writer["writer"]),
-                show.printable(writer["split"] or "-"),
-                writer["state"],
-                show.count(writer["episodes"]),
-                show.count(writer["steps"]),
-                show.size(writer["bytes"]),
-                show.printable(f"{writer['pid']}@{writer['host']}"),
-            )
-            for writer in writers[:_MOST_WRITERS]
-        ],
-    )
+    rows = [
+        (writer["writer"], writer["split"] or "-", writer["state"], show.count(writer["episodes"]),
+         show.count(writer["steps"]), show.size(writer["bytes"]), f"{writer['pid']}@{writer['host']}")
+        for writer in writers[:_MOST_WRITERS]
+    ]  # fmt: skip
+    show.table(("writer", "split", "state", "episodes", "steps", "bytes", "process"), rows)
     if len(writers) > _MOST_WRITERS:
         click.echo(f"… {show.count(len(writers) - _MOST_WRITERS)} more, see --json")
     batches = list({batch["file"]: batch for writer in writers for batch in writer["batches"]}.values())
     if not batches:
         return
     last = batches[-_LAST_BATCHES:]
-    show.title(
-        "batches" if len(last) == len(batches) else f"the last {len(last)} of {show.count(len(batches))} batches"
-    )
-    show.table(
-        ("file", "state", "chunks", "steps", "bytes", "torn"),
-        [
-            (
-                show.printable(batch["file"]),
-                "sealed" if batch["sealed"] else "open",
-                show.count(batch["chunks"]),
-                show.count(batch["steps"]),
-                show.size(batch["bytes"]),
-                show.size(batch["torn"]) if batch["torn"] else "-",
-            )
-            for batch in last
-        ],
-    )
+    several = f"the last {len(last)} of {show.count(len(batches))} "
+    show.title(f"{several if len(last) < len(batches) else ''}batches")
+    files = [
+        (batch["file"], "sealed" if batch["sealed"] else "open", show.count(batch["chunks"]),
+         show.count(batch["steps"]), show.size(batch["bytes"]), show.size(batch["torn"]) if batch["torn"] else "-")
+        for batch in last
+    ]  # fmt: skip
+    show.table(("file", "state", "chunks", "steps", "bytes", "torn"), files)
 
 
 def _health(info: Info) -> Iterator[str]:
@@ -219,3 +205,43 @@ def _health(info: Info) -> Iterator[str]:
         yield f"no damage found; 'gym-trace repair {directory} -o NEW' writes a copy that is sealed"
     else:
         yield f"no damage found on opening; 'gym-trace check {directory}' compares every checksum"
+
+
+@headed("card")
+@trace_argument
+@section("Output", option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH))
+def card(directory: str, output: str | None) -> None:
+    """Show or write a dataset card: Markdown with Hugging Face metadata.
+
+    It combines 'gym-trace record --author --licence --description --tag' and
+    'gym-trace edit annotate' with environment, spaces, returns and provenance.
+    It omits stored command lines and uncommitted changes.
+
+    \b
+    gym-trace card traces/cartpole -o traces/cartpole/README.md
+    """
+    text = gym_trace.dataset_card(directory)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    from gym_trace.storage.staging import replaced_file
+
+    path = Path(output)
+    _refuse_others(path)
+    with replaced_file(path) as staged:
+        staged.write_text(text, encoding="utf-8", newline="\n")
+    click.echo(f"written to {show.printable(path)}")
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises TraceExists for a file that is not an unchanged card, OSError for a link or a directory."""
+    from gym_trace.statistics.card import MARK
+    from gym_trace.storage.local import open_regular
+
+    try:
+        with open(open_regular(path, os.O_RDONLY), "rb") as file:
+            ours = MARK.encode() in file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return
+    if not ours:
+        raise TraceExists(f"{path}: not an unchanged card; choose another file")

@@ -22,24 +22,24 @@ from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, T
 from gym_trace_cli.help import Group, option
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
-# Module and help line of each command. A module is imported when its command is called.
+# Module, function and help line of each command. A module is imported when its command is called.
 COMMANDS = {
-    "record": ("gym_trace_cli.record", "Record episodes of a Gymnasium environment."),
-    "train": ("gym_trace_cli.training.command", "Train a policy with PPO and record every step it learns from."),
-    "replay": ("gym_trace_cli.replay", "Play episodes in the terminal, in a window, or to a function."),
-    "verify": ("gym_trace_cli.verify", "Replay episodes in their environment and compare, bit for bit."),
-    "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
-    "ls": ("gym_trace_cli.ls", "List traces, or the episodes of one."),
-    "cat": ("gym_trace_cli.cat", "Print steps as a table, JSON lines, CSV or npz."),
-    "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns."),
-    "info": ("gym_trace_cli.info", "Describe a trace: environment, spaces, writers, health."),
-    "card": ("gym_trace_cli.card", "Show or write a dataset card with Hugging Face metadata."),
-    "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
-    "edit": ("gym_trace_cli.edit", "Merge, split, filter, drop, compact or annotate traces."),
-    "check": ("gym_trace_cli.check", "Verify every checksum and locate damage."),
-    "repair": ("gym_trace_cli.repair", "Write a clean copy of everything readable."),
-    "export": ("gym_trace_cli.export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
-    "import": ("gym_trace_cli.import_", "Convert recordings of other packages to a trace."),
+    "record": ("record", "command", "Record episodes of a Gymnasium environment."),
+    "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
+    "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
+    "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
+    "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
+    "ls": ("ls", "command", "List traces, or the episodes of one."),
+    "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
+    "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
+    "info": ("info", "command", "Describe a trace: environment, spaces, writers, health."),
+    "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
+    "diff": ("verify", "diff", "Compare two traces, episode by episode."),
+    "edit": ("edit", "command", "Merge, split, filter, drop, compact or annotate traces."),
+    "check": ("check", "check", "Verify every checksum and locate damage."),
+    "repair": ("check", "repair", "Write a clean copy of everything readable."),
+    "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
+    "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
 }
 
 # Hints for names of other tools.
@@ -77,12 +77,13 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+        module, function, _ = COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(f"gym_trace_cli.{module}"), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (*_, line) in COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
@@ -111,23 +112,29 @@ class Commands(Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            _fail(ctx, INTERRUPTED, "interrupted")
+            _fail(INTERRUPTED, "interrupted")
         except Ended as error:
-            _fail(ctx, error.exit_code, error.told)
+            _fail(error.exit_code, error.told)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
             code = DAMAGED if isinstance(error, CorruptTrace) else USAGE if isinstance(error, InvalidOption) else ERROR
-            lines = f"error: {describe(error)}".splitlines()
-            _fail(ctx, code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
+            fail(error, code)
         return result
 
 
-def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
-    if ctx.params.get("debug"):
+def _fail(code: int, line: str) -> NoReturn:
+    context = click.get_current_context()
+    if context.find_root().params.get("debug"):
         traceback.print_exc()
     click.echo(line, err=True)
-    ctx.exit(code)
+    context.exit(code)
+
+
+def fail(error: Exception, code: int) -> NoReturn:
+    """Print an error and exit."""
+    lines = f"error: {describe(error)}".splitlines()
+    _fail(code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
 
 
 def describe(error: Exception) -> str:

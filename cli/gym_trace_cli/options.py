@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from gym_trace_cli.completion import environment_ids
-from gym_trace_cli.help import option, section
+from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.help import option
 
 PATH = click.Path()
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
@@ -99,34 +99,7 @@ class FactoryName(NamedCallable):
         return value
 
 
-make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", FactoryName(), name="factory")
-env_args_option = option(
-    "--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args", multiple=True
-)
-imports_option = option(
-    "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
-)
-environment_options = (
-    make_option,
-    env_args_option,
-    imports_option,
-    option(
-        "--wrapper M:C", "Add a wrapper, innermost first (repeatable).", FactoryName(), name="wrappers", multiple=True
-    ),
-    option("--max-episode-steps N", "Truncate episodes after N steps.", POSITIVE),
-)
-recorded_environment_options = section(
-    "Environment",
-    option("--env ID", "Environment. Default: the recorded one.", name="env_id", shell_complete=environment_ids),
-    make_option,
-    env_args_option,
-    imports_option,
-    option("--trust", "Allow imports, calls, files only the trace names."),
-)
-provenance_options = (
-    option("--argv", "Store the full command line. Default: its name."),
-    option("--git-diff", "Store uncommitted changes."),
-)
+trace_argument = click.argument("directory", metavar="DIR", type=TraceDirectory())
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
 json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gym_trace_cli.show import count, duration, is_terminal, printable, returned, size
+from gym_trace_cli.show import count, duration, is_terminal, printable, size
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
     from rich.live import Live
-
-    from gym_trace.model.returns import Return
 
 _REDRAW_SECONDS = 0.05  # drawing costs milliseconds
 _SURE_SECONDS = 1.0  # before the time left is estimated
@@ -211,12 +209,6 @@ class Watch:
         self._next_scalars = time.monotonic() + _SCALAR_SECONDS
         for scalars, (steps, returns, values) in zip(self._scalars, report.scalars):
             scalars.add(steps, returns, **values)
-
-
-def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return | None) -> list[str]:
-    """Facts of a recording run. speed: steps per second; mean: return, None before the first episode."""
-    known = [] if mean is None else [f"return {returned(mean)}"]
-    return [count(episodes, "episode"), count(steps, "step"), *known, f"{count(round(speed))} steps/s", size(size_)]
 
 
 def fraction(progress: Any, limits: Mapping[str, float]) -> float:

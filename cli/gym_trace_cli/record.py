@@ -1,18 +1,22 @@
-"""gym-trace record"""
+"""gym-trace record: in this process, or with workers"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gym_trace.errors import InvalidOption
+import gym_trace
+from gym_trace.errors import InvalidOption, TraceError, TraceExists
+from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
-from gym_trace_cli.environments import NamedEnvironment, import_modules
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.environments import NamedEnvironment, environment_options, import_modules
+from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.help import bundle, headed, option, section
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
@@ -21,40 +25,51 @@ from gym_trace_cli.options import (
     EnvArg,
     FactoryName,
     NamedCallable,
-    environment_options,
     look_in_current_directory,
-    provenance_options,
     quiet_option,
 )
-from gym_trace_cli.record_config import config_options, drop_overruled, write_config
-from gym_trace_cli.recording import COMMAND, record_here, record_with_workers
-from gym_trace_cli.stopping import spared_children
+from gym_trace_cli.progress import Report, Watch, fraction
+from gym_trace_cli.record_config import config_options, write_config
+from gym_trace_cli.stopping import StopSignals, spared_children
 
+if TYPE_CHECKING:
+    from gym_trace.collecting.rollout import RolloutProgress
+    from gym_trace.collecting.supervisor import Collected
+
+_COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
 _FACTS = "For search and the card (tag: repeatable)."
 
 
+def _is_name(policy: str) -> bool:
+    return policy == "random" or policy.startswith(("sb3:", "onnx:", "run:"))
+
+
+def _is_named_schedule(video: str) -> bool:
+    return video == "cubic" or video.startswith("every:")
+
+
 class PolicyName(FactoryName):
     """MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if _is_name(value) else super().convert(value, param, ctx)
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if _is_name(value) else super().parsed(value, param, ctx)
 
 
 class ScheduleName(FactoryName):
     """cubic, every:N, or MODULE:FUNCTION of the number of an episode."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from gym_trace.video.schedules import schedule_of
 
-        if value == "cubic" or str(value).startswith("every:"):
-            try:
-                schedule_of(value)
-            except InvalidOption as error:
-                self.fail(str(error), param, ctx)
-            return value
-        return super().convert(value, param, ctx)
+        if not _is_named_schedule(value):
+            return super().parsed(value, param, ctx)
+        try:
+            schedule_of(value)
+        except InvalidOption as error:
+            self.fail(str(error), param, ctx)
+        return value
 
 
 @headed("record")
@@ -65,11 +80,11 @@ class ScheduleName(FactoryName):
     option(
         "--on-exist MODE",
         "Old trace: error, append, replace. Default: error.",
-        click.Choice(["error", "append", "replace"]),
+        ["error", "append", "replace"],
         default="error",
     ),
     option("--split NAME", "Split of the episodes. Default: train.", default="train"),
-    option("--infos", "Record infos."),
+    option("--infos", "Record infos.", name="record_infos"),
     option("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName()),
     option("--tensorboard DIR", "Write TensorBoard scalars.", PATH),
     option("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1),
@@ -79,14 +94,18 @@ class ScheduleName(FactoryName):
 )
 @section(
     "Limits",
-    option("--episodes N", "Complete episodes. Default: 10 if no limit is given.", POSITIVE),
-    option("--steps N", "Steps.", POSITIVE),
-    option("--seconds S", "Seconds.", SECONDS),
-    option("--bytes N", "Bytes on disk, approximately.", POSITIVE),
+    bundle(
+        "limits",
+        dict,
+        option("--episodes N", "Complete episodes. Default: 10 if no limit is given.", POSITIVE),
+        option("--steps N", "Steps.", POSITIVE),
+        option("--seconds S", "Seconds.", SECONDS),
+        option("--bytes N", "Bytes on disk, approximately.", POSITIVE),
+    ),
 )
 @section(
     "Environment and policy",
-    *environment_options,
+    environment_options,
     option(
         "--policy P",
         "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
@@ -102,69 +121,66 @@ class ScheduleName(FactoryName):
     option(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
-        click.Choice(["sync", "async", "vector_entry_point"]),
+        ["sync", "async", "vector_entry_point"],
         name="vectorization",
     ),
     option(
         "--autoreset MODE",
         "next-step, same-step, disabled. Default: next-step.",
-        click.Choice(["next-step", "same-step", "disabled"]),
+        ["next-step", "same-step", "disabled"],
     ),
     option("-j, --workers N", "Record with N processes.", POSITIVE),
-    option("--resume", "Resume an interrupted run of -j."),
-    option("--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS),
-    option("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE),
-    option("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19), name="niceness"),
+    bundle(
+        "of_workers",
+        dict,
+        option("--resume", "Resume an interrupted run of -j."),
+        option("--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS),
+        option("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE),
+        option("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19), name="niceness"),
+    ),
 )
 @section(
     "Metadata",
-    option("--author TEXT", _FACTS),
-    option("--licence, --license ID", _FACTS, name="license"),
-    option("--description TEXT", _FACTS),
-    option("--tag WORD", _FACTS, name="tags", multiple=True),
-    option("--metadata K=V", "Extra metadata, JSON or text (repeatable).", EnvArg(), multiple=True),
-    *provenance_options,
+    bundle(
+        "facts",
+        dict,
+        option("--author TEXT", _FACTS),
+        option("--licence, --license ID", _FACTS, name="license"),
+        option("--description TEXT", _FACTS),
+        option("--tag WORD", _FACTS, name="tags", multiple=True),
+    ),
+    option("--metadata K=V", "Extra metadata, JSON or text (repeatable).", EnvArg()),
+    bundle(
+        "private",
+        dict,
+        option("--argv", "Store the full command line. Default: its name."),
+        option("--git-diff", "Store uncommitted changes."),
+    ),
 )
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
-    env_id: str | None,
+    named: NamedEnvironment,
     output: str | None,
-    episodes: int | None,
-    steps: int | None,
-    seconds: float | None,
-    bytes: int | None,
+    limits: dict[str, Any],
     seed: int | None,
     policy: str,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
-    wrappers: Sequence[str],
-    max_episode_steps: int | None,
     num_envs: int | None,
     vectorization: str | None,
     autoreset: str | None,
     workers: int | None,
-    resume: bool,
-    stall_timeout: float | None,
-    max_restarts: int | None,
-    niceness: int | None,
-    author: str | None,
-    license: str | None,
-    description: str | None,
-    tags: Sequence[str],
+    of_workers: dict[str, Any],
+    facts: dict[str, Any],
     metadata: Sequence[tuple[str, Any]],
-    argv: bool,
-    git_diff: bool,
-    infos: bool,
+    private: dict[str, bool],
     video: str | None,
     tensorboard: str | None,
     quiet: bool,
     as_json: bool,
     new_config: str | None,
     **recording: Any,
-) -> None:
+) -> int:
     """Record episodes of a Gymnasium environment until the first limit.
     Ctrl-C stops after the current step and keeps everything.
 
@@ -172,69 +188,57 @@ def command(
     gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0
     gym-trace record CartPole-v1 -o traces/night --episodes 2000 -j 2
     """
-    env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
-    if (env_id is None) == (factory is None):
+    if (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
-    limits = {"episodes": episodes, "steps": steps, "seconds": seconds, "bytes": bytes}
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
-    name = (env_id or factory or "").replace("/", "-").replace(":", "-")
-    directory = Path(output or f"traces/{name}")
+    directory = Path(output or f"traces/{named.file_name}")
     given = dict(metadata)
     if taken := sorted(set(_OWN_METADATA) & set(given)):
         raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
-    facts = {"author": author, "license": license, "description": description, "tags": list(tags)}
-    facts = {key: value for key, value in facts.items() if value}
-    of_workers = {
-        "resume": resume or None,
-        "stall_timeout": stall_timeout,
-        "max_restarts": max_restarts,
-        "niceness": niceness,
-    }
-    of_workers = {name: value for name, value in of_workers.items() if value is not None}
+    facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
+    of_workers = {name: value for name, value in of_workers.items() if value is not None and value is not False}
     if workers is None and of_workers:
         raise click.UsageError(f"--{next(iter(of_workers)).replace('_', '-').replace('niceness', 'nice')} needs -j")
-    if workers is None and num_envs is not None and str(policy).startswith(("onnx:", "run:")):
+    if workers is None and num_envs is not None and policy.startswith(("onnx:", "run:")):
         workers = 1  # these act in single environments; workers have one policy per lane
     if workers is not None and (vectorization or autoreset):
         raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
                                "--autoreset")  # fmt: skip
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
-    if video is not None and (workers is not None or num_envs is not None):
-        raise click.UsageError("--video: needs a single environment; omit -j and --num-envs, or film episodes "
-                               "afterwards with gym-trace render")  # fmt: skip
-    arguments = dict(env_args)
-    if video is not None and factory is None:
-        arguments.setdefault("render_mode", "rgb_array")
-    named = NamedEnvironment(env_id, factory, arguments, tuple(imports), tuple(wrappers), max_episode_steps)
-    seed = _seed(seed, directory, resume)
+    if video is not None:
+        if workers is not None or num_envs is not None:
+            raise click.UsageError("--video: needs a single environment; omit -j and --num-envs, or film episodes "
+                                   "afterwards with gym-trace render")  # fmt: skip
+        if named.factory is None:
+            named.env_args.setdefault("render_mode", "rgb_array")
+    seed = _seed(seed, directory, "resume" in of_workers)
     if new_config is not None:
         write_config(ctx, new_config, seed)
     acting = policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
-    if str(policy).startswith("run:") and "trust" in str(policy).partition("?")[2]:
+    if policy.startswith("run:") and "trust" in policy.partition("?")[2]:
         look_in_current_directory()  # may have its model
-    recording |= {"record_infos": infos}
-    run, private = {"seed": seed, **limits}, {"argv": argv, "git_diff": git_diff}
+    plots = [Path(tensorboard)] if tensorboard else []
+    report = partial(_report, {name: limit for name, limit in limits.items() if limit is not None})
+    watch = Watch(report, quiet=quiet, tensorboard=plots)
+    done: Any
     if workers is not None:
-        recording |= {"metadata": given} if given else {}
-        about = {"command": COMMAND, "facts": facts, **private}
-        options = {"workers": workers, "num_envs": num_envs, **run, **of_workers, **about, **recording}
-        record_with_workers(named, directory, acting, quiet, as_json, tensorboard, **options)
-        return
-    recording |= {"metadata": {**given, "seed": seed}}
-    if video is not None:
-        named_schedule = video == "cubic" or video.startswith("every:")
-        recording["video"] = video if named_schedule else NamedCallable().convert(video, None, None)
-    import_modules(imports)
-    with spared_children() if vectorization == "async" else nullcontext():
-        env = named(num_envs, vectorization, autoreset)
-    private["diff"] = private.pop("git_diff")
-    record_here(env, named, acting, directory, quiet, as_json, tensorboard, facts, private, run, recording)
-
-
-def _is_name(policy: Any) -> bool:
-    return policy == "random" or str(policy).startswith(("sb3:", "onnx:", "run:"))
+        options = {"workers": workers, "num_envs": num_envs, "seed": seed, **limits, **of_workers, **private}
+        options |= {"command": _COMMAND, "facts": facts, **({"metadata": given} if given else {}), **recording}
+        options |= {"describe": named.described(), "on_progress": watch}
+        with watch, _errors_name_options(directory):
+            done = gym_trace.collect(named, acting, directory, **options)
+            watch.finish(done)
+    else:
+        if video is not None:
+            recording["video"] = video if _is_named_schedule(video) else NamedCallable().convert(video, None, None)
+        import_modules(named.imports)
+        with spared_children() if vectorization == "async" else nullcontext():
+            env = named(num_envs, vectorization, autoreset)
+        recording["metadata"] = {**given, "seed": seed}
+        done = _record_here(env, named, acting, directory, watch, facts, private, {"seed": seed, **limits}, recording)
+    return _summarize(done, watch.stop, directory, quiet, as_json)
 
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
@@ -246,3 +250,179 @@ def _seed(given: int | None, directory: Path, resume: bool) -> int:
         return given
     before = settings_of(directory) if resume else None
     return new_root_seed() if before is None else int(before["seed"])
+
+
+def _record_here(
+    env: Any,
+    named: NamedEnvironment,
+    policy: Any,
+    directory: Path,
+    watch: Watch,
+    facts: dict[str, Any],
+    private: dict[str, bool],
+    run: dict[str, Any],
+    recording: dict[str, Any],
+) -> RolloutProgress:
+    """Record in this process. private: whether to store argv and git_diff. run: limits and seed."""
+    from gym_trace.collecting.policies import Annotating, policy_maker
+    from gym_trace.format.facts import add_facts
+    from gym_trace.recording.provenance import provenance_of, recorded_by
+    from gym_trace.storage.local import LocalStorage
+
+    maker = policy_maker(policy)  # first, because a failure must leave no directory
+    made = None if policy == "random" else maker(env.observation_space, env.action_space)
+    about = provenance_of(_COMMAND, maker.name, make_env=named, argv=private["argv"], diff=private["git_diff"])
+    with watch, recorded_by(about), _recorder(env, directory, recording) as recorder:
+        add_facts(LocalStorage(directory), facts)
+        try:
+            acting = None if made is None else Annotating(made, recorder)
+            done = gym_trace.record_episodes(recorder, policy=acting, on_progress=watch, **run)
+        except TraceError:
+            raise
+        except Exception as error:
+            click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
+            if watch.stop.received:  # Ctrl-C also reaches the processes of an environment, which then fails
+                raise SystemExit(watch.stop.exit_code) from error
+            raise
+        watch.finish(done)
+    return done
+
+
+@contextmanager
+def _recorder(env: Any, directory: Path, options: dict[str, Any]) -> Iterator[Any]:
+    """Wrap the environment in a recorder, and close it."""
+    from gymnasium.vector import VectorEnv
+
+    vector = isinstance(env, VectorEnv)
+    wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
+    with _errors_name_options():
+        recorder = wrapper(env, directory, **options)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+@contextmanager
+def _errors_name_options(resumable: Path | None = None) -> Iterator[None]:
+    """Name options instead of the library's arguments; --resume if there is a run to resume."""
+    try:
+        yield
+    except TraceExists as error:
+        from gym_trace.collecting.resuming import settings_of
+
+        first = "--on-exist append"
+        if resumable is not None and settings_of(resumable) is not None:
+            first = f"--resume to go on with the run that is in it, {first}"
+        words = str(error).replace('on_exist="append"', first)
+        raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def _returns(done: Any) -> Any:
+    """Return mean, min and max, or None before the first episode."""
+    found = done.returns if hasattr(done, "workers") else (done.mean_return, done.min_return, done.max_return)
+    return None if found is None or None in found else found
+
+
+def _report(limits: dict[str, float], progress: Any) -> Report:
+    """Describe a RolloutProgress, or a Collected, which has workers."""
+    several = hasattr(progress, "workers")
+    returns, speed = _returns(progress), progress.steps / max(progress.seconds, 1e-9)
+    if several:
+        speed = progress.speeds[0]
+    values = {"episodes": progress.episodes, "steps_per_second": speed, "bytes": progress.bytes}
+    report = Report(
+        [
+            show.count(progress.episodes, "episode"),
+            show.count(progress.steps, "step"),
+            *([] if returns is None else [f"return {show.returned(returns[0])}"]),
+            f"{show.count(round(speed))} steps/s",
+            show.size(progress.bytes),
+        ],
+        fraction(progress, limits),
+        scalars=[(progress.steps, returns, values)],
+    )
+    if several:
+        values["restarts"] = report.restarts = progress.restarts
+        report.details, report.trouble = partial(_table, progress), progress.trouble
+    return report
+
+
+def _table(progress: Collected) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [f"steps/s: {show.speeds(progress.speeds)}", f"for {show.duration(progress.seconds)} so far"]
+    if progress.returns is not None:
+        mean, least, most = map(show.returned, progress.returns)
+        lines.append(f"returns of the last 100 complete episodes: mean {mean}, {least} to {most}")
+    if progress.new_episodes != progress.episodes:
+        new = f"{show.count(progress.new_episodes, 'episode')}, {show.count(progress.new_steps, 'step')}"
+        lines.append(f"since it was resumed: {new}")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("worker", "state", "episodes", "steps", "restarts"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for number, worker in enumerate(progress.workers):
+        counts = (worker.episodes, worker.steps, worker.restarts)
+        table.add_row(str(number), worker.state, *map(show.count, counts))
+    if progress.trouble:
+        table.caption = Text(f"last restart: {show.printable(progress.trouble)}", no_wrap=True, overflow="ellipsis")
+    return Group(*(Text(line, no_wrap=True) for line in lines), table)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def _summarize(done: Any, stop: StopSignals, directory: Path, quiet: bool, as_json: bool) -> int:
+    """Print the result, and why the run ended early; return the exit code."""
+    several = hasattr(done, "workers")
+    if as_json:
+        from gym_trace.statistics.describe import list_trace
+
+        show.json_line({**list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
+    elif not quiet and (done.episodes or not several):
+        _print_summary(done, directory, several)
+    if several and done.stopped == "failed":
+        return _abandoned(done)
+    if not (done.stopped == "interrupted" if several else stop.received):
+        return FINE
+    what = "resume with the same command and --resume" if several else "every step up to here is saved"
+    click.echo(f"{stop.what_happened}; {what}", err=True)
+    return stop.exit_code
+
+
+def _print_summary(done: Any, directory: Path, several: bool) -> None:
+    from gym_trace.storage.local import LocalStorage
+
+    episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
+    taken = show.taken(steps, done.seconds)
+    if not several:
+        cut = {0: "", 1: ", the last one cut short"}.get(
+            done.open_episodes, f", the last {done.open_episodes} cut short"
+        )
+        click.echo(f"recorded {show.count(episodes + done.open_episodes, 'episode')}{cut}: {taken}")
+    elif not episodes and done.stopped == "done":
+        click.echo(f"nothing to do: all {show.count(done.episodes, 'episode')} are recorded")
+    else:
+        restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
+        workers = f"with {show.count(len(done.workers), 'worker')}{restarts}"
+        click.echo(f"recorded {show.count(episodes, 'episode')}: {taken} {workers}")
+    if (returns := _returns(done)) is not None and (episodes or not several):
+        click.echo(show.returns(returns, lately=episodes > 100))
+    click.echo(f"{show.printable(directory)}: {show.size(LocalStorage(directory).allocated())}, seed {done.seed}\n")
+    show.next_commands(directory)
+
+
+def _abandoned(done: Collected) -> int:
+    """Print what was abandoned; return the exit code."""
+    lines = [f"episode {number} abandoned: {why.strip().splitlines()[-1]}" for number, why in done.failed.items()][:5]
+    for number, worker in enumerate(done.workers):
+        if worker.state == "given up":
+            lines.append(f"worker {number} abandoned: {worker.trouble}")
+    for line in lines or ([f"not everything could be recorded: {done.trouble}"] if done.trouble else []):
+        click.echo(show.printable(line), err=True)
+    return ERROR

@@ -45,13 +45,6 @@ config_options = (
 )
 
 
-def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
-    """Return two exclusive options; one on the command line removes the other if a file has it."""
-    here = [name for name in pair if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    overruled = len(here) == 1 and all(value is not None for value in pair.values())
-    return [None if overruled and name not in here else value for name, value in pair.items()]
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,10 +10,9 @@ import click
 import gym_trace
 from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.environments import making_arguments, without_display
+from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, recorded_environment_options
+from gym_trace_cli.options import PATH, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -24,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @headed("render")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Output",
     option("-o, --output OUT", "File or directory.", PATH, required=True),
     option(
         "--format FORMAT",
         "mp4, gif, png, cast. Default: by OUT, else mp4.",
-        click.Choice(["mp4", "gif", "png", "cast"]),
+        ["mp4", "gif", "png", "cast"],
         name="form",
     ),
     option("--json", "Print JSON lines, one per file.", name="as_json"),
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     option(
         "--from SOURCE",
         "simulation (render again) or observations (recorded).",
-        click.Choice(["simulation", "observations"]),
+        ["simulation", "observations"],
         name="source",
         default="simulation",
     ),
@@ -57,12 +54,8 @@ def command(
     selection: Selection,
     schedule: str | None,
     form: str | None,
-    env_id: str | None,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
+    recorded: RecordedEnvironment,
     source: str,
-    trust: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -81,7 +74,7 @@ def command(
         raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation":
         without_display()
-    making = making_arguments(env_id, factory, env_args, imports, trust)
+    making = recorded.arguments()
     trace = gym_trace.open_trace(directory)
     chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
@@ -95,19 +88,11 @@ def command(
             line.update(f"{show.count(frames)} of {show.count(total, 'frame')}  {speed} frames/s", frames / total)
 
         for rendered in render_episodes(
-            trace,
-            Destination(output, form),
-            chosen,
-            source=source,
-            on_frame=count_frame,
-            trust=trust,
-            **making,
-            **options,
+            trace, Destination(output, form), chosen, source=source, on_frame=count_frame, **making, **options
         ):
             made += 1
             if as_json:
-                told = {"episode": rendered.index, "path": str(rendered.path), "frames": rendered.frames}
-                click.echo(json.dumps(told))
+                show.json_line({"episode": rendered.index, "path": str(rendered.path), "frames": rendered.frames})
             else:
                 where = show.printable(rendered.path)
                 click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")

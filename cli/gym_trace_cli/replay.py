@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,25 +12,20 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.environments import making_arguments, without_display
-from gym_trace_cli.episode_lines import print_as_json, print_episodes
+from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import NamedCallable, json_lines_option, recorded_environment_options
+from gym_trace_cli.ls import print_as_json, print_episodes
+from gym_trace_cli.options import NamedCallable, json_lines_option, trace_argument
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
 
-_OF_ENVIRONMENTS = ("env_id", "env_args", "imports", "factory", "trust")
-# Where the name is another one.
-_OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "factory": "--make"}
-
 
 @headed("replay")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @selection_options
 @section(
     "Playback",
@@ -39,7 +34,7 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
     option(
         "--from SOURCE",
         "simulation (render again) or observations (recorded).",
-        click.Choice(["simulation", "observations"]),
+        ["simulation", "observations"],
         name="source",
     ),
     option("--human", "Play in a window."),
@@ -62,8 +57,9 @@ def command(
     speed: float | None,
     stepwise: bool,
     source: str | None,
-    **verification: Any,
-) -> None:
+    recorded: RecordedEnvironment,
+    verification: dict[str, Any],
+) -> int:
     """Play recorded episodes in the terminal, in a window, or to a function.
 
     Keys: space pauses, left/right seek, Enter steps, up/down change episode,
@@ -84,35 +80,27 @@ def command(
         if given and not (plays or (human and name == "--speed")):
             raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name == "--speed" else ""))
     if verified:
-        ctx.exit(verify(trace, chosen, as_json, **verification))
-    used = _OF_ENVIRONMENTS if plays or human else ()
-    for name in verification:
-        if name not in used and ctx.get_parameter_source(name) != ParameterSource.DEFAULT:
-            raise click.UsageError(f"{_OPTIONS.get(name, f'--{name}'.replace('_', '-'))} needs --verify")
+        return verify(trace, chosen, as_json, recorded, **verification)
+    for param in ctx.command.params:
+        used = {"Verification": False, "Environment": plays or human}.get(getattr(param, "heading", ""), True)
+        if not used and ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT:
+            raise click.UsageError(f"{param.opts[-1]} needs --verify")
     if human:
-        _show_to_humans(trace, chosen, speed or 1.0, **verification)
+        from gym_trace.video.simulate import play_for_humans
+
+        for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments()):
+            click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
     elif plays and chosen:
-        ctx.exit(_play(trace, chosen, source, speed or 1.0, stepwise, **verification))
+        return _play(trace, chosen, source, speed or 1.0, stepwise, recorded)
     elif callback is not None:
         _call_back(trace, chosen, callback)
-    elif as_json:
-        print_as_json(trace, chosen)
     else:
-        print_episodes(trace, chosen)
+        (print_as_json if as_json else print_episodes)(trace, chosen)
+    return FINE
 
 
 def _play(
-    trace: Trace,
-    chosen: list[int],
-    source: str | None,
-    speed: float,
-    stepwise: bool,
-    env_id: str | None,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
-    trust: bool,
-    **_: Any,
+    trace: Trace, chosen: list[int], source: str | None, speed: float, stepwise: bool, recorded: RecordedEnvironment
 ) -> int:
     from gym_trace.video.simulate import Making
     from gym_trace_cli.player.player import Player
@@ -121,31 +109,13 @@ def _play(
     without_display()
     player = Player(trace, chosen, source, speed, stepwise)
     with Terminal() as terminal:
-        player.run(terminal, Making(trust=trust, **making_arguments(env_id, factory, env_args, imports, trust)))
+        player.run(terminal, Making(**recorded.arguments()))
     for note in player.notes:
         click.echo(show.printable(f"note: {note}"), err=True)
     for damage in player.damages:
         click.echo(f"error: {show.printable(damage)}", err=True)
     click.echo(f"played {show.count(len(player.played))} of {show.count(len(chosen), 'episode')}")
     return DAMAGED if player.damages else FINE
-
-
-def _show_to_humans(
-    trace: Trace,
-    chosen: list[int],
-    speed: float,
-    env_id: str | None,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
-    trust: bool,
-    **_: Any,
-) -> None:
-    from gym_trace.video.window import play_for_humans
-
-    making = making_arguments(env_id, factory, env_args, imports, trust)
-    for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
-        click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
 
 
 def _call_back(trace: Trace, chosen: list[int], callback: Callable[[Any, Any, Any], Any]) -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
+from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import click
@@ -89,28 +90,22 @@ class Reports:
         self._last, self._number = now, self._number + 1
 
     def close(self, outcome: Outcome) -> None:
-        """Writes the files. Raises OSError."""
+        """Replace the files atomically. Raises OSError."""
         with self._stack:
             for path, rows, _, frame in self._files:
                 head, foot = frame(outcome)
                 rows.seek(0)
-                _write_whole(path, head, rows, foot)
-
-
-def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
-    """Replace a report atomically. Raises OSError."""
-    with replaced_file(path) as staged, open(staged, "w", encoding="utf-8", newline="\n") as file:
-        file.write(head)
-        shutil.copyfileobj(rows, file)
-        file.write(foot)
+                with replaced_file(path) as staged, open(staged, "w", encoding="utf-8", newline="\n") as file:
+                    file.write(head)
+                    shutil.copyfileobj(rows, file)
+                    file.write(foot)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _json_row(verdict: dict[str, Any], text: str, environment: str, seconds: float, number: int) -> str:
-    comma = "," if number else ""
-    return f"{comma}\n{json.dumps(verdict, allow_nan=False)}"
+    return f"{',' if number else ''}\n{json.dumps(verdict, allow_nan=False)}"
 
 
 def _json_frame(outcome: Outcome) -> tuple[str, str]:
@@ -119,14 +114,9 @@ def _json_frame(outcome: Outcome) -> tuple[str, str]:
         "gym_trace": gym_trace.__version__,
         "started": outcome.start + "Z",
         "seconds": outcome.seconds,
-        "ended": outcome.ended,
-        "message": outcome.message,
-        "exit_code": outcome.exit_code,
-        "chosen": outcome.chosen,
-        "verdicts": outcome.verdicts,
-        "versions": outcome.versions,
-        "damage": outcome.damage,
     }
+    for name in ("ended", "message", "exit_code", "chosen", "verdicts", "versions", "damage"):
+        document[name] = getattr(outcome, name)
     return f'{json.dumps(document, allow_nan=False)[:-1]}, "episodes": [', "\n]}\n"
 
 
@@ -135,12 +125,11 @@ def _json_frame(outcome: Outcome) -> tuple[str, str]:
 
 def _junit_row(verdict: dict[str, Any], text: str, environment: str, seconds: float, number: int) -> str:
     name = f"episode {verdict['index']} ({verdict['writer']}/{verdict['episode_id']})"
-    kind = _OUTCOMES.get(verdict["verdict"])
-    return _test_case(environment, name, seconds, kind, verdict["verdict"], text)
+    return _test_case(environment, name, seconds, _OUTCOMES.get(verdict["verdict"]), verdict["verdict"], text)
 
 
 def _junit_frame(outcome: Outcome) -> tuple[str, str]:
-    counted = {kind: sum(outcome.verdicts.get(v, 0) for v, k in _OUTCOMES.items() if k == kind) for kind in _KINDS}
+    counted = {kind: outcome.verdicts.get(verdict, 0) for verdict, kind in _OUTCOMES.items()}
     tests, cut = sum(outcome.verdicts.values()), ""
     message = "; ".join("{path}: {problem}".format(**damage) for damage in outcome.damage[:_MOST_LISTED])
     if outcome.ended != "complete":
@@ -150,7 +139,7 @@ def _junit_frame(outcome: Outcome) -> tuple[str, str]:
         tests, counted["error"] = tests + 1, counted["error"] + 1
     numbers = f'tests="{tests}" failures="{counted["failure"]}" errors="{counted["error"]}"'
     taken = f'time="{outcome.seconds:.3f}"'
-    suite = f'name={_attribute(outcome.trace)} {numbers} skipped="{counted["skipped"]}" {taken}'
+    suite = f'name={quoteattr(printable(outcome.trace))} {numbers} skipped="{counted["skipped"]}" {taken}'
     head = (
         f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="gym-trace verify" {numbers} {taken}>\n'
         f'<testsuite {suite} timestamp="{outcome.start}">\n'
@@ -158,17 +147,14 @@ def _junit_frame(outcome: Outcome) -> tuple[str, str]:
     return head, f"{cut}</testsuite>\n</testsuites>\n"
 
 
-_KINDS = ("failure", "error", "skipped")
-
-
 def _test_case(group: str, name: str, seconds: float, kind: str | None, type_: str, message: str) -> str:
-    case = f'<testcase classname={_attribute(group)} name={_attribute(name)} time="{seconds:.6f}"'
-    if kind is None:
-        return f"{case}/>\n"
-    of_type = "" if kind == "skipped" else f" type={_attribute(type_)}"
-    return f"{case}><{kind} message={_attribute(message)}{of_type}/></testcase>\n"
+    case = ElementTree.Element("testcase", _safe(classname=group, name=name, time=f"{seconds:.6f}"))
+    if kind is not None:
+        more = {} if kind == "skipped" else {"type": type_}
+        ElementTree.SubElement(case, kind, _safe(message=message, **more))
+    return ElementTree.tostring(case, "unicode") + "\n"
 
 
-def _attribute(text: str) -> str:
-    """Quote text, without control characters and surrogates, which XML forbids."""
-    return quoteattr(printable(text))
+def _safe(**attributes: str) -> dict[str, str]:
+    """Escape control characters and surrogates, which XML forbids."""
+    return {name: printable(text) for name, text in attributes.items()}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
-from gym_trace_cli.help import option, section
+from gym_trace_cli.help import bundle, option, section
 from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
@@ -38,22 +37,19 @@ class Selection:
         """Return True for every episode, in the order of the trace."""
         return self == Selection()
 
-    def of(self, trace: Trace) -> Array:
-        """Return the positions of the episodes in the trace, (n,) int64, each once, sorted as asked.
+    def view(self, trace: Trace) -> Trace:
+        """Return a view of these episodes, or the trace itself if all are selected.
 
         Without --sort the order is that of the trace, or of --episodes. Raises click.BadParameter.
         """
-        return self.view(trace).chosen
-
-    def view(self, trace: Trace) -> Trace:
-        """Return a view of these episodes, or the trace itself if all are selected."""
         view = trace if self.episodes is None else trace[_places(len(trace), self.episodes)]
         if Selection(self.episodes) == self:
             return view
         try:
             return view.select(**{name: value for name, value in vars(self).items() if name != "episodes"})
         except InvalidOption as error:
-            raise click.BadParameter(str(error), param_hint=self._given()) from error
+            names = (name for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None)
+            raise click.BadParameter(str(error), param_hint=" / ".join(f"'--{name}'" for name in names)) from error
 
     def some(self, trace: Trace) -> Trace:
         """Like view. Raises TraceError if a selection has no episodes."""
@@ -79,20 +75,15 @@ class Selection:
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
     def of_one_of_several(self, trace: Trace) -> Array:
-        """Like of, for one trace of many: no episodes if it lacks the named episodes or keys."""
+        """Return the positions, (n,) int64, in one trace of many: none if it lacks the named episodes or keys."""
         from gym_trace.selecting.columns import NoSuchKey
 
         try:
-            return self.of(trace)
+            return self.view(trace).chosen
         except click.BadParameter as error:
             if isinstance(error.__cause__, (NoSuchKey, IndexError)):
                 return trace[:0].chosen
             raise
-
-    def _given(self) -> str:
-        return " / ".join(
-            f"'--{name}'" for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None
-        )
 
 
 class Condition(TextOption):
@@ -110,34 +101,31 @@ class Condition(TextOption):
         return value
 
 
-_selection = section(
+def _selection(**given: Any) -> Selection:
+    if given["seed"] is not None and given["sample"] is None:
+        raise click.UsageError("--seed: needs --sample; pass both")
+    ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if given[name] is not None]
+    if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
+        raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
+    return Selection(**given)
+
+
+_condition = partial(option, type=Condition(), shell_complete=episode_columns)
+selection_options = section(
     "Selection",
-    option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", EpisodeSlice()),
-    option("--where EXPR", "By condition: 'return > 100 and steps < 50'.", Condition(), shell_complete=episode_columns),
-    option("--sort COLUMN", "Sort; -return sorts descending.", Condition(), shell_complete=episode_columns),
-    option("--limit N", "Keep the first N.", POSITIVE),
-    option("--best N", "Keep the N complete ones of highest return.", POSITIVE),
-    option("--worst N", "Keep the N complete ones of lowest return.", POSITIVE),
-    option("--sample N", "Keep N at random.", POSITIVE),
-    option("--seed S", "Seed of --sample.", int),
+    bundle(
+        "selection",
+        _selection,
+        option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", EpisodeSlice()),
+        _condition("--where EXPR", "By condition: 'return > 100 and steps < 50'."),
+        _condition("--sort COLUMN", "Sort; -return sorts descending."),
+        option("--limit N", "Keep the first N.", POSITIVE),
+        option("--best N", "Keep the N complete ones of highest return.", POSITIVE),
+        option("--worst N", "Keep the N complete ones of lowest return.", POSITIVE),
+        option("--sample N", "Keep N at random.", POSITIVE),
+        option("--seed S", "Seed of --sample.", int),
+    ),
 )
-
-
-def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that select episodes, as one parameter: selection."""
-
-    @wraps(command)
-    def selecting(*args: Any, **kwargs: Any) -> Any:
-        chosen = {name: kwargs.pop(name) for name in Selection.__dataclass_fields__}
-        if chosen["seed"] is not None and chosen["sample"] is None:
-            raise click.UsageError("--seed: needs --sample; pass both")
-        ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if chosen[name] is not None]
-        if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
-            raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
-        return command(*args, selection=Selection(**chosen), **kwargs)
-
-    headed: Callable[..., Any] = _selection(selecting)
-    return headed
 
 
 def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:

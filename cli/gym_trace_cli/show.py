@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -83,10 +84,15 @@ def returned(value: Return) -> str:
     return f"[{', '.join(map(number, value))}]" if isinstance(value, tuple) else number(value)
 
 
-def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
-    """Format returns of complete episodes. lately: these are only the last 100."""
-    of = "the last 100 complete episodes" if lately else "complete episodes"
-    return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
+def returns(found: tuple[Return, Return, Return], lately: bool) -> str:
+    """Format mean, min and max of the returns of complete episodes. lately: these are only the last 100."""
+    of, (mean, least, most) = "the last 100 complete episodes" if lately else "complete episodes", map(returned, found)
+    return f"return of {of}: {mean} on average, from {least} to {most}"
+
+
+def taken(steps: int, seconds: float) -> str:
+    """Format steps, time and throughput: 200 steps in 1.5 s (133 steps/s)."""
+    return f"{count(steps, 'step')} in {duration(seconds)} ({count(round(steps / max(seconds, 1e-9)))} steps/s)"
 
 
 def speeds(speeds: Sequence[float]) -> str:
@@ -211,6 +217,10 @@ def cut(text: str, width: int) -> str:
         return text
     end = (width - 1) // 2
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def json_line(value: Any, **options: Any) -> None:
+    click.echo(json.dumps(value, **options))
 
 
 def next_commands(directory: Path) -> None:

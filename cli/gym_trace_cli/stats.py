@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import json_option
+from gym_trace_cli.options import json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
@@ -26,11 +24,11 @@ _COUNTED = ("count", "nan", "inf")
 
 
 @headed("stats")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @selection_options
 @section(
     "Statistics",
-    option("--by NAME", "Also group by split, writer or outcome.", click.Choice(["split", "writer", "outcome"])),
+    option("--by NAME", "Also group by split, writer or outcome.", ["split", "writer", "outcome"]),
     option("--columns", "Also actions, observations and rewards (slow)."),
 )
 @section("Output", json_option)
@@ -47,7 +45,7 @@ def command(directory: str, selection: Selection, by: str | None, columns: bool,
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
     if as_json:
-        click.echo(json.dumps(summary, indent=2, allow_nan=False))
+        show.json_line(summary, indent=2, allow_nan=False)
     else:
         if not selection.is_all:
             summary["chosen"] = f"{show.count(len(trace))} of {show.count(len(trace.whole), 'episode')}"
@@ -90,10 +88,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary["filtered"]:
         yield "filtered", "steps were left out: return and length count those that were kept"
     if summary["damage"]:
-        yield (
-            "damage",
-            f"{show.count(len(summary['damage']), 'place')} not readable and not counted; see gym-trace check",
-        )
+        places = show.count(len(summary["damage"]), "place")
+        yield "damage", f"{places} not readable and not counted; see gym-trace check"
 
 
 def _outcomes(outcomes: dict[str, int]) -> str:
@@ -146,20 +142,12 @@ def _print_groups(summary: Summary) -> None:
     groups = {show.printable(name): group for name, group in summary["groups"].items()}
     by = summary["by"]
     show.title(f"by {by}")
-    show.table(
-        (by, "episodes", "steps", "steps/s", "bytes", "outcomes"),
-        [
-            (
-                name,
-                show.count(group["episodes"]),
-                show.count(group["steps"]),
-                number(group["steps_per_second"]),
-                show.size(group["storage"]["bytes"]) if group["storage"] else "-",
-                _outcomes(group["outcomes"]),
-            )
-            for name, group in groups.items()
-        ],
-    )
+    counted = [
+        [name, show.count(group["episodes"]), show.count(group["steps"]), number(group["steps_per_second"]),
+         show.size(group["storage"]["bytes"]) if group["storage"] else "-", _outcomes(group["outcomes"])]
+        for name, group in groups.items()
+    ]  # fmt: skip
+    show.table((by, "episodes", "steps", "steps/s", "bytes", "outcomes"), counted)
     known = {name: dict(_spreads(group)) for name, group in groups.items()}
     for what in dict.fromkeys(what for spreads in known.values() for what in spreads):
         click.echo()
@@ -169,17 +157,14 @@ def _print_groups(summary: Summary) -> None:
 
 def _print_storage(storage: Summary) -> None:
     whole, columns = storage["bytes"], storage["columns"]
-    rows = [
-        (show.printable(name), *_sizes(column["raw_bytes"], column["stored_bytes"], whole))
-        for name, column in sorted(columns.items(), key=lambda item: -item[1]["stored_bytes"])
-    ]
+    rows = []
+    for name, column in sorted(columns.items(), key=lambda item: -item[1]["stored_bytes"]):
+        raw, stored = column["raw_bytes"], column["stored_bytes"]
+        ratio = number(raw / stored if stored else None)
+        rows.append((name, show.size(raw), show.size(stored), ratio, show.share(stored, whole)))
     rest = whole - sum(column["stored_bytes"] for column in columns.values())
     rows.append(("(index, framing)", "-", show.size(rest), "-", show.share(rest, whole)))
     show.table(("column", "raw", "stored", "ratio", "share"), rows)
-
-
-def _sizes(raw: int, stored: int, whole: int) -> tuple[str, str, str, str]:
-    return show.size(raw), show.size(stored), number(raw / stored if stored else None), show.share(stored, whole)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -210,12 +195,13 @@ def _print_columns(described: Summary, of: str) -> None:
 def _print_leaves(leaves: Sequence[Summary]) -> None:
     measured: list[tuple[str, Summary]] = []
     counted: list[tuple[str, Summary]] = []
-    told: list[tuple[str, Summary]] = []
+    varied: list[list[str]] = []
     notes = []
     for leaf in leaves:
         path = show.printable("/".join(map(str, leaf["path"])))
         if "distinct" in leaf:
-            told.append((path, leaf))
+            distinct = f"{'' if leaf['distinct_is_exact'] else '>= '}{show.count(leaf['distinct'])}"
+            varied.append([path, distinct, ", ".join(leaf["examples"])])
         elif "all" in leaf:
             measured.append((f"{path} (all of {' x '.join(map(str, leaf['shape']))})", leaf["all"]))
         else:
@@ -224,10 +210,9 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
             if len(leaf["dimensions"]) > _MOST_ROWS:
                 notes.append(f"{path}: {show.count(len(leaf['dimensions']) - _MOST_ROWS)} more dimensions, see --json")
         if leaf["misfits"]:
-            notes.append(
-                f"{path}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} rows do not fit the space"
-            )
-    _print_tables([_moments_table(measured), _counts_table(counted), _varieties_table(told)])
+            misfits = f"{show.count(leaf['misfits'])} of {show.count(leaf['rows'])}"
+            notes.append(f"{path}: {misfits} rows do not fit the space")
+    _print_tables([_moments_table(measured), _counts_table(counted), (["", "distinct", "examples"], varied)])
     for note in notes:
         click.echo(note)
 
@@ -242,11 +227,6 @@ def _index(index: Sequence[int]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
-def _variety(leaf: Summary) -> tuple[str, str]:
-    at_least = "" if leaf["distinct_is_exact"] else ">= "
-    return f"{at_least}{show.count(leaf['distinct'])}", ", ".join(map(show.printable, leaf["examples"]))
-
-
 def _moments_table(measured: list[tuple[str, Summary]]) -> Table:
     names = ["count", "mean", "std", "min", "max"]
     names += [name for name in ("nan", "inf") if any(known[name] for _, known in measured)]
@@ -258,10 +238,6 @@ def _moments_table(measured: list[tuple[str, Summary]]) -> Table:
 
 def _counts_table(counted: list[tuple[str, Summary]]) -> Table:
     return ["", "value", "count", "share", ""], [[label, *cells] for label, tally in counted for cells in _tally(tally)]
-
-
-def _varieties_table(told: list[tuple[str, Summary]]) -> Table:
-    return ["", "distinct", "examples"], [[path, *_variety(leaf)] for path, leaf in told]
 
 
 def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
@@ -284,12 +260,8 @@ def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _fewer_bins(edges: list[float], counts: list[int]) -> list[tuple[str, int]]:
-    together = -(-len(counts) // _MOST_ROWS)
-    starts = range(0, len(counts), together)
-    return [
-        (
-            f"{number(edges[start])} to {number(edges[min(start + together, len(counts))])}",
-            sum(counts[start : start + together]),
-        )
-        for start in starts
-    ]
+    together, bins = -(-len(counts) // _MOST_ROWS), []
+    for start in range(0, len(counts), together):
+        end = min(start + together, len(counts))
+        bins.append((f"{number(edges[start])} to {number(edges[end])}", sum(counts[start:end])))
+    return bins

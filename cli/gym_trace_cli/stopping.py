@@ -15,9 +15,7 @@ from gym_trace.processes.safe_start import started_safely
 from gym_trace.storage.interrupts import raised_once
 from gym_trace_cli.exit_codes import SIGNALLED
 
-_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-if hasattr(signal, "SIGHUP"):
-    _NAMES[signal.SIGHUP] = "hung up"
+_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _OUTPUTS = (1, 2)
 
 
@@ -27,18 +25,10 @@ def spared_children() -> Iterator[None]:
 
     Unless forked, they import nothing from the current directory while they start.
     """
-    with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely(), _without_interrupts():
-        yield
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # inherited
     try:
-        yield
+        with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -83,7 +73,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _leave_terminals(number: int, terminals: list[int]) -> None:
     """Stop writing to terminals that have hung up."""
-    if _NAMES[signal.Signals(number)] == "hung up":
+    if number == signal.SIGHUP:
         for fd in terminals:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
@@ -100,8 +90,7 @@ def _in_a_child() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_child)
+os.register_at_fork(after_in_child=_in_a_child)
 
 
 class StopSignals:

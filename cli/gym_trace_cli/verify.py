@@ -1,11 +1,10 @@
-"""gym-trace verify, which gym-trace replay --verify is, too"""
+"""gym-trace verify, the same as gym-trace replay --verify, and gym-trace diff"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, TraceError, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, told
 from gym_trace.printable import shown
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
-from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, recorded_environment_options
+from gym_trace_cli.help import bundle, headed, option, section
+from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
@@ -41,34 +40,40 @@ _SAID = {
     "damaged": "damaged",
 }
 _MOST_ALIKE = 3  # unverifiable episodes listed per reason
+_TOLD = 10  # differing episodes that are printed one by one
 
 
-tolerance_options = (
+comparison_options = bundle(
+    "comparison",
+    dict,
     option("--atol X", "Absolute tolerance. Default: 0.", TOLERANCE, default=0.0),
     option("--rtol X", "Relative tolerance. Default: 0.", TOLERANCE, default=0.0),
-    option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable).", multiple=True),
+    option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
 )
 verification_options = section(
     "Verification",
-    *tolerance_options,
-    option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
-    option("--through-the-crash", "Also run the action that a kill interrupted."),
-    option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
-    option("--report FILE", "Write results as one JSON document.", ReportFile()),
-    option("--junit FILE", "Write results as JUnit XML.", ReportFile()),
+    bundle(
+        "verification",
+        dict,
+        comparison_options,
+        option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
+        option("--through-the-crash", "Also run the action that a kill interrupted."),
+        option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
+        option("--report FILE", "Write results as one JSON document.", ReportFile()),
+        option("--junit FILE", "Write results as JUnit XML.", ReportFile()),
+    ),
 )
 
 
 @headed("verify")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @selection_options
 @recorded_environment_options
 @verification_options
 @section("Output", json_lines_option)
-@click.pass_context
 def command(
-    ctx: click.Context, /, directory: str, selection: Selection, as_json: bool, **verification: Any
-) -> None:  # fmt: skip
+    directory: str, selection: Selection, as_json: bool, recorded: RecordedEnvironment, verification: dict[str, Any]
+) -> int:
     """Replay episodes in their environment and compare everything, bit for bit.
     Exit code, the first that applies: 3 different, 5 damaged, 4 unverifiable, 0.
     Reports are written even after damage or Ctrl-C.
@@ -77,18 +82,15 @@ def command(
     gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
-    ctx.exit(verify(trace, selection.some(trace).chosen.tolist(), as_json, **verification))
+    return verify(trace, selection.some(trace).chosen.tolist(), as_json, recorded, **verification)
 
 
 def verify(
     trace: Trace,
     chosen: list[int],
     as_json: bool,
+    recorded: RecordedEnvironment,
     skip_damaged: bool,
-    env_id: str | None,
-    factory: str | None,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
     report: Path | None,
     junit: Path | None,
     **options: Any,
@@ -99,19 +101,29 @@ def verify(
             raise click.UsageError(f"{name}: {path} is in the trace's own directory; write elsewhere")
     if report is not None and report == junit:
         raise click.UsageError(f"--report and --junit name the same file, {report}")
-    options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     reasons: Counter[str] = Counter()
     try:
-        options |= making_arguments(env_id, factory, env_args, imports, options["trust"])
+        options |= {"imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
+        options |= recorded.arguments()
         _play(trace, chosen, as_json, options, outcome, reports, reasons)
     except CorruptTrace as error:
         outcome.ended, outcome.message = "damaged", str(error)
         click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
+    except EnvironmentUnavailable as error:  # as if only that of some writers cannot be made
+        from gym_trace_cli.main import fail
+
+        outcome.ended, outcome.message, outcome.exit_code = "error", str(error), UNVERIFIABLE
+        fail(error, UNVERIFIABLE)
+    except KeyboardInterrupt:
+        outcome.ended, outcome.exit_code = "interrupted", INTERRUPTED
+        raise
+    except Ended as error:
+        outcome.ended, outcome.exit_code = "terminated", error.exit_code
+        raise
     except BaseException as error:
-        outcome.ended, outcome.exit_code = _end(error)
-        if outcome.ended == "error":
-            outcome.message = str(error) if isinstance(error, TraceError) else told(error)
+        outcome.ended, outcome.exit_code = "error", ERROR
+        outcome.message = str(error) if isinstance(error, TraceError) else told(error)
         raise
     finally:
         _sum_up(trace, outcome, skip_damaged)
@@ -120,18 +132,13 @@ def verify(
             if number > _MOST_ALIKE:
                 more = show.count(number - _MOST_ALIKE, "more episode")
                 click.echo(show.printable(f"{more} cannot be verified: {reason}"))
-        _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
+        if outcome.ended != "error":
+            _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
     return outcome.exit_code
 
 
 def _play(
-    trace: Trace,
-    chosen: list[int],
-    as_json: bool,
-    options: dict[str, Any],
-    outcome: Outcome,
-    reports: Reports,
-    reasons: Counter[str],
+    trace: Trace, chosen: list[int], as_json: bool, options: Any, outcome: Outcome, reports: Reports, reasons: Any
 ) -> None:
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
@@ -143,7 +150,7 @@ def _play(
             text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
-                click.echo(json.dumps(plain))
+                show.json_line(plain)
             elif text:
                 reasons[verdict.reason] += verdict.verdict == "unverifiable"
                 if reasons[verdict.reason] <= _MOST_ALIKE or verdict.verdict != "unverifiable":
@@ -153,15 +160,6 @@ def _play(
                 click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
                 click.echo(f"  {show.printable(verdict.crash)}")
             line.update_count(done, len(chosen), "episode")
-
-
-def _end(error: BaseException) -> tuple[str, int]:
-    """Return why it ended early, and the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED
-    if isinstance(error, Ended):
-        return "terminated", error.exit_code
-    return "error", ERROR
 
 
 def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
@@ -182,8 +180,6 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     """Print the summary, also of an early end."""
     from gym_trace.replay.verify import played_in_registered
 
-    if outcome.ended == "error":
-        return
     for name, versions in outcome.versions.items():
         here = versions["installed"] or "none"
         click.echo(show.printable(f"note: recorded with {name} {versions['recorded']}, here is {here}"), err=True)
@@ -199,24 +195,21 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
 
 
 def _told(verdict: Verdict, several: bool) -> str:
-    of = f" of {verdict.writer}" if several else ""
-    if verdict.verdict == "unverifiable":
-        return show.printable(f"episode {verdict.index}{of} cannot be verified: {verdict.reason}")
-    if verdict.verdict == "damaged":
-        return show.printable(f"episode {verdict.index}{of} is damaged: {verdict.reason}")
-    reason = f" ({verdict.reason})" if verdict.reason else ""
-    return show.printable(f"episode {verdict.index}{of} differs {verdict.difference}{reason}")
+    what = {"unverifiable": "cannot be verified: ", "damaged": "is damaged: "}.get(verdict.verdict)
+    if what is not None:
+        what += verdict.reason
+    else:
+        what = f"differs {verdict.difference}" + (f" ({verdict.reason})" if verdict.reason else "")
+    return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if several else ''} {what}")
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as plain data."""
-    plain = {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
-    if verdict.difference is not None:
-        plain["difference"] = difference_as_json(verdict.difference)
-    return plain
+    difference = None if verdict.difference is None else _difference(verdict.difference)
+    return {**vars(verdict), "difference": difference}
 
 
-def difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference(difference: Difference) -> dict[str, Any]:
     """Return a difference as plain data; text for values that JSON lacks."""
     values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
     return difference._asdict() | values
@@ -229,3 +222,67 @@ def _jsonable(value: Any) -> Any:
     except (TypeError, ValueError):
         return shown(value, 1000)
     return value
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------
+
+
+@headed("diff")
+@click.argument("first", metavar="A", type=TraceDirectory())
+@click.argument("second", metavar="B", type=TraceDirectory())
+@selection_options
+@section("Comparison", comparison_options)
+@section("Output", json_option)
+def diff(first: str, second: str, selection: Selection, comparison: dict[str, Any], as_json: bool) -> int:
+    """Compare the episodes of traces A and B, bit for bit.
+    Exit code: 0 same, 3 different.
+
+    If no episode matches, their statistics are shown side by side.
+
+    \b
+    gym-trace diff traces/before traces/after --ignore infos
+    """
+    a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
+    if not (selection.is_all or len(a) or len(b)):
+        of = f"{show.count(len(a.whole))} in A and {show.count(len(b.whole))} in B"
+        raise TraceError(f"no episode matches, of {of}")
+    places = a.chosen.tolist()
+    differing, same, both = [], 0, max(1, min(len(a), len(b)))
+    with ProgressLine() as line:
+        for number, found in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
+            if found.difference is None:
+                same += 1
+            else:
+                differing.append((places[found.index], found.difference))
+            line.update_count(number, both, "episode")
+    identical = same == len(a) == len(b)
+    summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
+    if as_json:
+        told = [{"index": index, **_difference(difference)} for index, difference in differing]
+        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": told}
+        show.json_line(said | ({"summaries": summaries} if summaries else {}))
+    else:
+        shown = differing[: 1 if summaries else _TOLD]
+        for index, difference in shown:
+            click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
+        if len(differing) > len(shown):
+            click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
+        if len(a) != len(b) or same + len(differing) < both:
+            click.echo(f"A has {show.count(len(a), 'episode')}, B has {show.count(len(b))}")
+        if summaries:
+            _print_side_by_side(*summaries)
+        else:
+            verdict = "identical" if identical else f"of which {show.count(same)} are the same"
+            click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
+    return FINE if identical else DIFFERS
+
+
+def _print_side_by_side(*summaries: dict[str, Any]) -> None:
+    rows = [[name, *(show.count(summary[name]) for summary in summaries)] for name in ("episodes", "steps")]
+    for what in ("return", "length"):
+        for name in ("mean", "std", "min", "median", "max"):
+            rows.append([f"{what} {name}", *(show.number((summary[what] or {}).get(name)) for summary in summaries)])
+    for outcome in dict.fromkeys(name for summary in summaries for name in summary["outcomes"]):
+        rows.append([outcome, *(show.count(summary["outcomes"].get(outcome, 0)) for summary in summaries)])
+    click.echo("no episode is the same; as different runs:")
+    show.table(["", "A", "B"], rows)

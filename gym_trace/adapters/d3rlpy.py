@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.adapters.episodes import array, arrays, finished, leaves, part_of, rewards_of
+from gym_trace.adapters.episodes import array, arrays, finished, part_of, rewards_of
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.model.trees import leaves_of
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
@@ -62,7 +63,7 @@ def _observations(rows: Any) -> Any:
     """All rows but the final one, as d3rlpy wants them."""
     if isinstance(rows, np.ndarray):
         return _arranged(rows[:-1])
-    return [_arranged(leaf[:-1]) for leaf in leaves(rows)]
+    return [_arranged(leaf[:-1]) for leaf in leaves_of(rows)]
 
 
 def _arranged(rows: Array) -> Array:

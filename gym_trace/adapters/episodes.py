@@ -73,13 +73,6 @@ def array(rows: Any, what: str) -> Array:
     return found
 
 
-def leaves(rows: Any) -> list[Array]:
-    """Return the arrays of a structure, in the order of the space."""
-    if isinstance(rows, np.ndarray):
-        return [rows]
-    return [leaf for part in (rows.values() if isinstance(rows, dict) else rows) for leaf in leaves(part)]
-
-
 def rewards_of(episode: Episode) -> Array:
     """Return rewards of shape (steps,). Raises InvalidOption if they are not one number per step."""
     found = array(episode.rewards, "rewards")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from gym_trace.adapters.episodes import array, arrays, finished, lengths, rewards_of, scanned
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.episode import infos_of
+from gym_trace.model.trees import mapped
 from gym_trace.playback.trace import Trace
 
 try:
@@ -89,13 +91,9 @@ def _transitions(episodes: Trace, start: int, stop: int) -> Iterator[tuple[Any, 
             done = step == len(episode) - 1
             info = {} if infos is None else dict(infos[step])
             info["TimeLimit.truncated"] = done and not episode.terminations[step]
-            before, after = (_row(observations, at) for at in (step, step + 1))
+            before, after = (mapped(itemgetter(at), observations) for at in (step, step + 1))
             yield before, after, actions[step], rewards[step], done, info
         place += len(episode)
-
-
-def _row(tree: Any, at: int) -> Any:
-    return {key: rows[at] for key, rows in tree.items()} if isinstance(tree, dict) else tree[at]
 
 
 def _stacked(rows: Any, space: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import MissingExtra
+from gym_trace.model.trees import mapped
 from gym_trace.sampling.batches import Batches
 
 try:
@@ -30,17 +31,17 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
 
     device: where they go. dtype: of what has a fraction; None: as it was recorded.
     """
-    if isinstance(batch, dict):
-        return {key: tensors(value, device, dtype) for key, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(tensors(value, device, dtype) for value in batch)
-    array = np.asarray(batch)
-    if array.dtype.kind not in "biufc":
-        return batch
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    if device is None and dtype is None:
-        return tensor
-    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, non_blocking=True)
+
+    def tensor(rows: Any) -> Any:
+        array = np.asarray(rows)
+        if array.dtype.kind not in "biufc":
+            return rows
+        made = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if device is None and dtype is None:
+            return made
+        return made.to(device=device, dtype=dtype if made.is_floating_point() else None, non_blocking=True)
+
+    return mapped(tensor, batch)
 
 
 class BatchStream(IterableDataset[Any]):
@@ -120,13 +121,8 @@ class _Gathered(Sequence[Any]):
         return self._items
 
     def __getitem__(self, item: Any) -> Any:
-        return _part(self.whole, range(self._items)[item])
-
-
-def _part(batch: Any, item: int) -> Any:
-    if isinstance(batch, dict):
-        return {key: _part(value, item) for key, value in batch.items()}
-    return tuple(_part(value, item) for value in batch) if isinstance(batch, tuple) else batch[item]
+        place = range(self._items)[item]
+        return mapped(lambda rows: rows[place], self.whole)
 
 
 def _rank() -> tuple[int, int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gym_trace.adapters.torch import tensors
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.model.trees import mapped
 from gym_trace.sampling.batches import Batches
 
 try:
@@ -67,7 +68,7 @@ class TraceStorage(Storage):
         batch = tensors(arrays, self._device, self._dtype)
         before, after = batch.pop("observations"), batch.pop("next_observations", None)
         if after is None:  # windows have one observation more than steps
-            before, after = _part(before, slice(0, -1)), _part(before, slice(1, None))
+            before, after = mapped(lambda rows: rows[:, :-1], before), mapped(lambda rows: rows[:, 1:], before)
         reward = batch.pop("rewards")
         ends = [batch.pop(name).unsqueeze(-1) for name in ("terminations", "truncations")]
         flags = dict(zip(_ENDS, ends)) | {"done": ends[0] | ends[1]}
@@ -95,7 +96,3 @@ class TraceStorage(Storage):
 def _named(observations: Any) -> dict[str, Any]:
     """Leaves of a Dict space have their own names."""
     return observations if isinstance(observations, dict) else {"observation": observations}
-
-
-def _part(tree: Any, rows: slice) -> Any:
-    return {key: _part(value, rows) for key, value in tree.items()} if isinstance(tree, dict) else tree[:, rows]

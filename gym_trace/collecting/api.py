@@ -16,13 +16,12 @@ from gymnasium import vector
 
 from gym_trace.collecting.policies import policy_maker
 from gym_trace.collecting.resuming import await_writers, check_same, finished, settings_of
-from gym_trace.collecting.rollout import directory_bytes, new_root_seed
+from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
-from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
-from gym_trace.processes.backend import Backend
+from gym_trace.processes.fleet import Backend
 from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.options import opened_directory
@@ -140,25 +139,16 @@ def collect(
         about = {"provenance": origin, **machine()}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
-        setup = Setup(
-            *makers,
-            os.fspath(place),
-            "",
-            seed,
-            recording={**recording, "metadata": metadata},
-            num_envs=num_envs,
-            provenance=origin,
-        )
+        options = {**recording, "metadata": metadata}
+        setup = Setup(*makers, os.fspath(place), "", seed, options, num_envs, origin)
         supervisor = Supervisor(
             LocalProcesses() if backend is None else backend,
             setup,
+            run,
             workers,
             limits,
             done,
-            new_uid=lambda number: f"{new_writer_id()}-w{number}",
-            on_disk=lambda uid: finished(place, run, seed, uid),
-            bytes_on_disk=lambda: directory_bytes(place) - events.size(),
-            event=events,
+            events,
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),

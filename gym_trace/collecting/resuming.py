@@ -17,7 +17,7 @@ from gym_trace.format.manifest import json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
-from gym_trace.reading.origins.reader import presented
+from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 

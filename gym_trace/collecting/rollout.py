@@ -197,16 +197,10 @@ def record_episodes(
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
     if bytes is not None and _trace_directory(env) is None:
         raise InvalidOption(f"bytes={bytes!r}: the environment is not recorded; wrap it in TraceRecordingWrapper")
-    recording = _Recording(
-        env,
-        RolloutProgress(new_root_seed() if seed is None else seed),
-        sys.maxsize if episodes is None else episodes,
-        sys.maxsize if steps is None else steps,
-        math.inf if seconds is None else seconds,
-        sys.maxsize if bytes is None else bytes,
-        on_progress,
-    )
-    return recording.run(RandomPolicy(None, env.action_space) if policy is None else policy)
+    progress = RolloutProgress(new_root_seed() if seed is None else seed)
+    most = {name: sys.maxsize if limit is None else limit for name, limit in limits.items()}
+    policy = RandomPolicy(None, env.action_space) if policy is None else policy
+    return _Recording(env, progress, most, on_progress).run(policy)
 
 
 def new_root_seed() -> int:
@@ -221,21 +215,16 @@ class _Recording(Rollout):
         self,
         env: Any,
         progress: RolloutProgress,
-        most_episodes: int,
-        most_steps: int,
-        seconds: float,
-        most_bytes: int,
+        most: dict[str, Any],
         on_progress: Callable[[RolloutProgress], Any] | None,
     ):
-        super().__init__(progress.seed, most_steps)
-        self.over = most_episodes == 0
-        self._env, self._progress, self._on_progress = env, progress, on_progress
-        self._most_episodes, self._most_bytes = most_episodes, most_bytes
-        self._directory = _trace_directory(env)
+        super().__init__(progress.seed, most["steps"])
+        self.over = most["episodes"] == 0
+        self._env, self._progress, self._most, self._on_progress = env, progress, most, on_progress
+        self._directory, self._next_disk = _trace_directory(env), 0.0
         self._returns = LastReturns()
         self._begin = time.monotonic()
-        self._deadline = self._begin + seconds
-        self._next_disk = 0.0
+        self._deadline = self._begin + most["seconds"]
         self.next_look = min(self._begin + LOOK_SECONDS, self._deadline)
 
     def run(self, policy: Any) -> RolloutProgress:
@@ -251,7 +240,7 @@ class _Recording(Rollout):
     def ended(self, episode: int, steps: int, total: Return) -> None:
         self._progress.episodes += 1
         self._returns.add(total)
-        self.over = self.over or self._progress.episodes >= self._most_episodes
+        self.over = self.over or self._progress.episodes >= self._most["episodes"]
 
     def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
         numbers: list[int | None] = list(range(len(lanes)))
@@ -270,7 +259,7 @@ class _Recording(Rollout):
         self._measure(now, disk=now >= self._next_disk)
         if self._on_progress is not None and self._on_progress(self._progress):
             self.over = True
-        self.over = self.over or now >= self._deadline or self._progress.bytes >= self._most_bytes
+        self.over = self.over or now >= self._deadline or self._progress.bytes >= self._most["bytes"]
         self.next_look = min(time.monotonic() + LOOK_SECONDS, self._deadline)
 
     def _measure(self, now: float, disk: bool) -> None:

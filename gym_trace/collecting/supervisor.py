@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
+from gym_trace.collecting.resuming import finished
+from gym_trace.collecting.rollout import directory_bytes
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
+from gym_trace.format.directory import new_writer_id
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.processes.backend import Backend, Job, Lost
-from gym_trace.processes.fleet import Fleet, Member
-from gym_trace.processes.meter import Meter
+from gym_trace.processes.fleet import Backend, Fleet, Job, Lost, Member, Meter
+from gym_trace.processes.run_log import Events
 
 _POLL_SECONDS = 0.1
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
@@ -25,6 +27,68 @@ _PATIENCE = 10.0  # seconds for workers to save everything after Ctrl-C
 _STARTING_SECONDS = 60.0  # least start timeout: imports are slow on a busy machine
 _MOST_FAILURES = 7
 _ATTEMPTS_PER_EPISODE = 3
+
+
+class EpisodeSet:
+    """Set of numbers: all below a mark except some holes, and some above it."""
+
+    def __init__(self, numbers: Iterable[int]):
+        self._mark = 0
+        self._above = set(numbers)
+        self._holes: set[int] = set()
+        self._settle()
+
+    def add(self, number: int) -> None:
+        if number < self._mark:
+            self._holes.discard(number)
+        else:
+            self._above.add(number)
+            self._settle()
+
+    def discard(self, number: int) -> bool:
+        """Remove a number; return True if it was in the set."""
+        if number not in self:
+            return False
+        if number < self._mark:
+            self._holes.add(number)
+        else:
+            self._above.discard(number)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._above or (number < self._mark and number not in self._holes)
+
+    def __len__(self) -> int:
+        return self._mark - len(self._holes) + len(self._above)
+
+    def below(self, limit: int) -> int:
+        """Return the count of numbers below limit."""
+        holes = sum(number < limit for number in self._holes)
+        return min(self._mark, limit) - holes + sum(number < limit for number in self._above)
+
+    def _settle(self) -> None:
+        while self._mark in self._above:
+            self._above.discard(self._mark)
+            self._mark += 1
+
+
+class EpisodeRanges:
+    """Numbers in the order they were added."""
+
+    def __init__(self) -> None:
+        self._runs: list[range] = []
+
+    def extend(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            last = self._runs[-1] if self._runs else range(0)
+            if len(last) and last.stop == number:
+                self._runs[-1] = range(last.start, number + 1)
+            else:
+                self._runs.append(range(number, number + 1))
+
+    def __iter__(self) -> Iterator[int]:
+        for run in self._runs:
+            yield from run
 
 
 @dataclass
@@ -93,31 +157,28 @@ class Supervisor:
     """Run workers until all episodes are recorded.
 
     Args:
+        setup: of the workers, but for the uid. run: name of the run, in the metadata of its writers.
         workers: how many; 0: one worker in this process, without the backend.
-        new_uid: makes the id of a worker's writer.
-        on_disk: returns the complete episodes of a writer, and their steps; called when its process has ended.
-        event: called with a kind and facts for each entry of the log.
+        done: steps of the episodes that are recorded already.
     """
 
     def __init__(
         self,
         backend: Backend,
         setup: Setup,
+        run: str,
         workers: int,
         limits: Limits,
         done: dict[int, int],
+        events: Events,
         *,
-        new_uid: Callable[[int], str],
-        on_disk: Callable[[str], dict[int, int]],
-        bytes_on_disk: Callable[[], int],
-        event: Callable[..., None],
         stall_timeout: float,
         max_restarts: int,
         cpus: list[int] | None = None,
         niceness: int = 0,
     ):
-        self._setup, self._limits = setup, limits
-        self._new_uid, self._on_disk, self._bytes_on_disk, self._event = new_uid, on_disk, bytes_on_disk, event
+        self._setup, self._run, self._limits, self._events = setup, run, limits, events
+        self._directory = Path(setup.directory)
         self._cpus, self._niceness = cpus, niceness
         self._done, self._before = EpisodeSet(done), len(done)
         self._again: list[int] = []  # a heap of episodes that lost workers had
@@ -171,7 +232,7 @@ class Supervisor:
     def _run_here(self, look: Callable[[], None]) -> None:
         """Record in this process. Errors of the environment and the policy are raised as they are."""
         worker = self.progress.workers[0]
-        worker.uid, worker.reported = self._new_uid(0), time.monotonic()
+        worker.uid, worker.reported = f"{new_writer_id()}-w0", time.monotonic()
 
         def hear(report: Report) -> None:
             self._hear(0, report)
@@ -220,7 +281,7 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
-        worker.uid, worker.reported = self._new_uid(number), time.monotonic()
+        worker.uid, worker.reported = f"{new_writer_id()}-w{number}", time.monotonic()
         worker.assigned, worker.given, worker.at = {}, EpisodeRanges(), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
@@ -253,7 +314,7 @@ class Supervisor:
         """Take back what a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        saved = self._on_disk(worker.uid)
+        saved = finished(self._directory, self._run, self._setup.seed, worker.uid)
         for episode in worker.given:
             if episode not in saved and self._done.discard(episode):  # reported, but lost on the way to the disk
                 worker.assigned[episode] = None
@@ -271,7 +332,7 @@ class Supervisor:
         if refused:
             worker.state, worker.trouble = "given up", lost.reason
         kind = "given up" if refused else "restart"
-        self._event(kind, worker=number, reason=lost.reason, traceback=lost.traceback)
+        self._events(kind, worker=number, reason=lost.reason, traceback=lost.traceback)
 
     def _suspect(self, episodes: list[int], reason: str) -> None:
         """Record each episode that may have killed a worker alone from now on, and abandon it after some attempts."""
@@ -356,7 +417,8 @@ class Supervisor:
 
     def _measure(self) -> None:
         progress = self.progress
-        progress.seconds, progress.bytes = self._meter.seconds, self._bytes_on_disk()
+        progress.seconds = self._meter.seconds
+        progress.bytes = directory_bytes(self._directory) - self._events.size()
         progress.episodes = len(self._done)
         progress.new_episodes = progress.episodes - self._before
         progress.returns = self._returns.summary()

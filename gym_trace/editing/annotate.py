@@ -1,4 +1,4 @@
-"""Metadata that users add to a trace: author, licence, description, tags, reference scores."""
+"""Metadata that users add to a trace, such as author, license, description and tags."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ def annotate_trace(
 ) -> Facts:
     """Add metadata to a trace: gym_trace.format.facts.KNOWN lists common keys.
 
-    It takes the place of what was said at once; episodes and their files are not touched. The trace may be recorded
-    meanwhile.
+    The change is atomic and does not touch episodes. The trace may still be recorded.
 
     Args:
-        trace: a trace, or a directory; of a view, the trace it is of.
-        facts: what JSON can hold, by any names. Those that the trace says are replaced.
-        unset: names of facts that go.
+        trace: a trace, or a directory; for a view, its whole trace is changed.
+        facts: JSON values by any names; existing ones are replaced.
+        unset: names of facts to remove.
 
     Returns:
-        All that the trace says now.
+        All facts of the trace.
 
     Raises:
-        InvalidOption: a fact is not of the form it should have, or there is none to unset.
+        InvalidOption: a fact has the wrong form, or one to unset is missing.
         TraceNotFound, CorruptTrace, OSError
     """
     storage = writable_storage_of(as_trace(trace))

@@ -1,4 +1,4 @@
-"""An edited trace put in the place of the old one at once: whenever the process dies, one of them is there, whole."""
+"""Destinations of edits: a new directory, or the place of the trace, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
-from gym_trace.format.directory import WriterFiles, find_writers
+from gym_trace.editing.writer_copy import EditReport
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceNotFound
+from gym_trace.format.batch_reader import PART
+from gym_trace.format.directory import find_writers
+from gym_trace.format.facts import agreed, write_facts
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage, lock, open_regular
-from gym_trace.storage.staging import StagedStorage, new_directory, sync_files
+from gym_trace.storage.staging import StagedStorage, new_directory, replaced_file, sync_files
 
 # Beside a trace called NAME, for as long as it is edited: .NAME.gym-trace-edit/ with
 #   lock      held by the process that edits
@@ -28,41 +31,61 @@ _ELSEWHERE = "write to a new directory instead"
 _Seen = dict[str, list[int]]
 
 
-@contextmanager
-def edited(
-    source: Trace, destination: str | os.PathLike[str] | None = None, in_place: bool = False
-) -> Iterator[StagedStorage]:
-    """Yield the storage to write an edit into: a new one, or one that replaces the trace at the end of the block.
-
-    Raises:
-        InvalidOption: neither, or both.
-        TraceError: in place, and more was recorded since the trace was opened. As replaced() and new_directory().
-    """
+def report_for(source: Trace, destination: str | os.PathLike[str] | None, in_place: bool) -> EditReport:
+    """Return an empty report of an edit. Raises InvalidOption unless it has one place to write to."""
     if in_place != (destination is None):
         raise InvalidOption("give a new directory, or in_place=True, and not both")
-    if destination is not None:
-        with new_directory(destination, source.directory) as fresh:
+    return EditReport(source.directory if destination is None else Path(destination))
+
+
+@contextmanager
+def edited(report: EditReport, sources: Sequence[Trace], in_place: bool = False) -> Iterator[StagedStorage]:
+    """Yield the storage to write an edit into; at the end of the block it becomes the destination, with its facts.
+
+    in_place: replace the only source.
+
+    Raises:
+        TraceError: in place, and more was recorded since the trace was opened.
+        RecordingError: the block raised an OSError. And the errors of replaced() and new_directory().
+    """
+    if in_place:
+        (source,) = sources
+        with replaced(source.directory) as fresh, writing(report):
+            if Trace(source.directory).episodes.tobytes() != source.whole.episodes.tobytes():
+                raise TraceError(f"{source.directory}: changed since it was opened; nothing was written, try again")
             yield StagedStorage(fresh)
-        return
-    with replaced(source.directory) as fresh:
-        if Trace(source.directory).episodes.tobytes() != source.whole.episodes.tobytes():
-            raise TraceError(f"{source.directory}: more was recorded since it was opened; it is as it was, try again")
-        yield StagedStorage(fresh)
+    else:
+        with new_directory(report.destination, *(trace.directory for trace in sources)) as fresh, writing(report):
+            yield (storage := StagedStorage(fresh))
+            if facts := agreed(trace.facts for trace in sources):
+                write_facts(storage, facts)
+    report.bytes = LocalStorage(report.destination).allocated()
+
+
+@contextmanager
+def writing(report: EditReport) -> Iterator[None]:
+    """Turn an OSError of the block into a RecordingError."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except OSError as error:
+        raise RecordingError(f"{report.destination}: the new trace could not be written: {error}") from error
 
 
 @contextmanager
 def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty directory beside a trace. What is written there takes the place of the trace when the block ends.
+    """Yield an empty directory beside a trace; it takes the place of the trace when the block ends, atomically.
 
-    The two change places at once. Killed at any moment, the directory holds the old trace or the new one, whole; what
-    is left beside it is removed by the next edit. Files that are not the trace's (videos, notes, logs, directories) are
-    carried along, but for those of which the block has written its own. If the block raises, nothing has changed.
+    After a kill at any moment, the directory holds the old trace or the new one, whole; the next edit removes the
+    rest. Files that are not part of the trace (videos, notes, logs, directories) are carried along, unless the block
+    wrote its own. If the block raises, nothing changes.
 
     Raises:
         TraceNotFound: there is no trace in directory.
-        InvalidOption: the two cannot change places here: another system, a mount point, the current directory.
-        TraceError: something is recording into it, or has begun to meanwhile, or another process edits it.
-        OSError: as the file system does.
+        InvalidOption: the two cannot be exchanged: another system, a mount point, the current directory.
+        TraceError: a writer records into it, or began to, or another process edits it.
+        OSError
     """
     place = Path(os.path.realpath(directory))
     storage = LocalStorage(place)
@@ -81,11 +104,13 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
         seen = _tree(place)
         now = _files_of_writers(storage)
         if now != before or any(seen.get(name) != _status(place / name) for name in now):
-            raise TraceError(f"{place}: something was recorded into it meanwhile; it is as it was, try again")
+            raise TraceError(f"{place}: it was recorded into during the edit; it is unchanged, try again")
         sync_files(fresh)
         _carry(place, fresh, now)
         LocalStorage(fresh).sync()
-        _write_journal(work, place, seen)
+        with replaced_file(work / _JOURNAL) as journal:
+            journal.write_text(json.dumps({"inode": place.stat().st_ino, "seen": seen}), encoding="utf-8")
+        LocalStorage(work).sync()
         exchange(fresh, place)
         LocalStorage(place.parent).sync()
         _tidy(work, place)
@@ -105,11 +130,11 @@ def _check_place(place: Path) -> None:
         raise InvalidOption(f"{place}: is a mount point, which cannot be edited in place; {_ELSEWHERE}")
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(place):
-            raise InvalidOption(f"{place}: you are in this directory, which is to be replaced; go elsewhere first")
+            raise InvalidOption(f"{place}: is the current directory, which the edit replaces; change it first")
 
 
 def _hold(work: Path, place: Path) -> int:
-    """Makes the directory beside, and has its lock. Raises TraceError if another process has it, or it is not ours."""
+    """Make the work directory and lock it. Raises TraceError if another process holds it, or it is not ours."""
     while True:
         try:
             work.mkdir(0o700)
@@ -129,14 +154,14 @@ def _hold(work: Path, place: Path) -> int:
 
 
 def _check_ours(work: Path, place: Path) -> None:
-    """Raises TraceError for what somebody else may have put in: its journal would choose the files of the new trace."""
+    """Raise TraceError if others may have written to it: its journal would choose the files of the new trace."""
     in_the_way = f"it is in the way of editing {place}"
     try:
         status = work.lstat()
     except FileNotFoundError:  # another process has just ended, and removed it
         return
     if not stat.S_ISDIR(status.st_mode):
-        raise TraceError(f"{work} is no directory; remove it, {in_the_way}")
+        raise TraceError(f"{work}: not a directory; remove it, {in_the_way}")
     if os.name != "posix":
         return
     if status.st_uid != os.geteuid():
@@ -156,22 +181,16 @@ def _try_exchange(work: Path) -> None:
 
 
 def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
-    """What is the trace's and is not carried along. Raises TraceError if a writer is alive."""
+    """Return the files of the trace itself, which are not carried along. Raises TraceError if a writer is alive."""
     writers = find_writers(storage)
     for files in writers:
         if files.is_alive():
             raise TraceError(f"{files.where}: this writer is still recording; edit in place when it has ended")
-    there = set(storage.names())
-    names = {name for files in writers for name in _names(files)}
-    return {name: _status(Path(storage.path(name))) for name in sorted(names & there)}
-
-
-def _names(files: WriterFiles) -> Iterator[str]:
-    yield from ([] if files.manifest is None else [files.manifest])
-    for name in files.batches.values():
-        whole = name.removesuffix(".part")
-        yield from (whole, f"{whole}.part")
-    yield from (files.ring, f"{files.ring}.part")
+    names: set[str] = set()
+    for files in writers:
+        whole = [files.ring, *(name.removesuffix(PART) for name in files.batches.values())]
+        names |= {files.manifest or files.ring, *whole, *(name + PART for name in whole)}
+    return {name: _status(Path(storage.path(name))) for name in sorted(names & set(storage.names()))}
 
 
 def _status(path: Path) -> list[int]:
@@ -185,14 +204,13 @@ def _tree(place: Path) -> _Seen:
     for folder, _, _ in os.walk(place):
         for entry in os.scandir(folder):
             if not entry.is_dir(follow_symlinks=False):
-                path = Path(entry.path)
                 with contextlib.suppress(FileNotFoundError):
-                    seen[os.path.relpath(path, place)] = _status(path)
+                    seen[os.path.relpath(entry.path, place)] = _status(Path(entry.path))
     return seen
 
 
 def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
-    """Gives fresh all that is in place but for the files of writers: the same files, where they can have two names."""
+    """Give fresh everything in place except the files of writers: as hard links where possible."""
     for folder, _, _ in os.walk(place):
         to = fresh / os.path.relpath(folder, place)
         to.mkdir(exist_ok=True)
@@ -210,22 +228,8 @@ def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
         shutil.copystat(folder, to)
 
 
-def _write_journal(work: Path, place: Path, seen: _Seen) -> None:
-    journal, fresh = work / _JOURNAL, work / f"{_JOURNAL}.part"
-    fresh.unlink(missing_ok=True)
-    with open(fresh, "x", encoding="utf-8") as file:  # never what a link leads to
-        json.dump({"inode": place.stat().st_ino, "seen": seen}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(fresh, journal)
-    LocalStorage(work).sync()
-
-
 def _tidy(work: Path, place: Path) -> None:
-    """Removes what is not in its place: a trace that was not finished, or, once they have changed places, the old one.
-
-    What has come into the old one since it was looked at is put into the new one.
-    """
+    """Remove an unfinished trace or, after the exchange, the old one; files that came into that since are kept."""
     old, journal = work / _TRACE, work / _JOURNAL
     if old.is_symlink():  # not ours: what it leads to is left alone
         old.unlink()

@@ -1,4 +1,4 @@
-"""The traces that an edit is made of: what is taken of which writer, and what of it is written as one."""
+"""The sources of an edit: the episodes selected from each writer, and the groups that are written as one writer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, is_said_alike, schema_of
-from gym_trace.errors import InvalidOption, RecordingError, TraceError
+from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, are_alike, copy_videos, schema_of
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import batch_name
 from gym_trace.model.episode import Episode, infos_of
@@ -16,7 +16,7 @@ from gym_trace.model.origins import of_origins
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.reading.origins.reader import OriginReader
+from gym_trace.reading.origins import OriginReader
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
 
 
 def opened(trace: TraceOrPath) -> Trace:
-    """The trace. Raises TraceNotFound, and CorruptTrace if something of it is known to be damaged or missing."""
+    """Open a trace. Raises TraceNotFound, and CorruptTrace if it is known to be damaged or incomplete."""
     found = as_trace(trace)
     for reader in found.readers:
         for damage in [*reader.damage, *_missing(reader)]:
@@ -69,11 +69,6 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
     return taken, int(np.count_nonzero(~over if chosen is None else ~over & chosen))
 
 
-def _is_share_of(reader: WriterReader, stored: WriterReader) -> bool:
-    """Return True if the recording of `reader` is in the files of `stored`."""
-    return isinstance(reader, OriginReader) and reader.stored is stored
-
-
 def _missing(reader: WriterReader) -> list[Damage]:
     reader = reader.stored if isinstance(reader, OriginReader) else reader
     for expected, number in enumerate(sorted(reader.files.batches)):
@@ -96,9 +91,9 @@ class Group(NamedTuple):
 
 
 def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
-    """Has each episode once, and what is taken of compacted files together, where nothing else is of these writers.
+    """Group selections by the files to write, each episode once. Origins that share files stay together if possible.
 
-    Raises TraceError for an episode, or a writer, that is not the same in two traces.
+    Raises TraceError for an episode, or a writer, that differs between two traces.
     """
     writers: dict[str, list[Taken]] = {}
     for one in taken:
@@ -115,7 +110,8 @@ def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
                 shares.append(one)
     names, together, groups = set(writers), set(), []
     for whole, shares in files.values():
-        theirs = {reader.writer for reader in whole.trace.whole.readers if _is_share_of(reader, whole.reader)}
+        origins = [reader for reader in whole.trace.whole.readers if isinstance(reader, OriginReader)]
+        theirs = {reader.writer for reader in origins if reader.stored is whole.reader}
         alone = all(len(writers.get(writer, [])) < 2 for writer in theirs)
         if alone and len(shares) > 1 and whole.reader.writer not in names:
             names.add(whole.reader.writer)
@@ -127,41 +123,40 @@ def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
 def write_groups(
     storage: Storage, groups: list[Group], report: EditReport, on_progress: Progress | None = None
 ) -> None:
-    """Writes what is taken. Raises InvalidOption if that is nothing, RecordingError."""
+    """Write the selections. Raises InvalidOption without one, and OSError."""
+    if not groups:
+        raise InvalidOption(f"{report.destination}: there is no episode for it; nothing was written")
     done, total = 0, sum(one.reader.size for group in groups for one in group.parts)
 
-    def advance(more: int) -> None:
+    def advance(size: int, _: int) -> None:
         nonlocal done
-        done += more
+        done += size
         if on_progress is not None:
             on_progress(min(done, total), total)
 
-    if not groups:
-        raise InvalidOption(f"{report.destination}: there is no episode for it; nothing was written")
-    try:
-        for parts, shares in groups:
+    for parts, shares in groups:
+        schema = schema_of(parts[0].reader)
+        if shares is not parts:
             numbers = {one.reader.number for one in shares if isinstance(one.reader, OriginReader)}
-            schema = schema_of(parts[0].reader)
-            schema = schema if shares is parts else of_origins(schema, numbers)
-            with WriterCopy(storage, schema, report, advance) as copy:
-                for one in parts:
-                    copy.add(one.reader, one.rows)
-                for share in shares if shares is not parts else ():
-                    copy.add_videos(share.reader, set(share.reader.parts.table["episode_id"][share.rows].tolist()))
-                copy.close()
-            report.writers += dict.fromkeys(share.reader.writer for share in shares)
-    except OSError as error:
-        raise RecordingError(f"{report.destination}: the new trace could not be written: {error}") from error
+            schema = of_origins(schema, numbers)
+        with WriterCopy(storage, schema, report, advance) as copy:
+            for one in parts:
+                copy.add(one.reader, one.rows)
+            copy.close()
+        for share in shares:
+            episodes = set(share.reader.parts.table["episode_id"][share.rows].tolist())
+            copy_videos([share.reader], storage, episodes)
+        report.writers += dict.fromkeys(share.reader.writer for share in shares)
 
 
 def _reconciled(several: list[Taken]) -> int:
-    """Takes each episode of a writer once; returns how many others had. Raises TraceError where they differ."""
+    """Deselect repeated episodes of a writer; return their number. Raises TraceError where they differ."""
     first = several[0]
     known: dict[tuple[int, int], list[tuple[Taken, int]]] = {}  # runs of one episode may begin with the same step
     places, told = _Places(), dict[int, list[bytes]]()
     duplicates = 0
     for number, one in enumerate(several):
-        if number and not is_said_alike(schema_of(one.reader), schema_of(first.reader)):
+        if number and not are_alike(schema_of(one.reader), schema_of(first.reader)):
             raise TraceError(
                 f"writer {first.reader.writer} is in {first.trace.directory} and in {one.trace.directory}, and does "
                 "not say the same of itself there: these are not pieces of one recording, and cannot be merged"
@@ -187,7 +182,7 @@ def _reconciled(several: list[Taken]) -> int:
 
 
 class _Places:
-    """Which chunks of several traces are copies of one another: these need not be decoded to be compared."""
+    """Finds chunks of several traces that are copies of each other: these need not be decoded to be compared."""
 
     def __init__(self) -> None:
         self._chunks: dict[Any, int] = {}
@@ -232,7 +227,7 @@ class _Places:
 
 
 def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
-    """Raises TraceError unless an episode is the same in both traces, to the bit."""
+    """Raise TraceError unless an episode is the same in both traces, to the bit."""
     a, b = one.reader.parts.table[row], other.reader.parts.table[other_row]
     names = [
         name for name in a.dtype.names if name not in ("index", "writer") and a[name].tobytes() != b[name].tobytes()

@@ -1,4 +1,4 @@
-"""Environments that reset themselves (gym_trace.ring.lanes.autoreset): which they are, and what their steps say."""
+"""Environments that reset themselves (gym_trace.ring.lanes.autoreset): how to recognize them and read their steps."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _MODES = {mode.lower(): mode for mode in (NEXT_STEP, SAME_STEP, DISABLED)}
 
 
 def vector_mode(envs: Any) -> str:
-    """The mode of a vector environment; one that does not say is taken to have NEXT_STEP, as most do.
-
-    Raises:
-        InvalidOption: it says something else.
-    """
+    """Return the mode of a vector environment; NEXT_STEP by default. Raises InvalidOption for an unknown one."""
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None:
         return SAME_STEP if is_of_supersuit(envs) else NEXT_STEP
@@ -49,7 +45,7 @@ def vector_mode(envs: Any) -> str:
 
 
 def demand_all_lanes(envs: Any) -> None:
-    """Raises InvalidOption for an EnvPool in its asynchronous mode, which answers for some of its lanes at a time."""
+    """Raise InvalidOption for an asynchronous EnvPool, which returns only some of its lanes in each step."""
     pool = envs.unwrapped
     config = getattr(pool, "config", None)
     if getattr(pool, "is_async", False) is not True or not isinstance(config, Mapping) or "batch_size" not in config:
@@ -85,12 +81,12 @@ def resets_next(wrapper: Any) -> bool:
 
 
 def last_of_episode(observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The last observation and info of an episode, out of what the SAME_STEP that ended it returned."""
+    """Return the last observation and info of an episode from a SAME_STEP."""
     return info.get(_OF_SINGLE[0], observation), info.get(_OF_SINGLE[1], info)
 
 
 def info_of_reset(info: dict[str, Any]) -> dict[str, Any]:
-    """The first info of the episode that a SAME_STEP has begun, out of that of the step."""
+    """Return the first info of the next episode from the info of a SAME_STEP."""
     return {key: value for key, value in info.items() if key not in _OF_SINGLE}
 
 

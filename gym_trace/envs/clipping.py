@@ -1,4 +1,4 @@
-"""Environments that clip continuous actions to their bounds, so that the trace has them as they were drawn."""
+"""Environments that clip continuous actions to their bounds, so that the trace has the sampled actions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium.wrappers import ClipAction
 
 
 def clipping(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, which clips continuous actions. ClipAction itself, where that will do."""
+    """Return an environment that clips continuous actions, with ClipAction itself if possible."""
     if is_continuous(env.action_space):
         return ClipAction(env)
     return ClipActionParts(env) if isinstance(env.action_space, (Dict, Tuple)) else env
@@ -29,7 +29,7 @@ class ClipActionParts(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 def clipped(space: Any, action: Any) -> Any:
-    """The action within the bounds of its continuous parts."""
+    """Return the action within the bounds of its continuous parts."""
     if isinstance(space, Dict):
         return {name: clipped(inner, action[name]) for name, inner in space.spaces.items()}
     if isinstance(space, Tuple):

@@ -1,9 +1,9 @@
-"""What rebuilding an environment may execute, and what needs the user's consent.
+"""Rebuilding an environment: what needs the user's consent.
 
-Ids that are registered here are data, and so are arguments that are registered, too, or neither name a file nor hold a
-large number, and Gymnasium's own wrappers that only compute. All else that a trace names would act because a stranger
-wrote it down: modules to import, classes to call, files, sizes. The reader is shown all of it, whole, before any of it
-is done; what is too long to be read is not done at all.
+These are data: registered ids; arguments that are registered, too, or neither name a file nor hold a large number;
+Gymnasium's own wrappers that only compute. Everything else that a trace names would act because an untrusted file says
+so: modules to import, classes to call, files, sizes. The user is shown all of it, whole, before any of it is done; what
+is too long to be read is never done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HARMLESS = frozenset((
 # fmt: on
 # Our own, which are as harmless.
 _OWN: dict[str, type[Any]] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (ClipActionParts, Monitor)}
-# Never made again, whoever trusts whom: what they do besides is nothing that a replay should do.
+# Never rebuilt, even with trust: a replay must not write files or open windows.
 _LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
 _FILE_NAMED = re.compile(
     r"(command|dir|directory|entry_point|file|filename|folder|library|module|path|plugin|root|script|uri|url"
@@ -74,7 +74,7 @@ def is_left_out(name: str) -> bool:
 
 
 def harmless_wrapper(name: str) -> type[Any] | None:
-    """The class of a wrapper out of the list above, by its name alone; None for all others. Raises LookupError."""
+    """Return the class of a wrapper in the list above, by its name alone; None for others. Raises LookupError."""
     module, _, kind = name.partition(":")
     if name in _OWN:
         return _OWN[name]
@@ -104,17 +104,17 @@ def import_named(name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:  # other people's code runs when it is imported
+    except Exception as error:  # foreign code runs when it is imported
         raise EnvironmentUnavailable(f"{shown(name)} cannot be imported: {type(error).__name__}: {error}") from error
     return found
 
 
 def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for a wrapper, if it has such parameters. Raises EnvironmentUnavailable."""
+    """Return arguments for a wrapper that has such parameters. Raises EnvironmentUnavailable."""
     try:
         inspect.signature(kind).bind(None, **arguments)
     except (TypeError, ValueError) as error:
-        raise EnvironmentUnavailable(f"{kind.__name__} is not made with what the trace says: {error}") from error
+        raise EnvironmentUnavailable(f"{kind.__name__} does not accept the recorded arguments: {error}") from error
     return dict(arguments)
 
 
@@ -169,7 +169,7 @@ def _magnitudes(value: Any) -> Iterable[float]:
 
 
 def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str]:
-    """Which arguments of harmless wrappers would take very much memory or time, in words."""
+    """Describe arguments of harmless wrappers that would take much memory or time."""
     asked, totals = [], dict.fromkeys(_LARGEST, 1)
     for wrapper, arguments in wrappers:
         kind = wrapper.partition(":")[2]
@@ -188,7 +188,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
 
 
 def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
-    """In words, that a harmless wrapper would make very large observations of those of env; or nothing.
+    """Describe a harmless wrapper that would make very large observations of those of env, or return "".
 
     Discrete(n) is flattened to n numbers; a stack repeats the observation stack_size times.
     """
@@ -232,7 +232,7 @@ def may_act(name: Any, value: Any) -> bool:
 
 
 def called(name: str, arguments: Arguments | None) -> str:
-    """A call of what a trace names, with all of its arguments."""
+    """Return a call that a trace names, with all of its arguments."""
     given = []
     for key, stored in (arguments or {}).items():
         try:
@@ -243,7 +243,7 @@ def called(name: str, arguments: Arguments | None) -> str:
 
 
 def together(asked: list[str]) -> str:
-    """All that there is to trust in a line. Raises EnvironmentUnavailable if that is more than anybody reads."""
+    """Return all questions in one line. Raises EnvironmentUnavailable if it is too long to be read."""
     said = "; ".join(asked)
     if len(said) > _MOST_SHOWN:
         raise EnvironmentUnavailable(
@@ -254,13 +254,13 @@ def together(asked: list[str]) -> str:
 
 
 def named(name: Any) -> str:
-    """A name out of a trace, as it is, or quoted if it does not look like one: other letters may look like ours."""
+    """Return a name from a trace, quoted if it does not look like one: other letters may look like ours."""
     text = str(name)
     return text if _NAME.fullmatch(text) else ascii(text)
 
 
 def whole(value: Any) -> str:
-    """All of an argument in ASCII: other letters are blank, turn a line around, or look like ours.
+    """Return all of an argument in ASCII: other letters are blank, turn a line around, or look like ours.
 
     Raises EnvironmentUnavailable for what cannot be shown.
     """
@@ -274,7 +274,7 @@ def whole(value: Any) -> str:
 
 
 def shown(value: Any, plain: bool = False) -> str:
-    """Something out of a trace, fit to be printed, of 200 characters at most: for what is not asked."""
+    """Return printable text for a value from a trace, of at most 200 characters, for messages that ask nothing."""
     text = str(value) if plain else values.shown(value)
     text = text if len(text) <= 200 else text[:200] + "…"
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,4 +1,4 @@
-"""Which environment is recorded, as plain data: its id, spec and wrappers, and the versions of what it runs on."""
+"""Identity of the recorded environment as plain data: id, spec, wrappers, versions of packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid",
 
 
 def describe_environment(env: Any) -> dict[str, Any]:
-    """Plain data that names a single or vector environment and what is around it (docs/FORMAT.md, section 4)."""
+    """Describe a single or vector environment and its wrappers as plain data (docs/FORMAT.md, section 4)."""
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
@@ -41,7 +41,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
 
 
 def _spec_of(env: Any) -> Any:
-    """The spec of an environment; of a vector environment, that of one lane."""
+    """Return the spec of an environment, or of one lane of a vector environment."""
     if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
         return env.spec
     lanes = getattr(env.unwrapped, "envs", None)
@@ -56,10 +56,8 @@ def _spec_json(spec: Any) -> tuple[str | None, str]:
     if spec is None:
         return None, "the environment has no spec"
     if not isinstance(spec, EnvSpec):
-        return (
-            None,
-            f"the environment has a spec that is not Gymnasium's: {type(spec).__module__}.{type(spec).__name__}",
-        )
+        kind = f"{type(spec).__module__}.{type(spec).__name__}"
+        return None, f"the environment has a spec that is not Gymnasium's: {kind}"
     try:
         return spec.to_json(), ""
     except (TypeError, ValueError) as error:
@@ -83,7 +81,7 @@ def _wrappers(env: Any) -> list[str]:
 
 
 def versions_of(env: Any) -> dict[str, str]:
-    """Versions of Python, of the libraries below us, and of the packages that the environment comes from."""
+    """Return versions of Python, of our own dependencies, and of the packages of the environment."""
     own = [cls.__module__.partition(".")[0] for cls in type(env.unwrapped).__mro__]
     found = {"python": platform.python_version()}
     for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
@@ -95,7 +93,7 @@ def versions_of(env: Any) -> dict[str, str]:
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """The versions of these packages here, in the way of versions_of(); None of those that are not installed."""
+    """Return the versions of these packages here, as versions_of() does; None for missing ones."""
     own = {"python": platform.python_version()}
     found = {name: own.get(name) or _version(name) for name in names}
     if None in found.values():
@@ -106,12 +104,17 @@ def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 def _version(name: str) -> str | None:
-    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
+    version = getattr(sys.modules.get(name), "__version__", None)
+    try:
+        # Older Pythons accept no empty name.
+        version = version or (importlib.metadata.version(name.replace("_", "-")) if name else None)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # a trace may name anything
+        return None
     return version if isinstance(version, str) else None
 
 
 def packages_of(description: Mapping[str, Any]) -> set[str]:
-    """Names of the packages that a recorded environment and its wrappers come from."""
+    """Return names of the packages of a recorded environment and its wrappers."""
     try:
         recipe = recorded_recipe(description)
     except TraceError:
@@ -120,11 +123,3 @@ def packages_of(description: Mapping[str, Any]) -> set[str]:
         return set()
     names = [recipe.entry_point or "", *(name for name, _ in recipe.wrappers)]
     return {name.partition(":")[0].partition(".")[0] for name in names} - {""}
-
-
-def _installed_version(module: str) -> str | None:
-    try:
-        # Older Pythons take no name for any name.
-        return importlib.metadata.version(module.replace("_", "-")) if module else None
-    except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
-        return None

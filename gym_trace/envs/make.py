@@ -1,4 +1,4 @@
-"""The recorded environment, made again."""
+"""Rebuild the recorded environment."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts 
 def make_environment(
     description: Mapping[str, Any], trust: bool = False, kwargs: Mapping[str, Any] | None = None, lane: int = 0
 ) -> gymnasium.Env[Any, Any]:
-    """Makes the environment that a trace describes, or that of a lane. kwargs override the recorded ones.
+    """Build the environment that a trace describes, or that of a lane. kwargs override the recorded ones.
 
-    Nothing is imported or called because the trace names it, unless the reader trusts it; see consent.
+    Nothing is imported or called because the trace names it, unless the user trusts it; see consent.
 
     Raises:
-        EnvironmentUnavailable: says what is missing, or what there is to trust.
+        EnvironmentUnavailable: the message says what is missing, or what needs trust.
     """
     recipe = recorded_recipe(description, lane)
     if recipe is None:
@@ -69,7 +69,7 @@ def make_environment(
         env = _wrapped(recipe, _base(recipe, overriding, imports), wrappers, trust)
     except TraceError:
         raise
-    except Exception as error:  # anything: other people's code runs here
+    except Exception as error:  # of any kind: foreign code runs here
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} cannot be made here: {type(error).__name__}: {error}; {_WAYS}"
         ) from error
@@ -114,7 +114,7 @@ def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane
 
 
 def _imports(description: Mapping[str, Any]) -> list[str]:
-    """The modules that were imported by name for the recording, such as those that register environments."""
+    """Return the modules that were imported for the recording, such as those that register environments."""
     told = description.get("imports")
     names = told if isinstance(told, list) else []
     return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name) and not _is_of_python(name)]
@@ -127,7 +127,7 @@ def _is_of_python(module: str) -> bool:
 
 
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
-    """In words, that an environment is not of the recorded class; empty if it is."""
+    """Describe a difference from the recorded class, or return ""."""
     recorded, made = recipe.class_name, type(env.unwrapped)
     if recorded is None or recorded.rpartition(".")[2] == made.__qualname__.rpartition(".")[2]:
         return ""
@@ -136,7 +136,7 @@ def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
 
 
 def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Without what kwargs replace; and those that are arguments of the environment, not of gymnasium.make()."""
+    """Return the recipe without what kwargs replace, and those kwargs that are not arguments of gymnasium.make()."""
     wrappers = recipe.wrappers
     if kwargs.pop("disable_env_checker", False):
         wrappers = [wrapper for wrapper in wrappers if _last(wrapper[0]) != "PassiveEnvChecker"]
@@ -150,7 +150,7 @@ def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[st
 
 
 def _to_make(wrappers: Wrappers) -> Wrappers:
-    """Without recorders of ours, other writers of files, and windows; with ours for Stable-Baselines3's Monitor."""
+    """Return the wrappers to build: no recorders, writers of files or windows; a stand-in for the Monitor of SB3."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
             warnings.warn("the recorded environment had a RecordVideo, which writes files: left out", stacklevel=3)
@@ -208,7 +208,7 @@ def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> Envir
 
 
 def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymnasium.Env[Any, Any]:
-    """The environment as its entry point makes it."""
+    """Build the environment without wrappers, by its entry point."""
     if recipe.id not in gymnasium.registry:
         _import_for(recipe, imports)
     registered = gymnasium.registry.get(recipe.id)
@@ -247,7 +247,7 @@ def _wrapped(
 
 
 def _refuse_what_no_trust_makes(wrappers: Wrappers) -> None:
-    """Raises EnvironmentUnavailable for wrappers that cannot be made again even if the reader trusts the trace."""
+    """Raise EnvironmentUnavailable for wrappers that cannot be rebuilt even with trust."""
     for name, arguments in wrappers:
         known = _known(name, arguments)
         if is_of_gymnasium(name.partition(":")[0]):  # another may be a recorder, which is left out
@@ -289,8 +289,7 @@ def _made(arguments: Arguments, owner: str, registered: Mapping[str, Any] = _NOT
 
 
 def _import_for(recipe: Recipe, imports: list[str]) -> None:
-    """Imports what was imported for the recording, or else the module of an environment, its top-level package first,
-    which is what registers most of them."""
+    """Import the modules of the recording, or the top-level package and the module of the entry point."""
     module = (recipe.entry_point or "").partition(":")[0]
     own = [module.partition(".")[0], module] if module else []
     try:
@@ -308,7 +307,7 @@ def _import_for(recipe: Recipe, imports: list[str]) -> None:
 
 
 def _classes_around(env: Any) -> list[str]:
-    """The wrappers that an entry point has put around an environment, innermost first."""
+    """Return the classes of the wrappers around an environment, innermost first."""
     names = []
     while env is not env.unwrapped:
         names.append(type(env).__qualname__)

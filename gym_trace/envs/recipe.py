@@ -30,10 +30,9 @@ Wrappers = list[tuple[str, Arguments | None]]  # innermost first, class and argu
 
 
 class Recipe(NamedTuple):
-    """How to make an environment. Arguments are as argument() takes them.
+    """How to build an environment. Arguments are in the form of argument().
 
-    class_name: of the environment itself, where it is known.
-    wrappers: arguments are None where one does not say how it was made.
+    class_name: of the environment itself, if known. wrappers: arguments are None if they are unknown.
     """
 
     id: str
@@ -47,7 +46,7 @@ class Recipe(NamedTuple):
 
 
 def recipe_of(env: Any) -> dict[str, Any]:
-    """The recipe of one environment as plain data."""
+    """Return the recipe of one environment as plain data."""
     wrappers: list[list[Any]] = []
     while env is not env.unwrapped:
         wrappers.append([_name_of(type(env)), _arguments_of(env)])
@@ -91,7 +90,7 @@ def _base(spec: Any) -> dict[str, Any]:
 
 
 def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec as make() took it; make_vec() leaves the arguments of make() among those of the environment."""
+    """Return a spec as make() took it: make_vec() leaves arguments of make() among those of the environment."""
     kwargs = dict(spec.get("kwargs") or {})
     told = {name: kwargs.pop(name, None) for name in _OF_MAKE}
     settled = {**spec, **{name: value for name, value in told.items() if value is not None}, "kwargs": kwargs}
@@ -140,7 +139,7 @@ def _arguments_of(wrapper: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(kind: type) -> frozenset[str] | None:
-    """The parameters of a wrapper's class but for the environment; None if it takes any."""
+    """Return the parameters of a wrapper except the environment; None if it takes any."""
     try:
         parameters = list(inspect.signature(kind).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -158,7 +157,7 @@ def _stored(arguments: Mapping[str, Any] | None) -> Any:
 
 
 def _as_data(value: Any) -> list[Any]:
-    """An argument as [form, value]."""
+    """Return an argument as [form, value]."""
     if isinstance(value, np.dtype) and is_plain_dtype(value.str):
         return ["dtype", value.str]
     if isinstance(value, type) and issubclass(value, np.generic) and is_plain_dtype(np.dtype(value).str):
@@ -181,12 +180,10 @@ def _as_data(value: Any) -> list[Any]:
 
 
 def argument(stored: Any, registered: Any = None) -> Any:
-    """The argument that was stored.
-
-    registered: what the id is registered with under its name, if it is.
+    """Return a stored argument. registered: the value in the registry, if any.
 
     Raises:
-        LookupError: it could not be; says what it was.
+        LookupError: it could not be stored; has a description.
         CorruptTrace: it is malformed.
     """
     if not (isinstance(stored, (list, tuple)) and len(stored) == 2):
@@ -229,7 +226,7 @@ def alike(one: Any, other: Any, depth: int = 0) -> bool:
     try:
         if bool(one.equals(other) if hasattr(one, "equals") else one == other):  # tables of pandas, say
             return True
-    except Exception:  # other people's objects are compared
+    except Exception:  # of any kind: foreign objects are compared
         return False
     plain = all(getattr(type(one), name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
     slots = any("__slots__" in vars(kind) for kind in type(one).__mro__)
@@ -267,7 +264,7 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
             raise TypeError
         return Recipe(name, entry_point, dict(kwargs), class_name if isinstance(class_name, str) else None, wrappers)
     except (LookupError, TypeError, ValueError) as error:
-        raise EnvironmentUnavailable("what the trace says of how its environment was made is malformed") from error
+        raise EnvironmentUnavailable("the recorded environment is malformed") from error
 
 
 def recorded_wrappers(description: Mapping[str, Any], lane: int = 0) -> Wrappers:

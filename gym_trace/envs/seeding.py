@@ -18,12 +18,12 @@ _LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
 
 
 def episode_seed(root: int, episode: int) -> int:
-    """The seed that episode 0, 1, 2 … of a run is reset with: a permutation of the numbers of 31 bits."""
+    """Return the seed of episode 0, 1, 2 … of a run: a permutation of the numbers of 31 bits."""
     return _walk(episode, _keys(root))
 
 
 def episode_of(root: int, seed: int) -> int:
-    """The episode that has this seed."""
+    """Return the episode that has this seed."""
     return _walk(seed, _keys(root)[::-1], swap=True)
 
 
@@ -62,35 +62,31 @@ def _mixed(half: int, key: int) -> int:
 
 
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
-    """The state of the random generator of an unwrapped environment, or None if it has none that we know.
+    """Return the state of the random generator of an unwrapped environment; None without a known one.
 
     A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
     would have made it itself.
     """
     try:
         state = env.np_random.bit_generator.state
-    except Exception:  # anything: other people's code runs here
+    except Exception:  # of any kind: foreign code runs here
         return None
     return state if isinstance(state, dict) else None
 
 
 def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
-    """Sets the random generator of an unwrapped environment to what generator_state() gave.
-
-    Raises:
-        EnvironmentUnavailable: it has none, or one of another kind.
-    """
+    """Restore a state from generator_state(). Raises EnvironmentUnavailable for another kind of generator."""
     kind = state.get("bit_generator") if isinstance(state, Mapping) else None
     try:
         _check_position(state)
         env.np_random.bit_generator.state = state
-    except Exception as error:  # whatever NumPy makes of what is no state of its own
+    except Exception as error:  # of any kind: NumPy validates little
         reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
         raise EnvironmentUnavailable(reason) from error
 
 
 def _check_position(state: Mapping[str, Any]) -> None:
-    """NumPy does not look where in their buffers MT19937 and Philox are to read, and reads there."""
+    """Raise ValueError for positions outside the buffers of MT19937 and Philox, which NumPy would read."""
     inner = state.get("state")
     if isinstance(inner, Mapping) and not 0 <= inner.get("pos", 0) <= _LARGEST_POSITIONS["pos"]:
         raise ValueError(f"pos is {inner['pos']}")

@@ -22,7 +22,7 @@ _OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
 
 
 def describe(space: gymnasium.Space[Any]) -> PlainSpace:
-    """Plain data that describes space: strings, numbers, lists and dicts, fit for JSON and MessagePack."""
+    """Describe a space as plain data, for JSON and MessagePack."""
     if isinstance(space, spaces.Box) and is_plain_dtype(space.dtype.str):
         bounds = {"low": to_array_map(space.low), "high": to_array_map(space.high)}
         return {"type": "Box", "dtype": _dtype(space), "shape": list(space.shape), **bounds}
@@ -75,7 +75,7 @@ def _dtype(space: gymnasium.Space[Any]) -> str:
 
 
 class StandIn(gymnasium.Space[Any]):
-    """In the place of a space that is not plain data: has everything in it, and cannot be drawn from."""
+    """Stands in for a space that is not plain data: contains every value, and cannot be sampled."""
 
     def __init__(self, told: str):
         super().__init__(None, None)
@@ -88,8 +88,7 @@ class StandIn(gymnasium.Space[Any]):
     def sample(self, *_: Any, **__: Any) -> Any:
         """Raises EnvironmentUnavailable."""
         raise EnvironmentUnavailable(
-            f"{self.told} is not known well enough to draw from it; pass the space itself: action_space= or "
-            "observation_space="
+            f"{self.told}: cannot be sampled; pass the space itself: action_space= or observation_space="
         )
 
     def __repr__(self) -> str:
@@ -103,7 +102,7 @@ class StandIn(gymnasium.Space[Any]):
 
 
 def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
-    """The space that describe was given. stand_in: whether to have a StandIn for what is custom.
+    """Rebuild a space from describe(). stand_in: return a StandIn for custom spaces.
 
     Raises:
         EnvironmentUnavailable: for a custom space, which is not plain data.
@@ -111,11 +110,12 @@ def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
     """
     try:
         if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can stand for all of them
-            raise EnvironmentUnavailable("a space of so many elements is not rebuilt; its values can be read")
-        return _restore(plain, stand_in)
+            raise EnvironmentUnavailable("the space is too large to be rebuilt; its values can be read")
+        space: gymnasium.Space[Any] = _restore(plain, stand_in)
+        return space
     except TraceError:
         raise
-    except Exception as error:  # gymnasium says in many ways that it does not like what it is given
+    except Exception as error:  # gymnasium has many ways to reject a value
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
 
 
@@ -129,41 +129,36 @@ def _elements(plain: Any, depth: int) -> int:
     return math.prod(map(int, shape)) + sum(_elements(plain.get(key), depth + 1) for key in _PARTS)
 
 
-def _restore(plain: Mapping[str, Any], stand_in: bool) -> gymnasium.Space[Any]:
+def _restore(plain: Mapping[str, Any], stand_in: bool) -> Any:
+    make: Any = spaces  # untyped, because signatures differ between releases
     kind = plain["type"]
     shape = tuple(int(n) for n in plain.get("shape", ()))
     if kind == "Box":
         low, high = from_array_map(plain["low"], shape), from_array_map(plain["high"], shape)
-        box_dtype: Any = dtype_from(plain["dtype"]).type
-        return spaces.Box(low, high, shape, box_dtype)
+        return make.Box(low, high, shape, dtype_from(plain["dtype"]).type)
     if kind == "Discrete":
-        return _with_dtype(spaces.Discrete(plain["n"], start=plain["start"]), plain)
+        space, dtype = make.Discrete(plain["n"], start=plain["start"]), dtype_from(plain["dtype"])
+        # gymnasium releases that have Discrete of other dtypes have an argument for it
+        return space if space.dtype == dtype else make.Discrete(plain["n"], start=plain["start"], dtype=dtype.type)
     if kind == "MultiDiscrete":
         nvec, start = from_array_map(plain["nvec"], shape), from_array_map(plain["start"], shape)
-        options: dict[str, Any] = {"start": start} if start.any() else {}
-        dtype = dtype_from(plain["dtype"]).type
-        restored: gymnasium.Space[Any] = spaces.MultiDiscrete(nvec, dtype, **options)
-        return restored
+        return make.MultiDiscrete(nvec, dtype_from(plain["dtype"]).type, **({"start": start} if start.any() else {}))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
+        return make.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
     if kind == "Dict":
-        return spaces.Dict(
-            [(key, _restore(child, stand_in)) for key, child in plain["spaces"]]
-        )  # a dict would be sorted
+        pairs = [(key, _restore(child, stand_in)) for key, child in plain["spaces"]]
+        return make.Dict(pairs)  # a dict would be sorted
     if kind == "Tuple":
-        return spaces.Tuple([_restore(child, stand_in) for child in plain["spaces"]])
+        return make.Tuple([_restore(child, stand_in) for child in plain["spaces"]])
     if kind == "Text":
-        return spaces.Text(plain["max_length"], min_length=plain["min_length"], charset=plain["characters"])
+        return make.Text(plain["max_length"], min_length=plain["min_length"], charset=plain["characters"])
     if kind == "Sequence":
-        return spaces.Sequence(_restore(plain["space"], stand_in), stack=plain["stack"])
+        return make.Sequence(_restore(plain["space"], stand_in), stack=plain["stack"])
     if kind == "Graph":
         edges = None if plain["edge_space"] is None else _restore(plain["edge_space"], stand_in)
-        nodes: Any = _restore(plain["node_space"], stand_in)
-        edge_space: Any = edges
-        return spaces.Graph(nodes, edge_space)
+        return make.Graph(_restore(plain["node_space"], stand_in), edges)
     if kind == "OneOf" and _OneOf is not None:
-        one_of: gymnasium.Space[Any] = _OneOf([_restore(child, stand_in) for child in plain["spaces"]])
-        return one_of
+        return _OneOf([_restore(child, stand_in) for child in plain["spaces"]])
     if stand_in:
         return StandIn(str(plain.get("class", kind)))
     raise EnvironmentUnavailable(
@@ -172,23 +167,11 @@ def _restore(plain: Mapping[str, Any], stand_in: bool) -> gymnasium.Space[Any]:
     )
 
 
-def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    dtype = dtype_from(plain["dtype"])
-    if space.dtype != dtype:  # a Discrete of another dtype, in gymnasium releases that have them
-        options: dict[str, Any] = {"dtype": dtype.type}
-        space = spaces.Discrete(plain["n"], start=plain["start"], **options)
-    return space
-
-
 # -- of vector environments -------------------------------------------------------------------------------------------
 
 
 def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
-    """The observation_space or action_space of one lane of a vector environment.
-
-    Raises:
-        InvalidOption: it does not say.
-    """
+    """Return observation_space or action_space of one lane. Raises InvalidOption if it is unknown."""
     try:
         space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
     except AttributeError as error:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.column_decoder import decode, decode_rows, packed_values
-from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.columns import (
+    CHANGES,
+    MSGPACK,
+    Column,
+    Path,
+    Piece,
+    decode,
+    decode_rows,
+    is_path,
+    packed_values,
+    parse_column,
+)
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, heal, stored_parity
-from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, ReadStorage
@@ -23,6 +32,7 @@ PART = ".part"
 _SCAN_BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
 _NO_RECORD = "not a record"
+_FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
@@ -115,6 +125,78 @@ class Chunk:
         self._by(decode_rows, path, begin, out)
 
 
+class StoredChunk(NamedTuple):
+    """A chunk as stored in a batch: its record header and metadata, without the bytes of its columns.
+
+    pending: pending actions: steps that were never answered.
+    """
+
+    file: Reader
+    header: wire.RecordHeader
+    columns: list[Column]
+    pending: Any
+
+
+class SlabLedger:
+    """The slabs of the writer's ring (docs/FORMAT.md, section 8) that the chunks of a batch come from.
+
+    Attributes:
+        complete: number of the latest slab that is in the batches so far, with all slabs before it.
+        unfinished: number of the slab that the last chunks come from, if more chunks of it follow; otherwise 0.
+        chunks: number of these last chunks.
+        pending: pending actions in the last chunk: steps that were never answered.
+    """
+
+    def __init__(self) -> None:
+        self.complete = self.unfinished = self.chunks = 0
+        self.pending: Any = None
+
+    @classmethod
+    def of_index(cls, metadata: dict[str, Any]) -> SlabLedger:
+        """Return the ledger stored in the metadata of an index."""
+        ledger = cls()
+        ledger.take(metadata)
+        match metadata.get("slab"):
+            case [_, _, int(chunks), *_] if ledger.unfinished:
+                ledger.chunks = max(0, chunks)
+        return ledger
+
+    def take(self, metadata: dict[str, Any]) -> None:
+        """Update from the metadata of the next chunk, which is untrusted."""
+        self.pending = metadata.get("pending")
+        before, self.unfinished, self.chunks = (self.unfinished, self.chunks), 0, 0
+        match metadata.get("slab"):
+            case [int(sequence), bool(more), *_]:
+                self.complete = max(self.complete, sequence - more)
+                if more:
+                    self.unfinished, self.chunks = sequence, 1 + (before[1] if before[0] == sequence else 0)
+
+
+class Index(NamedTuple):
+    """Contents of the index of a batch; see BatchReader."""
+
+    fragments: Array
+    chunks: Array
+    totals: dict[Path, list[int]]
+    slabs: SlabLedger
+
+
+class TableRoom:
+    """Limits the table rows of a trace: tables stay in memory, and few stored bytes can become many rows."""
+
+    def __init__(self) -> None:
+        self._rows = wire.TABLE_ROWS
+
+    def grant(self, size: int) -> None:
+        """Allow more rows, for `size` bytes on disk."""
+        self._rows += size * wire.ROWS_A_BYTE
+
+    def take(self, rows: int) -> None:
+        if rows > self._rows:
+            raise CorruptTrace(f"table of {rows} rows exceeds the limit for a trace of this size")
+        self._rows -= rows
+
+
 class BatchReader:
     """Finds the chunks of one batch: sealed or unsealed, intact or damaged.
 
@@ -144,12 +226,12 @@ class BatchReader:
         self._storage = storage
         self._room = TableRoom() if room is None else room
         self._known: dict[int, list[tuple[Column, int]]] = {}  # by chunk offset: its columns and their offsets
-        with self._open() as file:
+        with self.open() as file:
             self.size = file.size
             self._room.grant(self.size)
             self._load(file)
-        if self.damage and self._heal():
-            with self._open() as file:
+        if self.damage and self.heal():
+            with self.open() as file:
                 self._room.grant(self.size)
                 self._load(file)
 
@@ -174,33 +256,45 @@ class BatchReader:
         """Read records appended since the last read; does nothing for a sealed batch."""
         if self.sealed:
             return
-        with self._open() as file:
+        with self.open() as file:
             before, self.size = self.size, file.size
             self._room.grant(max(0, self.size - before))
             self._walk(file)
 
     def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
         """Read the wanted columns of a chunk and verify their checksums. Raises CorruptTrace."""
-        offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
+        before = self._restored
         try:
-            before = self._restored
-            try:
-                with self._open() as file:
-                    return self._chunk_at(file, offset, length, wanted)
-            except CorruptTrace:
-                if not self._heal() and self._restored is before:
-                    raise
-                with self._open() as file:
-                    return self._chunk_at(file, offset, length, wanted)
+            return self._read_chunk(number, wanted)
+        except CorruptTrace:
+            if not self.heal() and self._restored is before:  # another thread may have healed it
+                raise
+            return self._read_chunk(number, wanted)
+
+    def _read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
+        offset = int(self.chunks["offset"][number])
+        try:
+            with self.open() as file:
+                columns = self._known.get(offset)
+                if columns is None:
+                    _, _, columns = self._chunk_record(file, number)
+                    if len(self._known) >= _CACHED_CHUNKS:
+                        self._known.clear()
+                    self._known[offset] = columns
+                blobs = {c.path: (c, _checked(file, where, c)) for c, where in columns if wanted(c.path)}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
+        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
 
-    def _heal(self) -> bool:
-        """Restore damaged bytes from the parity, on the first call; return True if there were any."""
+    def heal(self) -> bool:
+        """Restore damaged bytes from the parity, on the first call; return True if there were any.
+
+        Reads the whole batch. From then on open() and all that reads the batch see the restored bytes.
+        """
         if not self._heals:
             return False
         self._heals = False
-        with self._open() as file:
+        with self.open() as file:
             found = stored_parity(file, self.header.file_id)
             blocks = heal(file, found).blocks if found is not None else {}
         self._restored = blocks
@@ -215,6 +309,14 @@ class BatchReader:
             )
         return bool(blocks)
 
+    def stored_chunk(self, file: Reader, number: int) -> StoredChunk:
+        """Return a chunk as stored. file: this batch, open. Raises CorruptTrace."""
+        try:
+            header, metadata, columns = self._chunk_record(file, number)
+        except CorruptTrace as error:
+            raise error.located(self.path, int(self.chunks["offset"][number])) from error
+        return StoredChunk(file, header, [column for column, _ in columns], metadata.get("pending"))
+
     # -- reading records ----------------------------------------------------------------------------------------------
 
     @property
@@ -222,7 +324,8 @@ class BatchReader:
         """Path of the file, for messages."""
         return self._storage.path(self.name)
 
-    def _open(self) -> Reader:
+    def open(self) -> Reader:
+        """Open the file, with restored bytes in place of damaged ones. Raises OSError, CorruptTrace."""
         name = self.name  # another thread may change it
         try:
             file = self._storage.open(name)
@@ -285,18 +388,16 @@ class BatchReader:
             yield column, offset
             offset += wire.aligned(column.stored)
 
-    def _chunk_at(self, file: Reader, offset: int, length: int, wanted: Callable[[Path], bool]) -> Chunk:
-        columns = self._known.get(offset)
-        if columns is None:
-            header = self._header_at(file, offset)
-            if header is None or header.type != wire.CHUNK or header.end != offset + length:
-                raise CorruptTrace("checksum mismatch in the header of a record")
-            columns = list(self._columns(header, self._metadata(file, header)))
-            if len(self._known) >= _CACHED_CHUNKS:
-                self._known.clear()
-            self._known[offset] = columns
-        blobs = {c.path: (c, _checked(file, where, c)) for c, where in columns if wanted(c.path)}
-        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
+    def _chunk_record(
+        self, file: Reader, number: int
+    ) -> tuple[wire.RecordHeader, dict[str, Any], list[tuple[Column, int]]]:
+        """Return the header, the metadata and the columns of a chunk, with their offsets."""
+        offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
+        header = self._header_at(file, offset)
+        if header is None or header.type != wire.CHUNK or header.end != offset + length:
+            raise CorruptTrace("checksum mismatch in the header of a record")
+        metadata = self._metadata(file, header)
+        return header, metadata, list(self._columns(header, metadata))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
@@ -323,9 +424,9 @@ class BatchReader:
         tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
         fragments = self._table(tables, "fragments", wire.FRAGMENT)
         chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
-        if sum(chunks["fragments"].tolist()) != len(fragments) or not are_apart(chunks, header.offset):
+        if sum(chunks["fragments"].tolist()) != len(fragments) or not _are_apart(chunks, header.offset):
             raise CorruptTrace("the tables of the index contradict each other")
-        return Index(fragments, chunks, totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
+        return Index(fragments, chunks, _totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
 
     def _read_schema(self, file: Reader) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)
@@ -381,13 +482,9 @@ class BatchReader:
             tables = {c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}
             table = self._table(tables, "fragments", wire.FRAGMENT)
             fragments.append(table)
-            rows = int(table["steps"].sum()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
-            chunks.append((header.offset, header.end - header.offset, len(table), rows))
+            chunks.append((header.offset, header.end - header.offset, len(table), observation_rows(table)))
             self.slabs.take(metadata)
-            for column, _ in columns:
-                total = self.totals.setdefault(column.path, [0, 0])
-                total[0] += column.full_size
-                total[1] += column.stored
+            add_totals(self.totals, (column for column, _ in columns))
         elif header.type == wire.INDEX:
             self.ended = True
         elif not header.flags & wire.OPTIONAL:
@@ -449,3 +546,43 @@ def _checked(file: Reader, offset: int, column: Column) -> Piece:
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob
+
+
+def size_and_crc(file: Reader) -> tuple[int, int]:
+    """Read a whole file; return its size and CRC. Raises OSError."""
+    size = crc = 0
+    while block := file.read(size, _SCAN_BLOCK):
+        size, crc = size + len(block), crc32(block, crc)
+    return size, crc
+
+
+def observation_rows(fragments: Array) -> int:
+    return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+
+
+def add_totals(totals: dict[Path, list[int]], columns: Iterable[Column]) -> None:
+    """Add the decoded and stored bytes of the columns of a chunk."""
+    for column in columns:
+        total = totals.setdefault(column.path, [0, 0])
+        total[0] += column.full_size
+        total[1] += column.stored
+
+
+def _are_apart(chunks: Array, end: int) -> bool:
+    """Return True if chunks are in order, do not overlap, and end before `end`: no byte is read twice."""
+    offsets, lengths = chunks["offset"], chunks["length"]
+    if not len(chunks) or max(offsets.max(), lengths.max()) > _FARTHEST:
+        return not len(chunks)
+    ends = offsets + lengths
+    return bool(offsets[0] >= wire.HEADER_SIZE and ends[-1] <= end and (ends[:-1] <= offsets[1:]).all())
+
+
+def _totals_of(raw: Any) -> dict[Path, list[int]]:
+    try:
+        totals = {tuple(path): [full, stored] for path, full, stored in raw}
+    except (TypeError, ValueError) as error:
+        raise CorruptTrace("malformed totals in the index") from error
+    numbers = [number for sizes in totals.values() for number in sizes]
+    if not all(map(is_path, totals)) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+        raise CorruptTrace("malformed totals in the index")
+    return totals

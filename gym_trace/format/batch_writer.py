@@ -4,73 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, Path, Piece, parse_column
+from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
+from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import changed_parity, parity_of, parity_record, shape_for, stored_parity
 from gym_trace.model.origins import ORIGINS
-from gym_trace.model.packing import pack, unpack
+from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, ReadStorage, Storage
+from gym_trace.storage.protocol import Storage
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
-_BLOCK = 1 << 20  # bytes per read of a checksum
-_USUAL_METADATA = 2048  # bytes; most record headers with their metadata fit
 
 
-class StoredChunk(NamedTuple):
-    """A chunk as stored in a batch: its record header and metadata, without the bytes of its columns.
-
-    pending: pending actions: steps that were never answered.
-    """
-
-    file: Reader
-    header: wire.RecordHeader
-    columns: list[Column]
-    pending: Any
-
-
-def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
-    """Return a chunk of a batch. file: the open batch. Raises CorruptTrace."""
-    offset, length = (int(batch.chunks[name][number]) for name in ("offset", "length"))
-    start = file.read(offset, min(length, _USUAL_METADATA))
-    header = wire.unpack_record_header(start[: wire.HEADER_SIZE], offset, batch.header.file_id)
-    if header is None or header.type != wire.CHUNK or header.end != offset + length:
-        raise CorruptTrace("checksum mismatch in the header of a record", batch.path, offset)
-    raw = start[wire.HEADER_SIZE :][: header.metadata_length]
-    if len(raw) < header.metadata_length:
-        raw = file.read(offset + wire.HEADER_SIZE, header.metadata_length)
-    metadata = unpack(raw) if crc32(raw) == header.metadata_crc else None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("columns"), list):
-        raise CorruptTrace("checksum mismatch in the metadata of a record", batch.path, offset)
-    columns = list(map(parse_column, metadata["columns"]))
-    if sum(wire.aligned(column.stored) for column in columns) > header.body_length:
-        raise CorruptTrace("column larger than its record", batch.path, offset)
-    return StoredChunk(file, header, columns, metadata.get("pending"))
-
-
-def copy_batch(
-    batch: BatchReader, source: ReadStorage, crc: int | None, target: Storage, name: str, number: int
-) -> int:
+def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, number: int) -> int:
     """Copy a sealed batch without decoding it, under another batch number; return the CRC of the copy.
 
     Args:
-        source: storage of the batch.
         crc: CRC of its file; None: computed by reading the file.
 
     Raises:
         UnstorableValue: the new number would change the length of the batch. Nothing was written.
         CorruptTrace, OSError
     """
-    with source.open(batch.name) as file:
+    with batch.open() as file:
         header = wire.unpack_record_header(
             file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE, batch.header.file_id
         )
@@ -84,15 +47,13 @@ def copy_batch(
         if len(new) != len(old):
             raise UnstorableValue(f"{batch.path}: number {number} would change the length of the batch")
         if crc is None:
-            crc, at = 0, 0
-            while block := file.read(at, _BLOCK):
-                at, crc = at + len(block), crc32(block, crc)
-        changes = [(0, old, new)]
-        if new != old and (stored := stored_parity(file, batch.header.file_id)) is not None:
+            _, crc = size_and_crc(file)
+        changes = [(0, old, new)] if new != old else []
+        if changes and (stored := stored_parity(file, batch.header.file_id)) is not None:
             changes.append(changed_parity(file, stored, new))
         copy, at = target.create(name + PART), 0
         try:
-            for start, before, after in changes if new != old else ():
+            for start, before, after in changes:
                 copy.copy(file, at, start - at)
                 copy.write(after)
                 at = start + len(after)
@@ -154,11 +115,10 @@ class BatchWriter:
         self._pending = begun.slabs.pending or ()
         self.fragments = len(begun.fragments)
         with self._storage.open(begun.name) as reader:
-            while block := reader.read(self.size, _BLOCK):
-                self.size, self.crc = self.size + len(block), crc32(block, self.crc)
+            self.size, self.crc = size_and_crc(reader)
             self._sequence = 1
             if self._chunks:
-                self._sequence += stored_chunk(reader, begun, len(self._chunks) - 1).header.sequence
+                self._sequence += begun.stored_chunk(reader, len(self._chunks) - 1).header.sequence
 
     def has_room(self, fragments: int) -> bool:
         """Return True if the index has space for one more chunk with this number of fragments."""
@@ -167,7 +127,6 @@ class BatchWriter:
     def write_chunk(
         self,
         fragments: Array,
-        observation_rows: int,
         columns: list[tuple[Column, Sequence[Piece]]],
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
@@ -177,14 +136,9 @@ class BatchWriter:
         Args:
             columns: the fragment table, then the data, the bytes of each in pieces.
         """
-        offset = self.size
-        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns]}
-        if slab is not None:
-            described["slab"] = list(slab)
-        if pending:
-            described["pending"] = list(pending)
-        metadata = pack(described)
-        short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column, _ in columns)
+        offset, described = self.size, [column for column, _ in columns]
+        metadata = _metadata(described, slab, pending)
+        short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column in described)
         blobs = [pieces for _, pieces in columns]
         if short > 0:  # pad: a reader rejects chunks with too many fragments for their bytes
             blobs.append([bytes(short)])
@@ -193,9 +147,9 @@ class BatchWriter:
         if slab is not None:
             known = self._slab
             self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
-        self._indexed(offset, fragments, observation_rows, [column for column, _ in columns])
+        self._indexed(offset, fragments, described)
 
-    def copy_chunk(self, fragments: Array, observation_rows: int, chunk: StoredChunk) -> None:
+    def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored, without reading its columns."""
         offset, header = self.size, chunk.header
         packed = wire.pack_record_header(header._replace(offset=offset, sequence=self._sequence), self._file_id)
@@ -215,17 +169,14 @@ class BatchWriter:
         self.size += wire.HEADER_SIZE + length
         self._sequence += 1
         self._pending = chunk.pending or ()
-        self._indexed(offset, fragments, observation_rows, chunk.columns)
+        self._indexed(offset, fragments, chunk.columns)
 
-    def _indexed(self, offset: int, fragments: Array, observation_rows: int, columns: Sequence[Column]) -> None:
+    def _indexed(self, offset: int, fragments: Array, columns: Sequence[Column]) -> None:
         """Add the appended chunk to the index."""
         self._fragments.append(fragments)
-        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
+        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows(fragments)))
         self.fragments += len(fragments)
-        for column in columns:
-            total = self._totals.setdefault(column.path, [0, 0])
-            total[0] += column.full_size
-            total[1] += column.stored
+        add_totals(self._totals, columns)
 
     def seal(self, workspace: Workspace) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""
@@ -235,12 +186,7 @@ class BatchWriter:
         }
         columns = [ColumnEncoder(path, workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns], "totals": totals}
-        if self._slab is not None:
-            described["slab"] = list(self._slab)
-        if self._pending:
-            described["pending"] = list(self._pending)
-        metadata = pack(described)
+        metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals)
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         shape = shape_for(self.size)
@@ -281,6 +227,14 @@ class BatchWriter:
             self._file.truncate(start)  # remove the torn record, so that later records can follow
             raise
         self.size, self.crc = size, crc
+
+
+def _metadata(columns: Sequence[Column], slab: Sequence[int] | None, pending: Sequence[Any], **more: Any) -> bytes:
+    """Return the metadata of a chunk or an index."""
+    described = {"columns": [column.descriptor() for column in columns], **more}
+    described |= {} if slab is None else {"slab": list(slab)}
+    described |= {"pending": list(pending)} if pending else {}
+    return pack(described)
 
 
 def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:

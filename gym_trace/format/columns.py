@@ -1,18 +1,40 @@
-"""Column descriptors, and the checks of one that was read (docs/FORMAT.md, section 3)."""
+"""Columns of a record: descriptors, encoding and decoding (docs/FORMAT.md, section 3). What is decoded is untrusted."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gym_trace.errors import CorruptTrace
-from gym_trace.format import wire
-from gym_trace.model.values import dtype_from
+import numpy as np
+import zstandard
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.format import kernels, transforms, wire
+from gym_trace.model.deltas import DeltaRows
+from gym_trace.model.packing import MAX_CONTAINERS, Containers, unpack
+from gym_trace.model.values import Array, dtype_from, objects
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
+_MAX_WINDOW = 128 << 20  # bytes that zstd may look back
+_SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
+_LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
+_PIECE_BYTES = 512 << 10  # large rows are filtered and compressed in pieces that fit the processor's cache
+_CHANGES_BYTES = 4 << 20  # piece size for CHANGES, which touches less memory
+_LITTLE = 1024  # bytes; large rows with fewer changed bytes get a higher zstd level
+_HARDER = 3  # zstd levels added for such rows
+_LITTLE_CHUNK = 256 << 10  # bytes, size hint for chunks of such rows: zstd uses less memory and searches harder
+_QUICK = -1  # zstd level several times faster than level 1
+_QUICK_SIZE = 1.03  # size ratio up to which _QUICK replaces level 1
+_LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
+_WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
+_LEAST_BYTES = 256  # smaller columns stay uncompressed: the call passes the interpreter lock to the recorded loop
+_LEAST_ROWS = 2  # fewer large rows do not predict the next ones
+_RETRY_AFTER = 64  # chunks between trials of the encodings
 
 Path = tuple[str | int, ...]
 Piece = bytes | memoryview
@@ -97,3 +119,363 @@ def parse_column(descriptor: Any) -> Column:
     if max(size, raw) > wire.MAX_COLUMN:
         raise CorruptTrace(f"column declares {max(size, raw)} bytes; the limit is {wire.MAX_COLUMN}")
     return column
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode(column: Column, blob: bytes | memoryview) -> Array:
+    """Return the rows of a column as a writable array; for a msgpack column, an array of objects.
+
+    The array of an unencoded column shares the memory of blob, if blob is writable.
+
+    Raises CorruptTrace. Memory is bounded by the limits of parse_column.
+    """
+    try:
+        if column.dtype != MSGPACK:
+            return _decode_typed(column, blob)
+        view, bounds = _value_bounds(column, blob)
+        containers = Containers() if column.full_size > MAX_CONTAINERS else None
+        # Equal values are unpacked again: they must not share memory.
+        return objects([unpack(view[a:b], containers) for a, b in bounds])
+    except MemoryError as error:
+        raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
+
+
+def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
+    """Decode rows, starting at begin, of a column with encoding CHANGES into out. Raises CorruptTrace."""
+    kernels.undo_changes(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
+
+
+def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
+    """Return the packed rows of a msgpack column. Raises CorruptTrace."""
+    view, bounds = _value_bounds(column, blob)
+    return [bytes(view[a:b]) for a, b in bounds]
+
+
+def unpacked(packed: Sequence[bytes]) -> Array:
+    """Return rows of a msgpack column as an array of objects. Raises CorruptTrace."""
+    containers = Containers() if sum(map(len, packed)) > MAX_CONTAINERS else None
+    return objects([unpack(value, containers) for value in packed])
+
+
+def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
+    row_size, rows = column.row_size, column.rows
+    kept = min(rows, 1) if column.encoding & CONSTANT else rows
+    flat = _inflated(column, blob)
+    if column.encoding & (SHUFFLE | CHANGES):
+        transformed, flat = flat, np.empty((kept, row_size), np.uint8)
+        if column.encoding & CHANGES:
+            kernels.undo_changes(transformed, rows, 0, flat)
+        else:
+            kernels.undo_shuffle(transformed, flat, item_size(column.dtype), bool(column.encoding & XOR))
+    elif column.encoding & XOR:
+        kernels.undo_xor(flat.reshape(kept, row_size))
+    flat = flat.reshape(kept, row_size)
+    if column.encoding & CONSTANT:
+        row, flat = flat, np.empty((rows, row_size), np.uint8)
+        flat[:] = row
+    dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
+    return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
+
+
+def _inflated(column: Column, blob: bytes | memoryview) -> Array:
+    """Decompress blob to exactly the declared size, into a writable array."""
+    if not column.encoding & ZSTD:
+        stored = np.frombuffer(blob, np.uint8)
+        return stored if stored.flags.writeable else stored.copy()
+    out = np.empty(column.raw, np.uint8)
+    try:
+        if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: unknown
+            raise CorruptTrace("wrong size of a compressed column")
+        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
+        target = out.data
+        filled = 0
+        # A truncated frame ends early without an error, so count the bytes.
+        while filled < len(out) and (count := reader.readinto(target[filled:])):
+            filled += count
+        if filled != len(out) or reader.read(1):
+            raise CorruptTrace("wrong size of a compressed column")
+        return out
+    except zstandard.ZstdError as error:
+        raise CorruptTrace(f"decompressing a column failed: {error}") from error
+
+
+def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+    """Return the decompressed bytes of a msgpack column, and the begin and end of each row in them."""
+    raw = _inflated(column, blob)
+    view = memoryview(raw.data)
+    if column.encoding & CONSTANT:
+        return view, [(0, len(raw))] * column.rows
+    lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
+    ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
+    if (ends[-1] if column.rows else 0) != len(raw):
+        raise CorruptTrace("the values of a column do not match its size")
+    return view, list(zip((ends - lengths).tolist(), ends.tolist()))
+
+
+# -- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def is_large(rows: Array) -> bool:
+    """Return True if the rows should be encoded in pieces."""
+    return len(rows) > 0 and _is_large(rows.nbytes // len(rows))
+
+
+def _is_large(row_size: int) -> bool:
+    return row_size >= wire.LARGE_ROW
+
+
+class Workspace:
+    """Compressors shared by column encoders that run in turn."""
+
+    def __init__(self, level: int):
+        self.level = level or 3  # zstd takes 0 as 3
+        self.compressor = zstandard.ZstdCompressor(level=self.level)
+        self.compress: Callable[[Any], bytes] = self.compressor.compress
+        self.compress_quickly: Callable[[Any], bytes] = self.compress
+        if level == 1:
+            self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
+
+
+class _Habit:
+    """The best encoding so far for small or large rows of a column."""
+
+    def __init__(self) -> None:
+        self.encoding = 0
+        self.compressible = True
+        self.quick = False  # use compress_quickly
+        self.patience = 0  # chunks between trials; 0 before the first one
+        self.until_trial = 0
+
+
+class ColumnEncoder:
+    """Encodes one column, chunk by chunk, with the encoding that compressed its rows best."""
+
+    def __init__(self, path: Path, workspace: Workspace):
+        self._path = path
+        self._workspace = workspace
+        self._habits = (_Habit(), _Habit())  # for small rows, for large rows
+        # By whether the level is raised by _HARDER. Streams of several columns are open at a time: no sharing.
+        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
+        self._stream: _Stream | None = None
+        self._changes_little = False  # whether few bytes change per row in the current stream, or else in the last one
+
+    def feed(self, rows: Array | DeltaRows) -> None:
+        """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish()."""
+        if self._stream is None:
+            shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
+            row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
+            encoding = self._choice(rows, row_size)
+            self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
+        if isinstance(rows, DeltaRows):
+            self._stream.feed_deltas(rows)
+        else:
+            self._stream.feed(transforms.as_bytes(rows))
+
+    def finish(self) -> tuple[Column, list[Piece]]:
+        """Return the column of all rows fed since the last call, with its bytes in pieces."""
+        stream, self._stream = self._stream, None
+        assert stream is not None
+        pieces = stream.finish()
+        if self._changes_little and not stream.changes_little:  # the rows are different now: try encodings again
+            self._habits[True].until_trial = 0
+        self._changes_little = stream.changes_little
+        column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
+        return column, pieces
+
+    def _stream_compressor(self, encoding: int) -> zstandard.ZstdCompressor:
+        little = bool(encoding & CHANGES) and self._changes_little
+        if little not in self._compressors:
+            level = min(22, self._workspace.level + _HARDER * little) or 1  # 0 would be 3
+            size = _LITTLE_CHUNK if little else 0  # 0: unknown
+            parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
+            self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
+        return self._compressors[little]
+
+    def encode(self, rows: Array) -> tuple[Column, bytes]:
+        """Encode a column. rows: C-contiguous, (rows, *row shape), of a plain little-endian or void dtype."""
+        if is_large(rows):
+            self.feed(rows)
+            column, pieces = self.finish()
+            return column, b"".join(pieces)
+        flat = transforms.as_bytes(rows)
+        constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
+        encoding, compress = 0, self._workspace.compress
+        if constant:
+            flat = flat[:1]
+        else:
+            encoding = self._choice(rows, flat.shape[1])
+            if self._habits[False].quick:
+                compress = self._workspace.compress_quickly
+        filtered = _filter(flat, encoding, rows.dtype.itemsize)
+        blob, encoding = _squeezed(filtered, flat, encoding, compress)
+        dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
+        return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
+
+    def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
+        """Encode a msgpack column. packed: one MessagePack value per row."""
+        constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
+        if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
+            raw = packed[0]
+        else:
+            constant = False
+            raw = np.fromiter(map(len, packed), wire.LENGTH, len(packed)).tobytes() + b"".join(packed)
+        if len(raw) > wire.MAX_VALUES:
+            raise UnstorableValue(
+                f"{'/'.join(map(str, self._path))}: {len(raw)} bytes in one chunk; the limit is {wire.MAX_VALUES}"
+            )
+        blob, encoding = _squeezed(raw, raw, 0, self._workspace.compress)
+        return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), [blob]), blob
+
+    def _column(
+        self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, pieces: Sequence[Piece]
+    ) -> Column:
+        crc = 0
+        for piece in pieces:
+            crc = kernels.crc32(piece, crc)
+        return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
+
+    def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
+        """Return the encoding that was smallest on a sample, with periodic new trials; for small rows without ZSTD."""
+        large = _is_large(row_size)
+        habit = self._habits[large]
+        if large and len(rows) < _LEAST_ROWS:
+            return habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD
+        if large and isinstance(rows, DeltaRows):
+            self._changes_little = rows.changed <= _LITTLE * len(rows)
+        if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding == CHANGES):
+            return CHANGES | ZSTD  # clearly the best: skip the trials
+        if rows.dtype.names and not large:  # a table: SHUFFLE takes at most 10 % more space, in about half of the time
+            return SHUFFLE
+        habit.until_trial -= 1
+        if habit.until_trial < 0 and len(rows) * row_size:
+            tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
+            sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])
+            self._try(habit, sample, rows.dtype.itemsize)
+            # The first rows of a column may not be typical: try again soon.
+            habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
+            habit.until_trial = habit.patience
+        return habit.encoding | ZSTD * (large and habit.compressible)
+
+    def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
+        """Choose the encoding with the smallest sample."""
+        sizes: dict[int, int] = {}
+        is_large, shuffles = _is_large(sample.shape[1]), [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
+        for candidate in [*([CHANGES] if is_large else []), 0, XOR, *shuffles]:
+            sizes[candidate] = self._size_under(candidate, sample, item_size)
+            if candidate == CHANGES and self._changes_little:  # clearly the best
+                break
+        # Each transform costs time, so it must save 2 %.
+        best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+        habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
+        habit.encoding = best if habit.compressible else 0
+        quick = self._workspace.compress_quickly
+        if not is_large and sample.nbytes >= _LEAST_QUICK_SAMPLE:
+            filtered = _filter(sample, habit.encoding, item_size)
+            habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
+
+    def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
+        workspace = self._workspace
+        if not _is_large(sample.shape[1]):
+            return len(workspace.compress(_filter(sample, encoding, item_size)))
+        dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
+        stream = _Stream(workspace.compressor, dtype, shape, encoding | ZSTD)
+        stream.feed(sample)
+        if encoding & CHANGES:
+            self._changes_little = stream.changes_little
+        return sum(map(len, stream.finish()))
+
+
+def _squeezed(
+    filtered: Array | bytes, plain: Array | bytes, encoding: int, compress: Callable[[Any], bytes]
+) -> tuple[bytes, int]:
+    size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
+    if size >= _LEAST_BYTES:
+        blob = compress(filtered)
+        if len(blob) < size:
+            return blob, encoding | ZSTD
+    return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
+
+
+def _all_rows_equal(flat: Array) -> bool:
+    if flat[0].tobytes() != flat[-1].tobytes() or flat[0].tobytes() != flat[len(flat) // 2].tobytes():
+        return False
+    return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
+
+
+def _filter(flat: Array, encoding: int, item_size: int) -> Array:
+    """Apply the transforms of encoding to flat; return the bytes."""
+    if encoding & XOR:
+        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
+    return kernels.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
+
+
+class _Stream:
+    """Large rows of one chunk, transformed and compressed as they arrive."""
+
+    def __init__(
+        self, compressor: zstandard.ZstdCompressor, dtype: np.dtype[Any], shape: tuple[int, ...], encoding: int
+    ):
+        self.dtype, self.shape, self.encoding = dtype, shape, encoding
+        row_size = dtype.itemsize * math.prod(shape)
+        self.rows = self.raw = 0
+        self._object = compressor.compressobj() if encoding & ZSTD else None
+        self._pieces: list[Piece] = []
+        self._step = max(1, (_CHANGES_BYTES if encoding & CHANGES else _PIECE_BYTES) // row_size)
+        self._scratch = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
+        self._before = np.zeros(row_size, np.uint8)
+
+    def feed(self, flat: Array) -> None:
+        if self.rows == 0 and self.encoding & CHANGES:  # the first row is kept whole
+            self._add(flat[0])
+            self._before[:] = flat[0]
+            self.rows, flat = 1, flat[1:]
+        for i in range(0, len(flat), self._step):
+            self._add(self._transformed(flat[i : i + self._step]))
+        self.rows += len(flat)
+
+    def feed_deltas(self, frames: DeltaRows) -> None:
+        if not self.encoding & CHANGES:
+            for piece in frames.arrays(self._step):
+                self.feed(piece)
+            return
+        skip = self.rows == 0
+        if skip:
+            (first,) = next(frames.arrays(1))
+            self._add(first)
+        slots = frames.slots[skip:]
+        whole = sum(isinstance(slot, bytes) for slot in slots)
+        step = self._step if whole > self._step else len(slots)  # positions of whole rows take up to 8 times their size
+        for i in range(0, len(slots), step or 1):
+            self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
+        self.rows += len(frames)
+
+    def _transformed(self, piece: Array) -> Array | bytes:
+        scratch, before, last = self._scratch[: len(piece)], self._before, piece[-1]
+        if self.encoding & CHANGES:
+            result: Array | bytes = transforms.changes(piece, before, scratch.view(np.bool_))
+        else:
+            if self.encoding & XOR:
+                piece = transforms.xor(piece, before, scratch)
+            result = kernels.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
+        before[:] = last
+        return result
+
+    def _add(self, data: Array | bytes) -> None:
+        raw = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        self.raw += len(raw)
+        if self._object is not None:
+            self._pieces.append(self._object.compress(raw))
+        else:
+            self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # XOR results lie in reused scratch memory
+
+    @property
+    def changes_little(self) -> bool:
+        """True if rows are stored as changes, and few bytes change."""
+        return bool(self.encoding & CHANGES) and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
+
+    def finish(self) -> list[Piece]:
+        if self._object is not None:
+            self._pieces.append(self._object.flush())
+        return self._pieces

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.model.containers import MAX_CONTAINERS
+from gym_trace.model.packing import MAX_CONTAINERS
 from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
@@ -23,38 +23,18 @@ _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
 MAX_LINES = 1 << 20  # reading stops after this many lines
 
 
-class ManifestWriter:
-    """Appends lines to a new manifest and holds its lock until closed. The lock shows readers that the writer lives."""
-
-    def __init__(self, storage: Storage, name: str, schema: dict[str, Any], file: Appender | None = None):
-        """file: that of a writer that died, with its lock, as reopened() gives it."""
-        if file is not None:
-            self._file = file
-            return
-        first = as_json({"type": "writer", **schema})
-        if len(first) >= _MAX_LINE:  # readers reject longer lines; the schema record of a batch is about as long
-            raise UnstorableValue(f"spaces and metadata take {len(first)} bytes; the limit is {_MAX_LINE}")
-        self._file = storage.create(name, lock=True)
-        try:
-            self._file.write(first + b"\n")
-        except OSError:
-            self.close()
-            raise
-
-    def batch(self, file: str, size: int, crc: int, episodes: int, steps: int) -> None:
-        self._write({"type": "batch", "file": file, "bytes": size, "crc32": crc, "episodes": episodes, "steps": steps})
-
-    def closed(self, episodes: int, steps: int, extra: dict[str, Any]) -> None:
-        self._write({"type": "closed", "episodes": episodes, "steps": steps, **extra})
-
-    def failed(self, problem: str) -> None:
-        self._write({"type": FAILED, "problem": problem})
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(as_json(entry) + b"\n")
+def created(storage: Storage, name: str, schema: dict[str, Any]) -> Appender:
+    """Create the manifest of a writer, and lock it until closed. The lock shows readers that the writer lives."""
+    first = line({"type": "writer", **schema})
+    if len(first) > _MAX_LINE:  # readers reject longer lines; the schema record of a batch is about as long
+        raise UnstorableValue(f"spaces and metadata take {len(first)} bytes; the limit is {_MAX_LINE}")
+    file = storage.create(name, lock=True)
+    try:
+        file.write(first)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def reopened(storage: Storage, name: str) -> Appender | None:
@@ -65,9 +45,9 @@ def reopened(storage: Storage, name: str) -> Appender | None:
     file = storage.reopen(name, locked=True)
     if file is not None:
         try:
-            for line in read_lines(storage, name):
-                if not line.whole:
-                    file.truncate(line.start)
+            for last in read_lines(storage, name):
+                if not last.whole:
+                    file.truncate(last.start)
         except BaseException:
             file.close()
             raise
@@ -76,7 +56,12 @@ def reopened(storage: Storage, name: str) -> Appender | None:
 
 def append(storage: Storage, writer: str, entry: dict[str, Any]) -> None:
     """Append a line to the manifest of a writer, which may be writing to it. Raises OSError."""
-    storage.append(f"{writer}{SUFFIX}", as_json(entry) + b"\n")
+    storage.append(f"{writer}{SUFFIX}", line(entry))
+
+
+def line(entry: dict[str, Any]) -> bytes:
+    """Return an entry as a line of a manifest."""
+    return as_json(entry) + b"\n"
 
 
 def as_json(entry: dict[str, Any]) -> bytes:
@@ -156,9 +141,9 @@ class _Stream(io.RawIOBase):
 def read_manifest(storage: ReadStorage, name: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of a manifest; skip incomplete and invalid lines. A missing file has none."""
     with contextlib.suppress(CorruptTrace, FileNotFoundError):
-        for line in read_lines(storage, name):
-            if line.whole and line.entry is not None:
-                yield line.entry
+        for one in read_lines(storage, name):
+            if one.whole and one.entry is not None:
+                yield one.entry
 
 
 def _entry(raw: bytes) -> dict[str, Any] | None:

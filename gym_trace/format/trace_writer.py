@@ -11,16 +11,15 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader
-from gym_trace.format.batch_writer import BatchWriter, StoredChunk, copy_batch
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, Piece
+from gym_trace.format.batch_reader import BatchReader, StoredChunk
+from gym_trace.format.batch_writer import BatchWriter, copy_batch
+from gym_trace.format.columns import Column, ColumnEncoder, Piece, Workspace
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
-from gym_trace.format.manifest import SUFFIX, ManifestWriter
+from gym_trace.format.manifest import FAILED, SUFFIX, created, line
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Appender, ReadStorage, Storage
+from gym_trace.storage.protocol import Appender, Storage
 
 # A batch is sealed and synced when it reaches one of these limits.
 BATCH_BYTES = 64 << 20
@@ -40,7 +39,7 @@ class TraceWriter:
     def __init__(
         self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool, manifest: Appender | None = None
     ):
-        """manifest: that of a writer that died, to go on with; see go_on()."""
+        """manifest: of a writer that died, to go on with; see go_on()."""
         self.writer: str = schema["writer"]
         self._storage = storage
         self._schema = schema
@@ -55,14 +54,14 @@ class TraceWriter:
         self.bytes = self.episodes = self.steps = 0
         self._in_sealed = 0
         try:
-            self._manifest = ManifestWriter(storage, f"{self.writer}{SUFFIX}", schema, manifest)
+            self._manifest = manifest or created(storage, f"{self.writer}{SUFFIX}", schema)
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r}: exists in {storage.root}; pass another or omit it") from error
 
     def go_on(self, batches: int, last: BatchReader | None) -> None:
-        """Goes on where a writer died: after so many batches, in the one after them if that was begun.
+        """Continue where a writer died.
 
-        last: that one; it ends with a whole record.
+        batches: number of sealed ones. last: the one after them if it was begun; it ends with a whole record.
         """
         self._batches = batches
         if last is not None:
@@ -104,22 +103,22 @@ class TraceWriter:
         pending: Sequence[Any] = (),
     ) -> None:
         columns = [self._encoded(("fragments",), fragments), *columns]
-        self._with_room(fragments).write_chunk(fragments, _observation_rows(fragments), columns, slab, pending)
+        self._with_room(fragments).write_chunk(fragments, columns, slab, pending)
         self._wrote(fragments)
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored. fragments: its fragment table."""
-        self._with_room(fragments).copy_chunk(fragments, _observation_rows(fragments), chunk)
+        self._with_room(fragments).copy_chunk(fragments, chunk)
         self._wrote(fragments)
 
-    def copy_batch(self, batch: BatchReader, source: ReadStorage, crc: int | None) -> None:
-        """Seal the current batch, and copy a sealed batch from source. crc: of its file, if known.
+    def copy_batch(self, batch: BatchReader, crc: int | None) -> None:
+        """Seal the current batch, and copy a sealed batch. crc: of its file, if known.
 
         Raises UnstorableValue if the batch must be written again, chunk by chunk; CorruptTrace.
         """
         self.seal()
         name = batch_name(self.writer, self._batches)
-        crc = copy_batch(batch, source, crc, self._storage, name, self._batches)
+        crc = copy_batch(batch, crc, self._storage, name, self._batches)
         self._batches += 1
         self._count(batch.fragments)
         self._sealed(name, batch.size, crc)
@@ -176,7 +175,8 @@ class TraceWriter:
         """Add a sealed batch to the manifest."""
         self._in_sealed += size
         self.bytes = self._in_sealed
-        self._manifest.batch(name, size, crc, self._batch_episodes, self._batch_steps)
+        counts = {"episodes": self._batch_episodes, "steps": self._batch_steps}
+        self._manifest.write(line({"type": "batch", "file": name, "bytes": size, "crc32": crc, **counts}))
         self.episodes += self._batch_episodes
         self.steps += self._batch_steps
         self._batch_episodes = self._batch_steps = 0
@@ -185,16 +185,16 @@ class TraceWriter:
         """Seal the batch, mark the writer as closed in the manifest, and close all files, even after an error."""
         try:
             self.seal()
-            self._manifest.closed(self.episodes, self.steps, extra)
+            self._manifest.write(line({"type": "closed", "episodes": self.episodes, "steps": self.steps, **extra}))
             self._manifest.close()
         finally:
             self.abandon()
 
     def fail(self, problem: str) -> None:
-        """Lets go of all files as they are, after the manifest has said why, if there is room for that."""
+        """Close all files as they are; the manifest gets the problem, if the disk has room for it."""
         self._abandon_batch()  # whose torn end leaves room
         with contextlib.suppress(OSError):
-            self._manifest.failed(problem)
+            self._manifest.write(line({"type": FAILED, "problem": problem}))
         self.abandon()
 
     def abandon(self) -> None:
@@ -221,7 +221,3 @@ class TraceWriter:
         if path not in self._encoders:
             self._encoders[path] = ColumnEncoder(path, self._workspace)
         return self._encoders[path]
-
-
-def _observation_rows(fragments: Array) -> int:
-    return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))

@@ -1,41 +1,20 @@
 """Interfaces of exporters and importers, one per format, built in or from another package (see registry.py).
 
-Which of its own words a format is described with is up to it; what it does to a trace is said here, and
-gym_trace.formats.conformance tests it.
+A format describes itself in its own words; what it does to a trace is said here, and gym_trace.formats.conformance
+tests it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from gym_trace.formats.imported import Imported
 from gym_trace.formats.source import Source
-
-# What a loss can be of.
-LOSSES = frozenset(
-    (
-        "annotations",
-        "dtype",
-        "empty_episode",
-        "facts",
-        "final_observation",
-        "flags",
-        "identity",
-        "infos",
-        "options",
-        "outcome",
-        "parts",
-        "pixels",
-        "reset_info",
-        "seed",
-        "spaces",
-        "structure",
-        "text",
-    )
-)
 
 
 class Loss(NamedTuple):
@@ -80,7 +59,6 @@ class Exporter(Protocol):
 
     Attributes:
         name: as in ``gym-trace export --to NAME``.
-        extra: of gym-trace, which installs what writing needs; "" where nothing is.
         makes: "directory" or "file".
         finals: optional; what the source gives where a final observation is unknown. "repeated" (default): the
             observation before it. "left out", for formats of transitions: the episode without its last step, unless
@@ -89,7 +67,6 @@ class Exporter(Protocol):
     """
 
     name: ClassVar[str]
-    extra: ClassVar[str]
     makes: ClassVar[str]
 
     def plan(self, source: Source) -> Plan:
@@ -101,13 +78,11 @@ class Importer(Protocol):
 
     Attributes:
         name: as in ``gym-trace import --from NAME``.
-        extra: of gym-trace, which installs what reading needs; "" where nothing is.
-        skips_links: may be left out. True: it opens no links by itself, so that a directory may have some that lead out
-            of it; otherwise the import refuses these.
+        skips_links: optional. True: it opens no links by itself, so that a directory may have some that lead out of
+            it; otherwise the import rejects these.
     """
 
     name: ClassVar[str]
-    extra: ClassVar[str]
 
     def recognises(self, path: Path) -> bool:
         """Return True if path looks like this format. Reads little, and never raises for another format."""
@@ -126,7 +101,7 @@ class ExportReport:
     Attributes:
         format, path: what, and where.
         episodes, steps: how many.
-        running: episodes that were left out, because they are being recorded still.
+        running: number of episodes that were skipped, because they are still being recorded.
         lost: what of the trace is not in it.
         how_to_load: Python that loads it.
     """
@@ -167,3 +142,74 @@ class ImportReport:
     def told(self) -> dict[str, Any]:
         """As JSON."""
         return {**vars(self), "path": str(self.path), "destination": str(self.destination)}
+
+
+# -- losses that most formats have ------------------------------------------------------------------------------------
+
+
+def losses(source: Source, *names: str) -> Iterator[Loss]:
+    """Yield those of these losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
+
+    names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
+    "dtype", "empty_episode", "parts", "facts".
+    """
+    for name in names:
+        noun, sentence, find = _USUAL[name]
+        if found := find(source):
+            count = f"{found:,} {noun}{'s' * (found != 1)}" if isinstance(found, int) else ", ".join(sorted(found))
+            yield Loss(name, sentence.format(count))
+
+
+def _mixed(source: Source) -> list[str]:
+    return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
+
+
+# By name: what is counted, the sentence, and what finds the number of them or their names.
+_USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
+    "annotations": (
+        "",
+        "annotations are not kept: {}",
+        lambda source: [str(path[1]) for path in source.forms if path[0] == "annotations"],
+    ),
+    "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed),
+    "empty_episode": (
+        "episode",
+        "{} without a step: left out",
+        lambda source: int(np.count_nonzero(source.episodes["steps"] == 0)),
+    ),
+    "facts": ("", "facts of the trace are not kept: {}", lambda source: list(source.facts)),
+    "final_observation": ("", "the final observation of each episode is not kept", lambda _: 1),
+    "flags": (
+        "",
+        "what was said to be terminated or truncated before the end of an episode is not kept",
+        Source.has_flags_within,
+    ),
+    "identity": ("", "writer, id, times and generator state of an episode are not kept", lambda _: 1),
+    "infos": ("", "infos are not kept", lambda source: int(("infos",) in source.forms)),
+    "options": (
+        "episode",
+        "the options that reset was given for {} are not kept",
+        lambda source: sum(bool(episode.options) for episode in source.trace.scan(columns=())),
+    ),
+    "outcome": (
+        "episode",
+        "{} that came to no end (cut, closed or lost) read as truncated",
+        lambda source: int(np.isin(source.episodes["outcome"], ("cut", "closed", "lost")).sum()),
+    ),
+    "parts": (
+        "part",
+        "{} of episodes, whose other steps were not recorded, read as episodes",
+        lambda source: int(source.is_part.sum()),
+    ),
+    "reset_info": (
+        "episode",
+        "the infos of the resets of {} are not kept",
+        lambda source: sum(episode.reset_info is not None for episode in source.trace.scan(columns=())),
+    ),
+    "seed": (
+        "seed",
+        "the {} that episodes began with are not kept",
+        lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
+    ),
+}
+LOSSES = frozenset((*_USUAL, "pixels", "spaces", "structure", "text"))  # what a loss can be of

@@ -14,7 +14,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format.manifest import json_of
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
 from gym_trace.model.layout import PlainSpace, to_array_map
 from gym_trace.storage.local import size_on_disk
 

@@ -15,8 +15,7 @@ from gym_trace import __version__
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.manifest import json_of
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.model.episode import Episode
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import unpack
@@ -31,6 +30,7 @@ _OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
 _CLOCKS = ("clock_offset", "duration")
 _ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
 _IN_TABLE = (*_ALWAYS, *_CLOCKS)
+_OF_EPISODE = ("writer", "outcome", "options", "rng_state", "reset_info", "pending_action", *_ALWAYS)
 _NOT_A_TIME = int(np.iinfo(np.int64).min)
 _MOST_TEXT = 64 << 20  # characters
 
@@ -57,21 +57,8 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
     """Return the facts of an episode besides its steps. record: its row of trace.episodes. Raises CorruptTrace."""
     terminations, truncations = episode.terminations, episode.truncations
     flagged = terminations | truncations
-    known: dict[str, Any] = {
-        "writer": episode.writer,
-        "episode_id": episode.episode_id,
-        "lane": episode.lane,
-        "first_step": episode.first_step,
-        "outcome": episode.outcome,
-        "seed": episode.seed,
-        "options": episode.options,
-        "rng_state": episode.rng_state,
-        "reset_info": episode.reset_info,
-        "pending_action": episode.pending_action,
-        "start_time": episode.start_time,
-        "end_time": episode.end_time,
-    }
-    known = {key: tagged(value) for key, value in known.items() if value is not None}
+    found = ((name, getattr(episode, name)) for name in _OF_EPISODE)
+    known = {name: tagged(value) for name, value in found if value is not None}
     known |= {name: int(record[name]) for name in _CLOCKS if record[name]}
     if is_part:
         known["is_part"] = True
@@ -159,8 +146,12 @@ def read_about(text: str) -> dict[str, Any]:
 def read_identity(text: str) -> dict[str, Any]:
     """Read the text of identity(), and check the types of its values. Raises UnreadableRecording."""
     known = {key: untagged(value) for key, value in _read(text).items()}
-    for key, kind in _KINDS.items():
-        if key in known and (not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)):
+    for kind, keys in _KINDS.items():
+        if any(
+            not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)
+            for key in keys
+            if key in known
+        ):
             raise malformed("an episode")
     for key, kind in (("ended", bool), ("flags", str)):
         pair = known.get(key, [])
@@ -169,34 +160,23 @@ def read_identity(text: str) -> dict[str, Any]:
     return known
 
 
-_KINDS: dict[str, type] = {
-    "writer": str,
-    "episode_id": int,
-    "lane": int,
-    "first_step": int,
-    "outcome": str,
-    "options": dict,
-    "rng_state": dict,
-    "reset_info": dict,
-    "start_time": int,
-    "end_time": int,
-    "clock_offset": int,
-    "duration": int,
-    "is_part": bool,
-    "has_final_observation": bool,
+_KINDS: dict[type, tuple[str, ...]] = {
+    str: ("writer", "outcome"),
+    int: ("episode_id", "lane", "first_step", "start_time", "end_time", "clock_offset", "duration"),
+    dict: ("options", "rng_state", "reset_info"),
+    bool: ("is_part", "has_final_observation"),
 }
 
 
-def flags_of(known: dict[str, Any], steps: int) -> tuple[Array, Array] | None:
-    """The terminations and truncations that an identity keeps, (steps,) bool; None where it does not."""
+def flags_of(known: dict[str, Any], steps: int) -> Array | None:
+    """Return the terminations and truncations that an identity keeps, (2, steps) bool; None if it keeps none."""
     if "flags" in known:
-        terminations, truncations = (_unpacked(text, steps) for text in known["flags"])
-        return terminations, truncations
+        return np.stack([_unpacked(text, steps) for text in known["flags"]])
     if "ended" not in known:
         return None
     pair = np.zeros((2, steps), np.bool_)
     pair[:, -1:] = np.array(known["ended"])[:, None]
-    return pair[0], pair[1]
+    return pair
 
 
 def _unpacked(text: str, steps: int) -> Array:

@@ -15,7 +15,7 @@ from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.formats.identity import flags_of, malformed, read_about, read_identity
-from gym_trace.model.layout import Branch, Layout, Leaf, PlainSpace, taken_apart
+from gym_trace.model.layout import Layout, Leaf, PlainSpace, taken_apart
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.schema import IMPORTED_FROM, Layouts, WriterSchema
 from gym_trace.model.values import Array
@@ -23,6 +23,8 @@ from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.recording.reset_record import packed_start, stored_seed
 from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 
+_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # of NewEpisode, by its identity
+_NO_FLAGS = np.zeros((2, 0), np.bool_)
 _UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # as NumPy has what is not a time
 Schema = dict[str, Any]  # the schema record of a writer (docs/FORMAT.md, section 4)
 
@@ -130,17 +132,17 @@ def imported(
     Args:
         kind: the format, in words.
         episodes: in their order.
-        schema: of a writer of all episodes that say nothing of theirs; see new_schema().
+        schema: of the writer of all episodes without one in their identity; see new_schema().
         about: what Source.about gave, where the format kept it: with it the writers are those of the trace it was.
         steps: in all, if that is known.
 
     Raises UnreadableRecording, also while the episodes are read.
     """
     known = {} if about is None else read_about(about)
-    schemas = {writer: said for writer, said in known.get("writers", {}).items() if is_writer_id(writer)}
-    said = known.get("facts") or facts or {}
+    schemas = {name: said for name, said in known.get("writers", {}).items() if is_writer_id(name)}
     builder = _Builder(schemas, schema)
-    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, dict(said), list(notes))
+    given = known.get("facts") or facts or {}
+    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, dict(given), list(notes))
 
 
 class _Builder:
@@ -149,29 +151,27 @@ class _Builder:
     def __init__(self, schemas: dict[str, Schema], schema: Schema):
         self.steps = 0
         self._schemas, self._schema = schemas, schema
-        self._own: str | None = None  # the writer of what says nothing of its own
+        self._own: str | None = None  # the writer of episodes without a known one
         self._next_id = 0
         self._layouts: dict[str, Layouts] = {}
         self._begun: set[tuple[str, int]] = set()  # episodes of which there are parts
-        self._ends: dict[tuple[str, int], Any] = {}  # of these, as fragments
+        self._ends: dict[tuple[str, int], Segment] = {}  # of these
 
     def segments(self, episodes: Iterable[NewEpisode]) -> Iterator[tuple[str, Segment]]:
         for episode in episodes:
-            yield from self._episode(episode)
-        for (writer, _), table in self._ends.items():
-            yield writer, Segment(table, {}, table.nbytes)
-
-    def _episode(self, episode: NewEpisode) -> Iterator[tuple[str, Segment]]:
-        known = {} if episode.identity is None else read_identity(episode.identity)
-        writer = known.get("writer")
-        if writer not in self._schemas:
-            known, writer = {**known, "episode_id": self._next_id, "lane": 0, "first_step": 0}, self._own_writer()
-            known.pop("is_part", None)
-            self._next_id += 1
-        try:
-            yield from self._pieces(writer, episode, known)
-        except (wire.OutOfRange, OverflowError) as error:
-            raise malformed("an episode") from error
+            known = {name: getattr(episode, name) for name in _OVERRIDDEN}
+            known |= {} if episode.identity is None else read_identity(episode.identity)
+            writer = known.get("writer")
+            if writer not in self._schemas:
+                writer = self._own_writer()
+                known |= {"episode_id": self._next_id, "lane": 0, "first_step": 0, "is_part": False}
+                self._next_id += 1
+            try:
+                yield from self._pieces(writer, episode, known)
+            except (wire.OutOfRange, OverflowError) as error:
+                raise malformed("an episode") from error
+        for (writer, _), end in self._ends.items():
+            yield writer, end
 
     def _own_writer(self) -> str:
         if self._own is None:
@@ -194,119 +194,94 @@ class _Builder:
         begins = key not in self._begun
         if is_part:
             self._begun.add(key)
-        bare: dict[str, Any] = {"columns": {}, "steps": 0, "flags": 0}
         if at > 0 and begins:  # what came before was not kept, but how the episode began is known
-            yield writer, self._segment(known, episode, {**bare, "starts": True}, at)
+            yield writer, _segment(known, at, _NO_FLAGS, {}, opening=wire.STARTS)
         done, outcome = 0, 0
         for steps in episode.parts:
-            terminations, truncations = self._flags_of(steps, kept, done, episode, known)
-            count = len(terminations)
+            count, leads = len(steps.rewards), done == 0
             last = done + count >= episode.steps
+            flags = kept[:, done : done + count] if kept is not None else _flags(steps, last, known["outcome"])
+            opening, closing = wire.LEADS * leads | wire.STARTS * (leads and at == 0 and begins), 0
             if last:
-                outcome = _outcome(known.get("outcome", episode.outcome), terminations, truncations)
-            columns = _columns(layouts, steps, count, leads=done == 0)
-            piece = {"columns": columns, "steps": count, "leads": done == 0, "starts": done == 0 and at == 0 and begins}
-            is_known_end = outcome > 0 or "end_time" in known  # of what is lost it mostly is not
-            piece["placeholder"] = last and not known.get("has_final_observation", episode.has_final_observation)
-            piece |= {"stops": last, "ends": last and not is_part and is_known_end, "outcome": outcome}
-            yield writer, self._segment(known, episode, piece, at + done, terminations, truncations)
-            done += count
-            self.steps += count
+                outcome = _outcome(known["outcome"], flags)
+                closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
+                # The end of what is lost is mostly unknown.
+                closing |= wire.ENDS * (not is_part and (outcome > 0 or "end_time" in known))
+            columns = _columns(layouts, steps, flags.shape[1], leads)
+            yield writer, _segment(known, at + done, flags, columns, opening, closing, outcome)
+            done += flags.shape[1]
+            self.steps += flags.shape[1]
             if last:
                 break
         if done != episode.steps:
             raise UnreadableRecording(f"an episode of {episode.steps} steps of which there are {done}")
         if is_part and OUTCOMES[outcome] != "lost":
-            end = self._segment(known, episode, {**bare, "ends": True, "outcome": outcome}, at + done)
-            self._ends[key] = end.fragments
-
-    def _flags_of(
-        self, steps: NewSteps, kept: tuple[Array, Array] | None, done: int, episode: NewEpisode, known: dict[str, Any]
-    ) -> tuple[Array, Array]:
-        count = len(steps.rewards)
-        if kept is not None:
-            return kept[0][done : done + count], kept[1][done : done + count]
-        pair = np.zeros((2, count), np.bool_)
-        outcome = known.get("outcome", episode.outcome)
-        for row, given, name in zip(
-            pair, (steps.terminations, steps.truncations), ("terminated", "truncated"), strict=True
-        ):
-            if given is not None:
-                row[:] = given
-            elif count and done + count == episode.steps:
-                row[-1] = outcome == name
-        return pair[0], pair[1]
-
-    def _segment(
-        self,
-        known: dict[str, Any],
-        episode: NewEpisode,
-        piece: dict[str, Any],
-        first_step: int,
-        terminations: Array | None = None,
-        truncations: Array | None = None,
-    ) -> Segment:
-        """One piece, with a fragment for each run of steps up to one that is terminated or truncated."""
-        count, columns = piece["steps"], dict(piece["columns"])
-        ends = [count]
-        if terminations is not None and truncations is not None:
-            ends = [*(np.flatnonzero(terminations[:-1] | truncations[:-1]) + 1).tolist(), count]
-        rows, begin = [], 0
-        for end in ends:
-            is_first, is_last = begin == 0, end == count
-            flags = wire.STARTS * bool(is_first and piece.get("starts"))
-            flags |= wire.LEADS * bool(is_first and piece.get("leads"))
-            if end > begin and terminations is not None and truncations is not None:
-                flags |= wire.TERMINATED * bool(terminations[end - 1]) | wire.TRUNCATED * bool(truncations[end - 1])
-            flags |= wire.PLACEHOLDER * bool(is_last and piece.get("placeholder"))
-            flags |= wire.STOPS * bool(is_last and piece.get("stops")) | wire.ENDS * bool(is_last and piece.get("ends"))
-            rows.append(_fragment(known, episode, first_step + begin, end - begin, flags, piece.get("outcome", 0)))
-            begin = end
-        if piece.get("starts"):
-            columns[("starts",)] = [_start(known, episode)]
-        table = np.frombuffer(bytearray().join(rows), wire.FRAGMENT)
-        return Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))
+            self._ends[key] = _segment(known, at + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
 
 
-def _outcome(said: str | None, terminations: Array, truncations: Array) -> int:
+def _flags(steps: NewSteps, last: bool, outcome: str | None) -> Array:
+    """Return the terminations and truncations of some steps, (2, steps) bool."""
+    pair = np.zeros((2, len(steps.rewards)), np.bool_)
+    for row, given, name in zip(pair, (steps.terminations, steps.truncations), ("terminated", "truncated")):
+        if given is not None:
+            row[:] = given
+        elif last:
+            row[-1:] = outcome == name
+    return pair
+
+
+def _outcome(said: str | None, flags: Array) -> int:
     if said is not None:
         if said not in OUTCOMES:
             raise malformed("an episode")
         return 0 if said in ("lost", "running") else OUTCOMES.index(said)
-    if len(terminations) and terminations[-1]:
-        return int(Outcome.TERMINATED)
-    return int(Outcome.TRUNCATED if len(truncations) and truncations[-1] else Outcome.CUT)
+    terminated, truncated = (bool(row[-1:].any()) for row in flags)
+    return int(Outcome.TERMINATED if terminated else Outcome.TRUNCATED if truncated else Outcome.CUT)
 
 
-def _seed(known: dict[str, Any], episode: NewEpisode) -> Any:
-    return known.get("seed", episode.seed)
+def _segment(
+    known: dict[str, Any],
+    first_step: int,
+    flags: Array,
+    columns: Columns,
+    opening: int = 0,
+    closing: int = 0,
+    outcome: int = 0,
+) -> Segment:
+    """One piece, with a fragment for each run of steps up to one that is terminated or truncated.
+
+    flags: (2, steps) bool. opening, closing: the flags of the first and of the last fragment.
+    """
+    bits = flags[0] * wire.TERMINATED | flags[1] * wire.TRUNCATED
+    rows, begin = [], 0
+    for end in (*(np.flatnonzero(bits[:-1]) + 1).tolist(), len(bits)):
+        mine = opening * (begin == 0) | closing * (end == len(bits)) | (int(bits[end - 1]) if end > begin else 0)
+        rows.append(_fragment(known, first_step + begin, end - begin, mine, outcome))
+        begin = end
+    if opening & wire.STARTS:
+        columns = {**columns, ("starts",): [_start(known)]}
+    table = np.frombuffer(bytearray().join(rows), wire.FRAGMENT)
+    return Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))
 
 
-def _fragment(
-    known: dict[str, Any], episode: NewEpisode, first_step: int, steps: int, flags: int, outcome: int
-) -> bytes:
+def _fragment(known: dict[str, Any], first_step: int, steps: int, flags: int, outcome: int) -> bytes:
     start, end = known.get("start_time"), known.get("end_time")
-    seed = stored_seed(_seed(known, episode)) if flags & wire.STARTS else wire.NO_SEED
-    begun = (_UNKNOWN_TIME if start is None else start, known.get("clock_offset", 0)) if flags & wire.STARTS else (0, 0)
-    took = (0, 0)
+    seed, begun, took = wire.NO_SEED, (0, 0), (0, 0)
+    if flags & wire.STARTS:
+        seed = stored_seed(known["seed"])
+        begun = _UNKNOWN_TIME if start is None else start, known.get("clock_offset", 0)
     if flags & wire.ENDS:
         duration = known.get("duration", 0)
-        took = (duration, 0 if start is None or end is None else end - start - duration)
-    else:
-        outcome = 0
+        took = duration, 0 if start is None or end is None else end - start - duration
     lane, number = known.get("lane", 0), known.get("episode_id", 0)
+    outcome = outcome if flags & wire.ENDS else 0
     return wire.pack_fragment(number, first_step, steps, lane, flags, outcome, 0.0, seed, *begun, *took)
 
 
-def _start(known: dict[str, Any], episode: NewEpisode) -> bytes:
-    options, info = known.get("options", episode.options), known.get("reset_info", episode.reset_info)
+def _start(known: dict[str, Any]) -> bytes:
     state = known.get("rng_state")
-    return packed_start(
-        _seed(known, episode),
-        None if options is None else pack_lenient(options)[0],
-        None if state is None else pack_lenient({"rng_state": state})[0],
-        None if info is None else pack_lenient(info)[0],
-    )[0]
+    given = known["options"], None if state is None else {"rng_state": state}, known["reset_info"]
+    return packed_start(known["seed"], *(None if value is None else pack_lenient(value)[0] for value in given))[0]
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -314,9 +289,9 @@ def _start(known: dict[str, Any], episode: NewEpisode) -> bytes:
 
 def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Columns:
     """The rows of all columns. Raises UnreadableRecording if one has another number of them."""
-    columns = _of_tree(layouts.observations, steps.observations, count + leads)
+    columns = _of_tree(layouts.observations, steps.observations)
     if count:
-        columns |= _of_tree(layouts.actions, steps.actions, count)
+        columns |= _of_tree(layouts.actions, steps.actions)
         columns[("rewards",)] = _rows(steps.rewards)
         if steps.infos is not None:
             columns[("infos",)] = _values(steps.infos)
@@ -329,24 +304,19 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Colu
     return columns
 
 
-def _of_tree(layout: Layout, tree: Any, rows: int) -> Columns:
+def _of_tree(layout: Layout, tree: Any) -> Columns:
     if isinstance(layout, Leaf):
         return {layout.path: _rows(tree)}
-    if _has_structure(layout, tree):
-        keys = range(len(layout.children)) if layout.keys is None else layout.keys
+    keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
+    kind, found = (tuple, range(len(tree))) if layout.keys is None else (dict, tree)
+    if isinstance(tree, kind) and set(found) == set(keys):
         columns: Columns = {}
         for key, child in zip(keys, layout.children):
-            columns |= _of_tree(child, tree[key], rows)
+            columns |= _of_tree(child, tree[key])
         return columns
     leaves = list(layout.leaves())  # values that have another structure than their space, a row each
     split = list(zip(*(taken_apart(layout, row) for row in tree))) or [()] * len(leaves)
     return {leaf.path: _rows(list(values)) for leaf, values in zip(leaves, split)}
-
-
-def _has_structure(layout: Branch, tree: Any) -> bool:
-    if layout.keys is None:
-        return isinstance(tree, tuple) and len(tree) == len(layout.children)
-    return isinstance(tree, dict) and tree.keys() == set(layout.keys)
 
 
 def _rows(values: Any) -> Rows:

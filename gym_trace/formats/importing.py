@@ -19,7 +19,7 @@ from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.formats.contract import Importer, ImportReport
 from gym_trace.formats.foreign import check_files, check_links
-from gym_trace.formats.imported import Imported, Schema
+from gym_trace.formats.imported import Imported
 from gym_trace.formats.registry import importer_for, importer_named
 from gym_trace.model.schema import WriterSchema
 from gym_trace.printable import printable, shown
@@ -32,16 +32,7 @@ Progress = Callable[[int, int], None]  # done, in all; 0: not known
 _LEVEL = 3  # of zstd
 _MOST_WRITERS = 256  # that are written at a time
 # Errors that untrusted files cause in Python and other packages, where no importer has foreseen them.
-_MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
 
 
 def import_trace(
@@ -88,7 +79,7 @@ def import_trace(
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
-            _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+            _Import(StagedStorage(staged), report, importer.read(source)).write(on_progress)
         except UnreadableRecording as error:
             if printable(source) in str(error):
                 raise
@@ -105,62 +96,59 @@ def import_trace(
 class _Import:
     """A trace that is being written."""
 
-    def __init__(self, storage: StagedStorage, report: ImportReport, on_progress: Progress | None):
-        self._storage, self._report, self._on_progress = storage, report, on_progress
+    def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported):
+        self._storage, self._report, self._found = storage, report, found
         self._created = time.time_ns()
         self._open: dict[str, tuple[TraceWriter, ChunkWriter]] = {}
 
-    def write(self, found: Imported) -> None:
+    def write(self, on_progress: Progress | None) -> None:
+        found = self._found
         try:
             for name, segment in found.segments:
                 with self._writing():
                     if segment is None:
-                        self._close(name, found.schemas)
+                        self._close(name)
                     else:
-                        self._add(name, segment, found.schemas)
-                if self._on_progress is not None:
-                    self._on_progress(found.done(), found.total)
+                        self._add(name, segment)
+                if on_progress is not None:
+                    on_progress(found.done(), found.total)
             with self._writing():
-                self._end(found)
+                self._end()
         finally:
             for writer, _ in self._open.values():
                 writer.abandon()
             if isinstance(found.segments, Generator):
                 found.segments.close()  # and with it the files that it reads
 
-    def _add(self, name: str, segment: Segment, schemas: dict[str, Schema]) -> None:
-        self._chunks(name, schemas).add(segment)
+    def _add(self, name: str, segment: Segment) -> None:
+        self._chunks(name).add(segment)
         self._open[name][0].seal_if_due()
         leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
         self._report.episodes += int(np.count_nonzero(leads))
 
-    def _close(self, name: str, schemas: dict[str, Schema]) -> None:
-        self._chunks(name, schemas).write()
+    def _close(self, name: str) -> None:
+        self._chunks(name).write()
         writer, _ = self._open.pop(name)
         writer.close({})
         self._report.steps += writer.steps
 
-    def _end(self, found: Imported) -> None:
-        report = self._report
+    def _end(self) -> None:
+        report, found = self._report, self._found
         for name in found.schemas:
             if name in self._open or name not in report.writers:
-                self._close(name, found.schemas)
+                self._close(name)
         report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
-        if facts := self._facts(found):
-            write_facts(self._storage, facts)
-        for file in found.beside:
-            shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
-            report.videos.append(file.name)
-
-    def _facts(self, found: Imported) -> Facts:
-        """Return the valid facts; note the others."""
         facts: Facts = {}
         for key, value in found.facts.items():
             try:
                 facts = checked({**facts, key: value})
             except InvalidOption as error:
-                self._report.notes.append(f"skipped metadata: {error}")
-        return facts
+                report.notes.append(f"skipped metadata: {error}")
+        if facts:
+            write_facts(self._storage, facts)
+        for file in found.beside:
+            shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
+            report.videos.append(file.name)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -173,27 +161,22 @@ class _Import:
             where = self._report.destination
             raise RecordingError(f"{where}: the imported trace could not be written: {error}") from error
 
-    def _chunks(self, writer: str, schemas: dict[str, Schema]) -> ChunkWriter:
-        if writer not in self._open:
+    def _chunks(self, name: str) -> ChunkWriter:
+        if name not in self._open:
             if len(self._open) >= _MOST_WRITERS:
                 raise UnreadableRecording(f"{self._report.path}: of more than {_MOST_WRITERS} writers")
-            schema = _whole_schema(writer, schemas[writer], self._created + len(self._report.writers))
+            number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # of its process, in names of gym_recording and Monitor
+            schema = {
+                "created": self._created + len(self._report.writers),
+                "host": "unknown",
+                "pid": int(number[1]) if number else 0,
+                **self._found.schemas[name],
+                "format": [wire.MAJOR, wire.MINOR],
+                "writer": name,
+            }
             layouts = WriterSchema.of(schema).layouts[:2]
             large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
             opened = TraceWriter(self._storage, schema, _LEVEL, fsync=False)
-            self._report.writers.append(writer)
-            self._open[writer] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
-        return self._open[writer][1]
-
-
-def _whole_schema(writer: str, said: Schema, created: int) -> Schema:
-    """The schema record of a writer (docs/FORMAT.md, section 4). created: where it does not say when it began."""
-    number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", writer)  # of its process, as gym_recording and Monitor name files
-    return {
-        "created": created,
-        "host": "unknown",
-        "pid": int(number[1]) if number else 0,
-        **said,
-        "format": [wire.MAJOR, wire.MINOR],
-        "writer": writer,
-    }
+            self._report.writers.append(name)
+            self._open[name] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
+        return self._open[name][1]

@@ -6,6 +6,7 @@ All of it goes along as it is, packed: see packed() and KeptInfos.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,7 @@ import zstandard
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.choice import choose
-from gym_trace.formats.steps.windows import Window, step_windows
+from gym_trace.formats.steps.windows import Window, choose, step_windows
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import ABSENT, Array, objects
 from gym_trace.reading.forms import Form
@@ -104,18 +104,18 @@ def info_columns(source: Source, annotations: bool = True) -> InfoColumns:
 
 
 def _annotations(forms: Mapping[Any, Form | None]) -> tuple[list[InfoColumn], list[str]]:
+    """Return the annotations that can be columns, and the names of the others."""
     names = sorted(str(path[1]) for path in forms if path[0] == "annotations")
-    typed = {}
-    for name in names:
-        form = forms["annotations", name]
-        if form is not None and not form.mixed and _is_name(name) and form.dtype.kind in "biuf":
-            typed[name] = InfoColumn((ANNOTATIONS, name), form.dtype, form.shape)
-    return list(typed.values()), [name for name in names if name not in typed]
+    found = {name: forms["annotations", name] for name in names}
+    typed = {
+        name: InfoColumn((ANNOTATIONS, name), form.dtype, form.shape)
+        for name, form in found.items()
+        if form is not None and not form.mixed and _is_name(name) and form.dtype.kind in "biuf"
+    }
+    return list(typed.values()), [name for name in found if name not in typed]
 
 
-def _counted(
-    infos: Array | Sequence[Any], path: tuple[Any, ...]
-) -> Iterator[tuple[tuple[Any, ...], Kind | None, int]]:  # fmt: skip
+def _counted(infos: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Kind | None, int]]:
     """Each path in these infos with what its values are, None if they are of several kinds, and how many have it."""
     if set(map(type, infos)) - {dict}:
         yield path, None, len(infos)
@@ -142,10 +142,8 @@ def _kind(values: Sequence[Any]) -> Kind | None:
     if int in types and not all(-(1 << 63) <= value < 1 << 63 for value in values if type(value) is int):
         return None
     dtypes = [_NUMBERS.get(kind) or np.dtype(kind) for kind in types]
-    found: Kind | None = (dtypes[0], ())
-    for other in dtypes:
-        found = _joined(found, (other, ()))
-    return found
+    found: list[Kind | None] = [(dtype, ()) for dtype in dtypes]
+    return reduce(_joined, found)
 
 
 def _joined(one: Kind | None, other: Kind | None) -> Kind | None:
@@ -211,12 +209,7 @@ class KeptInfos:
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
-        self._added = 0
-
-    @property
-    def end(self) -> int:
-        """The step after the last of which there is something."""
-        return self._added
+        self.end = 0  # the step after the last with infos
 
     def add(self, place: int, data: bytes) -> None:
         """The next data, which were packed of the steps from this one on."""
@@ -227,12 +220,12 @@ class KeptInfos:
             columns = [*annotations.values(), *([] if infos is None else [infos])]
             if any(type(rows) is not list or len(rows) != steps for rows in columns):
                 raise ValueError
-            if place != self._added or not 0 < steps <= _MOST_STEPS:
+            if place != self.end or not 0 < steps <= _MOST_STEPS:
                 raise ValueError
             for i in range(steps):
                 values = {str(name): rows[i] for name, rows in annotations.items()}
                 self._rows.append((None if infos is None else infos[i], values))
-            self._added += steps
+            self.end += steps
         except (AttributeError, CorruptTrace, TypeError, ValueError, zstandard.ZstdError) as error:
             raise UnreadableRecording("the infos that gym-trace kept beside the others are malformed") from error
 

@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -66,9 +66,7 @@ _IMPORTERS: dict[str, Entry] = {
     "rlds": Entry("gym_trace.formats.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
     "rllib": Entry("gym_trace.formats.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
     "table": Entry(
-        "gym_trace.formats.parquet.table_importer:TableImporter",
-        "parquet",
-        "one Parquet table, one row per step",
+        "gym_trace.formats.parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"
     ),
 }
 _LAST = "table"  # which takes any Parquet for its own
@@ -163,12 +161,9 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
 
 
 def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
-    return {found.name: _entry_of(found) for found in entry_points(group=group) if found.name not in ours}
-
-
-def _entry_of(found: EntryPoint) -> Entry:
-    package = found.dist.name if found.dist is not None else "another package"
-    return Entry(found.value, "", f"of {printable(package)}")
+    found = {one.name: one for one in entry_points(group=group) if one.name not in ours}
+    packages = {name: "another package" if one.dist is None else one.dist.name for name, one in found.items()}
+    return {name: Entry(one.value, "", f"of {printable(packages[name])}") for name, one in found.items()}
 
 
 def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:

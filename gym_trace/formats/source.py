@@ -12,14 +12,15 @@ from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format import wire
 from gym_trace.formats import identity
-from gym_trace.formats.steps.blocks import Block, step_blocks
-from gym_trace.formats.steps.choice import choose
 from gym_trace.formats.steps.windows import (
     KEPT,
     LEFT_OUT,
     REPEATED,
+    Block,
     Window,
+    choose,
     is_terminated,
+    step_blocks,
     step_windows,
     with_repeated_final,
     without_unknown_end,

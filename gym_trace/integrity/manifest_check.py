@@ -1,27 +1,22 @@
-"""Compare a writer's manifest with its batches."""
+"""Compare the manifest of a writer with its batches."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.batch_reader import Damage
+from gym_trace.format.batch_reader import Damage, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
-from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.storage.protocol import ReadStorage
 
 MISSING = "this batch is missing"
-_BLOCK = 1 << 20  # bytes
 
 
-class _Seen(NamedTuple):
-    """A sealed batch that was read; clean: no byte of it was found damaged."""
+class Seen(NamedTuple):
+    """A sealed batch that was read: if its bytes are undamaged, and the episodes that end in it."""
 
-    name: str
     bytes: int
     clean: bool
     episodes: int
@@ -34,9 +29,10 @@ class ManifestCheck:
     Attributes:
         schema: of the batches, or None.
         missing: numbers of batches that are known to be missing already.
+        seen: the sealed batches that were read, by name; damaged chunks count.
         damages: lines of the manifest that are damaged or wrong.
-        lost: what the manifest lists and is not there, batches or their ends.
-        remarks: what is worth knowing and no damage.
+        lost: listed batches, or ends of them, that are missing.
+        remarks: notes that are not about damage.
     """
 
     def __init__(self, files: WriterFiles):
@@ -46,14 +42,9 @@ class ManifestCheck:
         self.lost: list[Damage] = []
         self.remarks: list[str] = []
         self._files = files
-        self._seen: dict[str, _Seen] = {}
+        self.seen: dict[str, Seen] = {}
         self._listed: set[str] = set()
         self._closed = False
-
-    def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
-        """Report a batch: the episodes that end in it and its steps, damaged chunks included."""
-        if batch.has_end_name:
-            self._seen[batch.name] = _Seen(batch.name, batch.size, clean, episodes, steps)
 
     def compare(self, alive: bool) -> None:
         storage, name = self._files.storage, self._files.manifest
@@ -118,49 +109,33 @@ class ManifestCheck:
             return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
-        storage, seen = self._files.storage, self._seen.get(name)
+        storage, seen = self._files.storage, self.seen.get(name)
         if seen is None:
             # Damaged beyond reading, not sealed when we looked, or sealed since: not an error of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
             known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
-            if not known and not is_there(storage, name):
+            if not known and not self._files.is_there(name):
                 self.lost.append(Damage(storage.path(name), 0, size, MISSING))
             return None
         if not seen.clean:
             if seen.bytes < size:
                 self.lost.append(Damage(storage.path(name), seen.bytes, size, "the end of the file is missing"))
             return None
-        crc = _checksum_of(storage, name)
+        with storage.open(name) as file:
+            _, crc = size_and_crc(file)
         facts = {"bytes": seen.bytes, "crc32": crc, "episodes": seen.episodes, "steps": seen.steps}
         wrong = [key for key, value in facts.items() if entry.get(key) != value]
         return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
 
     def _closed_line(self, entry: dict[str, Any]) -> str | None:
-        unlisted = next((name for name in self._seen if name not in self._listed), None)
+        unlisted = next((name for name in self.seen if name not in self._listed), None)
         if unlisted is not None:
             return f"says closed, but does not list {unlisted}"
-        complete = self._listed == set(self._seen) and all(seen.clean for seen in self._seen.values())
-        sums = {key: sum(getattr(seen, key) for seen in self._seen.values()) for key in ("episodes", "steps")}
+        complete = self._listed == set(self.seen) and all(seen.clean for seen in self.seen.values())
+        sums = {key: sum(getattr(seen, key) for seen in self.seen.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "says other numbers of episodes or steps than the batches have"
         return None
-
-
-def is_there(storage: ReadStorage, name: str) -> bool:
-    try:
-        storage.size(name)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _checksum_of(storage: ReadStorage, name: str) -> int:
-    """The CRC of a whole file. Raises CorruptTrace, OSError."""
-    at = crc = 0
-    with storage.open(name) as file:
-        while block := file.read(at, _BLOCK):
-            at, crc = at + len(block), crc32(block, crc)
-    return crc
 
 
 def _canonical(value: Any) -> str:

@@ -14,14 +14,12 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, RecordingError, TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, Damage
-from gym_trace.format.column_decoder import decode, packed_values
-from gym_trace.format.columns import MSGPACK, Column, Piece
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decode, packed_values
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import (
-    STEP_COLUMNS,
     CheckReport,
     Examination,
     Loss,

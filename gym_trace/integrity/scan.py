@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
-from gym_trace.format.column_decoder import decode
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
+from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
-from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
-from gym_trace.integrity.salvage import STARTS_COLUMN, salvaged
+from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
+from gym_trace.model.packing import pack
 from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array
+from gym_trace.model.values import ABSENT, Array, dtype_from
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.reading.origins.reader import origin_numbers, origin_problem
+from gym_trace.reading.origins import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring
-from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.protocol import Reader, ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-_MOST_TOLD = 8  # of the actions that were never answered, one a lane
-STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # columns with one row per step
+_MOST_TOLD = 8  # of the actions that were never answered, one per lane
+_BLOCK = 1 << 20
+_FRAGMENTS: ColumnPath = ("fragments",)
+_STARTS: ColumnPath = ("starts",)
 
 
 class LostSteps(NamedTuple):
@@ -109,63 +112,167 @@ def _size(storage: ReadStorage, name: str) -> int:
         return 0
 
 
+class BatchInspector(BatchReader):
+    """A BatchReader that finds chunks by their records only, and compares the index and the padding with them.
+
+    The columns of the chunks are for the caller to read.
+    """
+
+    def __init__(self, storage: ReadStorage, name: str):
+        self.index: Index | None = None
+        self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
+        self._data_start = wire.HEADER_SIZE
+        self._data_end: int | None = None  # where the index begins, once that is known
+        self._padding: set[Damage] = set()
+        super().__init__(storage, name, heals=False)
+        if self.index is not None and not self._agrees(self.index):
+            self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
+
+    def is_harmless(self, damage: Damage) -> bool:
+        """Return True if no chunk can have been in a damaged range."""
+        before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
+        return before or behind or damage in self._padding
+
+    def lost_fragments(self, damage: Damage) -> Array | None:
+        """The fragments of the chunks in a damaged range, as the index tells; None if there is no index."""
+        if self.index is None:
+            return None
+        chunks, bounds, is_lost = self._in_the_index
+        starts, stops = chunks["offset"], chunks["offset"] + chunks["length"]
+        first, last = np.searchsorted(stops, damage.start, side="right"), np.searchsorted(starts, damage.end)
+        hit = np.arange(first, max(first, last))[is_lost[first:last]]
+        tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in hit.tolist()]
+        return np.concatenate([self.index.fragments[:0], *tables])
+
+    @cached_property
+    def _in_the_index(self) -> tuple[Array, Array, Array]:
+        """The chunks of the index, where their fragments begin in it, and which of them were not found."""
+        assert self.index is not None
+        chunks = self.index.chunks
+        bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
+        return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
+
+    def _read_index(self, file: Reader) -> bool:
+        super()._read_index(file)  # names a footer that is damaged
+        self._count_afresh()  # records and index say the same rows
+        footer = self._footer(file)
+        self._data_end = None if footer is None else footer.index_offset
+        self.fragments, self.chunks = np.empty(0, wire.FRAGMENT), np.empty(0, wire.CHUNK_ENTRY)
+        self.totals, self.sealed, self.slabs = {}, False, SlabLedger()
+        return False
+
+    def _walk_record(
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> None:
+        if header.sequence == 1:
+            self._data_start = header.offset
+        if header.type == wire.INDEX:
+            self._data_end = header.offset
+        super()._walk_record(file, header, fragments, chunks)
+        if header.type == wire.INDEX:
+            self._count_afresh()
+            self.index = self._index(file, header)
+        if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
+            self._check_padding(file, header)
+
+    def _count_afresh(self) -> None:
+        self._room = TableRoom()
+        self._room.grant(self.size)
+
+    def _check_padding(self, file: Reader, header: wire.RecordHeader) -> None:
+        metadata = self._metadata(file, header)
+        used = [(header.offset + wire.HEADER_SIZE, header.metadata_length)]
+        if header.type != wire.SCHEMA:
+            used += [(at, column.stored) for column, at in self._columns(header, metadata)]
+        ends = [at + length for at, length in used]
+        for start, end in zip(ends, [at for at, _ in used[1:]] + [header.end]):
+            while start < end:
+                block = file.read(start, min(end - start, _BLOCK))
+                if any(block):
+                    self._damaged(start, start + len(block), "bytes between the columns are not zero")
+                    self._padding.add(self.damage[-1])
+                start += len(block)
+
+    def _agrees(self, index: Index) -> bool:
+        """Return True if the index describes the chunks that were found correctly, and lists no others.
+
+        Chunks that are damaged were not found; where the index says they are there must be damage.
+        """
+        known = np.isin(index.chunks["offset"], self.chunks["offset"])
+        if not np.array_equal(index.chunks[known], self.chunks):
+            return False
+        per_chunk = index.chunks["fragments"].astype(np.int64)
+        if index.fragments[np.repeat(known, per_chunk)].tobytes() != self.fragments.tobytes():
+            return False
+        if known.all():
+            return index.totals == self.totals
+        damages = sorted(self.damage, key=lambda damage: damage.start)
+        starts = np.array([damage.start for damage in damages], np.int64)
+        reach = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
+        unknown = index.chunks["offset"][~known].astype(np.int64)
+        return bool((unknown < reach[np.searchsorted(starts, unknown, side="right")]).all())
+
+
 class Examination:
-    """Goes through the files of one writer once, and keeps what it finds out in a report."""
+    """One pass over the files of a writer; the findings go into a report.
+
+    Attributes:
+        losses: damage that cost steps, or may have.
+        salvaged: steps that are kept without some of their columns.
+        last_inexact: the last loss whose steps are not all known.
+        origins: the writers of the episodes in compacted files, known once chunks() begins.
+        pending: actions that were never answered.
+    """
 
     def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
-        """salvage: whether chunks() gives damaged chunks, too, with what is intact of them."""
+        """salvage: yield also damaged chunks, with their intact columns."""
         self.files = files
-        self._storage = files.storage
         self.losses: list[Loss] = []
         self.salvaged: list[SalvagedSteps] = []
-        self._salvage = salvage
-        self.last_inexact: Loss | None = None  # the last of them of which steps does not name all
-        self._report = report
-        self._advance = advance
+        self.last_inexact: Loss | None = None
+        self.origins: list[Origin | None] = []
+        self.pending: list[Pending] = []
+        self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
         self._alive = files.is_alive()
         self._journal = ManifestCheck(files)
+        self._layouts: Layouts  # set by chunks(), if the schema is readable
         self._episodes: list[Array] = []
         self._tail = RingTail()
         self._last_origin = 0
-        self.origins: list[Origin | None] = []  # of what its files hold, known once chunks() was begun
-        self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
         """Return the schema of the writer from the first place where it is readable."""
         for name in self.files.batches.values():
-            try:
-                schema = BatchReader(self._storage, name).schema
-            except (CorruptTrace, FileNotFoundError):
-                continue
-            if schema is not None:
-                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
+            with suppress(CorruptTrace, FileNotFoundError):
+                if (schema := BatchReader(self._storage, name).schema) is not None:
+                    return {key: value for key, value in schema.items() if key not in ("batch", "type")}
         first = next(self.files.entries(), {})
         return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
 
     def chunks(self) -> Iterator[tuple[Array, Chunk]]:
-        """The chunks that can be read whole, in order, each with its fragments."""
-        schema = self.schema()
-        self._journal.schema = schema
-        try:
-            layouts = None if schema is None else WriterSchema.of(schema).layouts
-            self.origins = origins_of(schema or {}, self.files.writer)
-            problem = "the schema is lost, and with it what the columns mean"
-        except CorruptTrace as error:
-            layouts, problem = None, error.problem
+        """Yield the readable chunks in order, each with its fragments."""
+        schema = self._journal.schema = self.schema()
+        problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
+        if schema is not None:
+            try:
+                self._layouts = WriterSchema.of(schema).layouts
+                self.origins = origins_of(schema, self.files.writer)
+            except CorruptTrace as error:
+                problem = error.problem
         self._read_ring()
         expected = 0
         for number, name in sorted(self.files.batches.items()):
             if number > expected:
                 self._missing(range(expected, number))
             expected = number + 1
-            if layouts is None:
+            if problem is not None:
                 self._unreadable(name, problem)
             else:
-                yield from self._batch(number, name, layouts)
-        if layouts is not None:
-            yield from self._ring(layouts)
+                yield from self._batch(number, name)
+        if problem is None:
+            yield from self._ring()
         elif self._tail.slabs:
-            self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem), [], exact=False)
+            self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem))
 
     def finish(self) -> None:
         """Report the rest when all chunks were read."""
@@ -176,17 +283,17 @@ class Examination:
         report.damages += journal.damages
         report.remarks += journal.remarks
         for damage in journal.lost:
-            self._lost(damage, [], exact=False)
+            self._lost(damage)
         if self._episodes:
             report.episodes += len(np.unique(np.concatenate(self._episodes)))
 
     def _read_ring(self) -> None:
-        """The ring, before the batches: what is in them by then is not in it any more."""
+        """Read the ring before the batches: data that moves into a batch leaves the ring."""
         if not self.files.has_ring:
             return
         try:
             image = read_ring(self._storage, self.files.writer, self._alive)
-            last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
+            last: dict[int, BatchReader] = {}  # those that say which slabs of the ring are in them
             for number, name in sorted(self.files.batches.items(), reverse=True):
                 with suppress(CorruptTrace, FileNotFoundError):
                     last[number] = BatchReader(self._storage, name)
@@ -194,38 +301,33 @@ class Examination:
                         break
             self._tail = tail_of(self.files, image, last)
         except CorruptTrace as error:
-            path = self._storage.path(self.files.ring)
-            self._lost(Damage(path, 0, _size(self._storage, self.files.ring), error.problem), [], exact=False)
+            self._lost(self._damaged_ring(error))
 
-    def _ring(self, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
-        batch, first = self._tail.batch, 0
-        for number, count in enumerate(batch.chunks["fragments"].tolist() if batch is not None else ()):
+    def _damaged_ring(self, error: CorruptTrace) -> Damage:
+        return Damage(self._storage.path(self.files.ring), 0, _size(self._storage, self.files.ring), error.problem)
+
+    def _ring(self) -> Iterator[tuple[Array, Chunk]]:
+        batch = self._tail.batch
+        for number, fragments in enumerate(_tables_of(batch) if batch is not None else ()):
             assert batch is not None
-            fragments = batch.fragments[first : first + count]
-            first += count
             try:
                 chunk = batch.read_chunk(number, lambda path: True)
-                _verify(chunk, fragments, layouts)
-                self._verify_origins(fragments)
+                self._verify(chunk, fragments)
             except CorruptTrace as error:
-                damage = Damage(batch.path, 0, _size(self._storage, self.files.ring), error.problem)
-                self._lost(damage, self._steps(fragments), True)
+                self._lost(self._damaged_ring(error), fragments)
             else:
-                self._count(fragments)
-                yield fragments, chunk
+                yield self._counted(fragments, chunk)
         if self._alive:
             return
         self.pending = self._tail.actions or self.pending
         steps = 0 if batch is None else int(batch.fragments["steps"].sum())
+        remarks, where = self._report.remarks, self.files.where
         if steps or self._tail.actions:
-            self._report.remarks.append(
-                f"{self.files.where}: the writer did not close; {steps:,} steps are in its ring"
-            )
+            remarks.append(f"{where}: the writer did not close; {steps:,} steps are in its ring")
         for action in self._tail.actions[:_MOST_TOLD]:
-            told = action.told(layouts.actions)
-            self._report.remarks.append(f"{self.files.where}: the action that was being executed {told}")
+            remarks.append(f"{where}: the action that was being executed {action.told(self._layouts.actions)}")
 
-    def _batch(self, which: int, name: str, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
+    def _batch(self, which: int, name: str) -> Iterator[tuple[Array, Chunk]]:
         try:
             batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
@@ -240,79 +342,89 @@ class Examination:
             self._report.remarks.append(f"{where}; the writer died, or is still at it")
         elif not batch.has_end_name and not self._alive:
             self._report.remarks.append(f"{batch.path}: not sealed; the writer died")
-        steps = ended = first = 0
-        clean = not batch.damage
-        for number, (offset, length, count, _) in enumerate(batch.chunks.tolist()):
-            fragments = batch.fragments[first : first + count]
-            first += count
-            steps += int(fragments["steps"].sum())
-            ended += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+        is_clean = not batch.damage
+        for number, fragments in enumerate(_tables_of(batch)):
             if number >= self._tail.counts.get(which, len(batch.chunks)):
-                continue  # of a slab that is in the ring
+                break  # of a slab that is in the ring
             self.pending = pending_in(batch.slabs.pending)
+            offset, length = batch.chunks[["offset", "length"]][number].tolist()
             try:
                 chunk = batch.read_chunk(number, lambda path: True)
-                _verify(chunk, fragments, layouts)
-                self._verify_origins(fragments)
+                self._verify(chunk, fragments)
             except CorruptTrace as error:
-                clean = False
+                is_clean = False
                 damage = Damage(batch.path, offset, offset + length, error.problem)
-                if (kept := self._salvaged(batch, number, fragments, layouts, damage)) is not None:
-                    self._count(fragments)
-                    yield kept
+                if (kept := self._salvaged(batch, number, fragments, damage)) is not None:
+                    yield self._counted(*kept)
                 else:
-                    self._lost(damage, self._steps(fragments), True)
+                    self._lost(damage, fragments)
             else:
-                self._count(fragments)
-                yield fragments, chunk
+                yield self._counted(fragments, chunk)
             self._advance(offset + length)
-        self._journal.saw(batch, clean, ended, steps)
+        ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
+        if batch.has_end_name:
+            self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)
 
     def _salvaged(
-        self, batch: BatchReader, number: int, fragments: Array, layouts: Layouts, damage: Damage
+        self, batch: BatchReader, number: int, fragments: Array, damage: Damage
     ) -> tuple[Array, Chunk] | None:
-        """A damaged chunk with what is intact of it, if that is wanted and there is anything."""
+        """Return the fragments and intact columns of a damaged chunk, if wanted and if there are any."""
         if not self._salvage:
             return None
         try:
-            kept = salvaged(batch, number)
-            if STARTS_COLUMN in kept.lost:  # how its episodes began is unknown
+            chunk, lost = _intact_columns(batch, number)
+            if _STARTS in lost:  # how its episodes began is unknown
                 fragments = fragments.copy()
                 fragments["flags"] &= ~np.uint32(wire.STARTS)
-            _verify(kept.chunk, fragments, layouts)
-            self._verify_origins(fragments)
+            self._verify(chunk, fragments)
         except CorruptTrace:
             return None
         self._report.damages.append(damage)
-        self.salvaged.append(
-            SalvagedSteps(damage, ["/".join(map(str, path)) for path in kept.lost], self._steps(fragments))
-        )
-        return fragments, kept.chunk
+        names = ["/".join(map(str, path)) for path in lost]
+        self.salvaged.append(SalvagedSteps(damage, names, self._steps(fragments)))
+        return fragments, chunk
 
-    def _verify_origins(self, fragments: Array) -> None:
-        """Raises CorruptTrace for fragments without a known writer."""
+    def _verify(self, chunk: Chunk, fragments: Array) -> None:
+        """Decode every column of a chunk.
+
+        Raises CorruptTrace if that fails, a column is missing or has the wrong number of rows, or fragments do not
+        belong to a known writer.
+        """
+        observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
+        rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
+        rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
+        needed = [leaf.path for leaf in self._layouts.observations.leaves()] if observation_rows else []
+        needed += [*(leaf.path for leaf in self._layouts.actions.leaves()), ("rewards",)] if steps else []
+        for path in needed:
+            if path not in chunk:
+                raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
+        for path, column in chunk.columns.items():
+            if column.rows != rows.get(str(path[0]), column.rows):
+                raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
+            decode(*chunk.encoded(path))
         if self.origins and len(fragments):
             if problem := origin_problem(fragments, self.origins, self._last_origin):
                 raise CorruptTrace(problem)
             self._last_origin = int(origin_numbers(fragments)[-1])
 
     def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
-        """Damage outside of the columns: it may have cost chunks, or nothing but an index or padding."""
+        """Report damage outside of columns: it may have cost chunks, or nothing but an index or padding."""
         fragments = batch.lost_fragments(damage)
         if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
             self._report.damages.append(damage)
         else:
-            steps = [] if fragments is None else self._steps(fragments)
-            self._lost(damage, steps, exact=fragments is not None)
+            self._lost(damage, fragments)
 
-    def _count(self, fragments: Array) -> None:
+    def _counted(self, fragments: Array, chunk: Chunk) -> tuple[Array, Chunk]:
+        """Count a readable chunk, and return it."""
         carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
         self._episodes.append(np.unique(fragments["episode"][carries]))
         self._report.chunks += 1
         self._report.steps += int(fragments["steps"].sum())
+        return fragments, chunk
 
     def _unreadable(self, name: str, problem: str) -> None:
         size, path = _size(self._storage, name), self._storage.path(name)
@@ -322,19 +434,21 @@ class Examination:
         if name.endswith(PART) and size < wire.HEADER_SIZE:
             self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
         else:
-            self._lost(Damage(path, 0, size, problem), [], exact=False)
+            self._lost(Damage(path, 0, size, problem))
 
     def _missing(self, numbers: range) -> None:
         name = batch_name(self.files.writer, numbers[0])
-        if not is_there(self._storage, name):
+        if not self.files.is_there(name):
             more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
             self._journal.missing.append(numbers)
-            self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more), [], exact=False)
+            self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more))
 
-    def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
+    def _lost(self, damage: Damage, fragments: Array | None = None) -> None:
+        """Report a loss. fragments: all that is lost; None: unknown."""
+        is_exact = fragments is not None
         self._report.damages.append(damage)
-        self.losses.append(Loss(damage, steps, exact))
-        if not exact:
+        self.losses.append(Loss(damage, self._steps(fragments) if fragments is not None else [], is_exact))
+        if not is_exact:
             self.last_inexact = self.losses[-1]
 
     def _steps(self, fragments: Array) -> list[LostSteps]:
@@ -342,7 +456,7 @@ class Examination:
         return [self.lost_steps(*facts) for facts in some[["episode", "first_step", "steps"]].tolist()]
 
     def lost_steps(self, episode: int, first: int, steps: int) -> LostSteps:
-        """Steps of an episode, by its id in the fragment table."""
+        """Return steps of an episode. episode: its id in the fragment table."""
         if not self.origins:
             return LostSteps(self.files.writer, episode, first, steps)
         number, own = split_id(episode)
@@ -350,8 +464,16 @@ class Examination:
         return LostSteps(self.files.writer if origin is None else origin.writer, own, first, steps)
 
 
+def _tables_of(batch: BatchReader) -> Iterator[Array]:
+    """Yield the fragment table of each chunk."""
+    first = 0
+    for count in batch.chunks["fragments"].tolist():
+        yield batch.fragments[first : first + count]
+        first += count
+
+
 def _merged(damages: list[Damage]) -> list[Damage]:
-    """damages with those that overlap made one."""
+    """Return damages in order, with overlapping ones joined."""
     merged: list[Damage] = []
     for damage in sorted(damages, key=lambda d: (d.start, -d.end)):
         if merged and damage.start < merged[-1].end:
@@ -361,17 +483,32 @@ def _merged(damages: list[Damage]) -> list[Damage]:
     return merged
 
 
-def _verify(chunk: Chunk, fragments: Array, layouts: Layouts) -> None:
-    """Decodes every column of a chunk. Raises CorruptTrace if one does not decode, is missing, or has too many rows."""
-    observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
-    rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
-    rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
-    needed = [leaf.path for leaf in layouts.observations.leaves()] if observation_rows else []
-    needed += [*(leaf.path for leaf in layouts.actions.leaves()), ("rewards",)] if steps else []
-    for path in needed:
-        if path not in chunk:
-            raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
-    for path, column in chunk.columns.items():
-        if column.rows != rows.get(str(path[0]), column.rows):
-            raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
-        decode(*chunk.encoded(path))
+def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[ColumnPath]]:
+    """Return a damaged chunk, with NaN in lost columns of floats and ABSENT in others, and the paths of these columns.
+
+    Raises CorruptTrace if no column of steps is readable.
+    """
+    described = batch.read_chunk(number, lambda path: False).described
+    found: dict[ColumnPath, tuple[Column, Piece]] = {}
+    lost: list[ColumnPath] = []
+    workspace = Workspace(level=3)
+    for column in described:
+        try:
+            chunk = batch.read_chunk(number, lambda path, wanted=column.path: path == wanted)  # type: ignore[misc]
+            decode(*chunk.encoded(column.path))
+            found[column.path] = chunk.encoded(column.path)
+        except CorruptTrace:
+            lost.append(column.path)
+            if column.path[0] not in ("annotations", "starts"):  # a chunk may lack these
+                found[column.path] = _nothing_known(column, workspace)
+    if _FRAGMENTS in lost or not found.keys() - {_FRAGMENTS, _STARTS} - set(lost):
+        raise CorruptTrace("no column of a chunk can be read")
+    return Chunk(found, [column for column, _ in found.values()], lambda error: error), lost
+
+
+def _nothing_known(column: Column, workspace: Workspace) -> tuple[Column, Piece]:
+    """Return a column of placeholders with as many rows."""
+    encoder = ColumnEncoder(column.path, workspace)
+    if column.dtype != MSGPACK and (dtype := dtype_from(column.dtype)).kind in "fc":
+        return encoder.encode(np.full((column.rows, *column.shape), np.nan, dtype))
+    return encoder.encode_values([pack(ABSENT)] * column.rows)

@@ -120,7 +120,7 @@ class Episode:
         """Return the steps as a pandas.DataFrame (needs pandas).
 
         One row per step: the observation before it, action, reward, terminated, truncated, and annotations.NAME. An
-        array of up to 64 numbers has one column per number, "observation[2]"; a larger one has a column of arrays.
+        array of up to 64 numbers has one column per number, "observation[2]"; larger ones fill a column of arrays.
         Parts of dicts and tuples have columns of their own, "observation.position[0]". The final observation has no
         row: use ``episode.observations[-1]``.
 

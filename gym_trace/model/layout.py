@@ -79,6 +79,10 @@ class Branch:
         self.children = children
         self._is_flat = all(isinstance(child, Leaf) for child in children)
 
+    def parts(self) -> Iterator[tuple[str | int, Layout]]:
+        """Yield the key of each part, its index in a Tuple, and its layout."""
+        yield from zip(range(len(self.children)) if self.keys is None else self.keys, self.children)
+
     def leaves(self) -> Iterator[Leaf]:
         for child in self.children:
             yield from child.leaves()

@@ -14,7 +14,6 @@ import msgpack
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue, raise_if_of_signal
-from gym_trace.model.containers import MAX_CONTAINERS, Containers
 from gym_trace.model.tensors import RawArray, is_masked, plain_array
 from gym_trace.model.values import (
     ABSENT,
@@ -31,6 +30,7 @@ from gym_trace.model.values import (
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW, ENUM = range(1, 14)
 MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C stack
+MAX_CONTAINERS = 8 << 20  # containers and map entries in a column's values or a record's metadata
 
 
 def pack(value: Any) -> bytes:
@@ -205,6 +205,29 @@ def _head(dtype: np.dtype[Any]) -> bytes:
 
 _HEADS = {dtype.type: _head(dtype) for dtype in map(np.dtype, "?bhilqBHILQefdFD")}
 _SCALARS = frozenset(_HEADS)
+
+
+class Containers:
+    """Remaining container budget while unpacking: lists, maps and map entries, about 100 bytes of memory each.
+
+    Each takes at least one packed byte, so only input longer than MAX_CONTAINERS needs counting.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_CONTAINERS
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise CorruptTrace(f"more than {MAX_CONTAINERS} lists and maps")
+
+    def list_hook(self, items: list[Any]) -> list[Any]:
+        self.take(1)
+        return items
+
+    def object_hook(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        self.take(1 + len(items))
+        return items
 
 
 def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:

@@ -25,15 +25,14 @@ from gym_trace.reading.episode_scan import arrays_of, scan_content
 from gym_trace.reading.episode_table import EpisodeTable
 from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.reading.writer_reader import Extent, WriterReader
-from gym_trace.selecting.choice import chosen_rows
+from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage, Storage
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
     from gym_trace.sampling.batches import Batches
-    from gym_trace.sampling.orders import Kind, Order
-    from gym_trace.sampling.transitions import Hindsight
+    from gym_trace.sampling.items import Hindsight
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
@@ -42,9 +41,7 @@ _CACHE_BYTES = 1 << 30  # of decoded rows
 
 
 def scan_recorded_traces(
-    directory: TraceLike,
-    episode_cb: EpisodeCallback | None = None,
-    max_episodes: int | None = None,
+    directory: TraceLike, episode_cb: EpisodeCallback | None = None, max_episodes: int | None = None
 ) -> int:
     """Call a function with the arrays of each recorded episode, in the order of the trace.
 
@@ -531,13 +528,13 @@ class Trace:
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
-        from gym_trace.sampling import orders
+        from gym_trace.sampling.batches import Order
+        from gym_trace.sampling.orders import batches_of, windows
 
-        kind = orders.windows(length, strict_length, span, stride, sampling)
-        order = orders.Order(
+        order = Order(
             batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
         )
-        return self._batches(kind, order)
+        return batches_of(self, windows(length, strict_length, span, stride, sampling), order, self._report)
 
     def transitions(
         self,
@@ -577,13 +574,13 @@ class Trace:
 
         Raises the same errors as windows().
         """
-        from gym_trace.sampling import orders
+        from gym_trace.sampling.batches import Order
+        from gym_trace.sampling.orders import batches_of, transitions
 
-        kind = orders.transitions(self, n_steps, gamma, n_frames, goals)
-        order = orders.Order(
+        order = Order(
             batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
         )
-        return self._batches(kind, order)
+        return batches_of(self, transitions(self, n_steps, gamma, n_frames, goals), order, self._report)
 
     def trajectories(
         self,
@@ -600,15 +597,11 @@ class Trace:
     ) -> Batches:
         """Return batches of whole episodes, like windows(), padded to the longest of the batch. Episodes without steps
         are skipped. For arguments and errors see windows()."""
-        from gym_trace.sampling import orders
+        from gym_trace.sampling.batches import Order
+        from gym_trace.sampling.orders import TRAJECTORIES, batches_of
 
-        order = orders.Order(
-            batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage
-        )
-        return self._batches(orders.TRAJECTORIES, order)
-
-    def _batches(self, kind: Kind, order: Order) -> Batches:
-        return order.batches(self, kind, self._content.chosen is not None, self._report)
+        order = Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage)
+        return batches_of(self, TRAJECTORIES, order, self._report)
 
     def normalization(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
         """Return mean, std, min, max and count of each element of each numeric column, over all steps.
@@ -626,11 +619,11 @@ class Trace:
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
+        from gym_trace.sampling.batches import roots_of
         from gym_trace.sampling.normalization import moments_of
-        from gym_trace.sampling.orders import roots_of
 
         chosen = ("observations", "actions", "rewards") if columns is None else columns
-        return moments_of(self, roots_of(chosen), self._content.chosen is not None)
+        return moments_of(self, roots_of(chosen))
 
 
 def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:

@@ -1,16 +1,59 @@
-"""Workers that are watched and restarted, within a budget."""
+"""Workers that are watched and restarted within a budget, on this machine or in a cluster; throughput of a run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from gym_trace.processes.backend import Backend, Job, Key, Lost
+from gym_trace.errors import TraceError
 
 _FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
+_WINDOWS = (10.0, 60.0, 300.0)  # seconds
+Key = int | str  # of a worker: a name of the caller's choice
+
+
+class Job(NamedTuple):
+    """Work for a worker: ``body(connection, *args)``. The body is a function of a module; the arguments are picklable.
+
+    niceness: added to that of this process. cpu: processor to run on; None: any.
+    """
+
+    name: str
+    body: Callable[..., None]
+    args: tuple[Any, ...]
+    niceness: int = 0
+    cpu: int | None = None
+
+
+class Lost(NamedTuple):
+    """Last message of a worker: why it ended.
+
+    reason: one line. traceback, kind: of the error, if the body raised one; kind only for errors of this library.
+    """
+
+    reason: str
+    traceback: str = ""
+    kind: type[TraceError] | None = None
+
+
+class Backend(Protocol):
+    """Start workers, exchange messages with them, and kill them."""
+
+    def start(self, key: Key, job: Job) -> None:
+        """Start a worker. The body's connection has send() and recv(); recv() raises EOFError if the parent is gone."""
+
+    def send(self, key: Key, message: Any) -> None:
+        """Send a message; drop it if the worker has ended, which poll() reports."""
+
+    def poll(self, seconds: float) -> list[tuple[Key, Any]]:
+        """Return messages of workers; wait up to `seconds` for the first. A Lost is the last one of each worker."""
+
+    def kill(self, key: Key) -> None:
+        """Kill a worker and wait for its end; poll() returns nothing more from it."""
 
 
 @dataclass
@@ -116,3 +159,36 @@ class Fleet:
         """Kill all workers."""
         for key in self._members:
             self.kill(key)
+
+
+class Meter:
+    """Clock of a run that measures steps per second over several windows."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again from zero."""
+        self._begin = time.monotonic()
+        self._samples: deque[tuple[float, int]] = deque([(self._begin, 0)])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begin
+
+    def speeds(self, steps: int) -> tuple[float, float, float]:
+        """Return steps per second over the last 10 s, 1 min and 5 min, or since the start if that is less.
+
+        steps: total since the start. Call it regularly: each call is a sample.
+        """
+        now = time.monotonic()
+        self._samples.append((now, steps))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOWS[-1]:
+            self._samples.popleft()
+        ten, minute, five = (self._speed(now, window) for window in _WINDOWS)
+        return ten, minute, five
+
+    def _speed(self, now: float, window: float) -> float:
+        since, before = next(sample for sample in self._samples if now - sample[0] <= window)
+        return (self._samples[-1][1] - before) / (now - since) if now > since else 0.0

@@ -1,8 +1,7 @@
-"""From the columns of chunks to the arrays of an episode."""
+"""Assemble the arrays of an episode from the columns of chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,115 +46,85 @@ def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool, before: 
 
 
 def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, copy: bool) -> Any:
-    """The column called name of the episode that pieces make up. copy: the chunks are shared, so copy out of them.
+    """Return the column called name of the episode that pieces make up.
 
-    trimmed: the observation before the first step is lost; that step is left out, what it led to comes first.
+    trimmed: the observation before the first step is lost; skip that step. copy: do not share memory with the chunks.
     """
     skip = int(trimmed)
     if name == "observations":
-        leaves = [_joined(pieces, leaf.path, _observation_rows, leaf, copy) for leaf in layouts.observations.leaves()]
+        seen = [(it.chunk, it.observations) for it in pieces if it.observations.stop > it.observations.start]
+        leaves = [_joined(seen, leaf.path, leaf, copy) for leaf in layouts.observations.leaves()]
         return put_together(layouts.observations, leaves)
+    done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]
     if name == "actions":
-        leaves = [_joined(pieces, leaf.path, _step_rows, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
+        leaves = [_joined(done, leaf.path, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
         return put_together(layouts.actions, leaves)
     if name == "rewards":
-        return as_rewards(_joined(pieces, ("rewards",), _step_rows, _VALUES, copy)[skip:])
+        return as_rewards(_joined(done, ("rewards",), _VALUES, copy)[skip:])
     if name in ("terminations", "truncations"):
-        bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
-        return _flag_column(pieces, bit)[skip:]
-    # Pieces without steps have no step rows, even if their chunks do.
-    stepped = [piece for piece in pieces if piece.steps.stop > piece.steps.start]
+        return _flags(pieces, wire.TERMINATED if name == "terminations" else wire.TRUNCATED)[skip:]
     if name == "infos":
-        if not any(("infos",) in piece.chunk for piece in stepped):
-            return [] if layouts.infos and not stepped else None
-        return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
-    paths = dict.fromkeys(
-        path for piece in stepped for path in piece.chunk.columns if path[0] == "annotations" and len(path) == 2
-    )
-    notes = {path[1]: _joined_notes(stepped, path, copy)[skip:] for path in paths}
-    return {name: values for name, values in notes.items() if len(values)}  # not of one step that is trimmed
+        if not any(("infos",) in chunk for chunk, _ in done):
+            return [] if layouts.infos and not done else None
+        return _joined(done, ("infos",), _VALUES, copy)[skip:].tolist()
+    paths = dict.fromkeys(path for chunk, _ in done for path in chunk.columns if path[0] == "annotations")
+    notes = {path[1]: _joined_notes(done, path, copy)[skip:] for path in paths if len(path) == 2}
+    return {name: values for name, values in notes.items() if len(values)}  # a trimmed step has no annotations
 
 
+_Rows = tuple[Chunk, slice]
 _VALUES = Leaf(("values",), None, ())  # of any kind
 
 
-def _observation_rows(piece: Piece) -> slice:
-    return piece.observations
-
-
-def _step_rows(piece: Piece) -> slice:
-    return piece.steps
-
-
-def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], leaf: Leaf, copy: bool) -> Array:
-    """The rows of one column, of all pieces."""
-    parts = [(piece.chunk, rows) for piece in pieces if (rows := rows_of(piece)).stop > rows.start]
+def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
+    """Join the rows of one column."""
     if not parts:
         return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
     for chunk, _ in parts:
         if path not in chunk:
             raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
     if all(chunk.is_walked(path) for chunk, _ in parts):
-        walked = _walked(parts, path)
-        if walked is not None:
-            return walked
+        forms = {(column.dtype, column.shape) for column in (chunk.columns[path] for chunk, _ in parts)}
+        if len(forms) == 1:  # decode directly into one array
+            ((dtype, shape),) = forms
+            out, end = np.empty((sum(rows.stop - rows.start for _, rows in parts), *shape), dtype_from(dtype)), 0
+            for chunk, rows in parts:
+                begin, end = end, end + rows.stop - rows.start
+                chunk.decode_rows(path, rows.start, out[begin:end])
+            return out
     arrays = [chunk.array(path)[rows] for chunk, rows in parts]
     first = arrays[0]
     if first.dtype != object and all(a.dtype == first.dtype and a.shape[1:] == first.shape[1:] for a in arrays):
         if len(arrays) == 1:
             return first.copy() if copy else first
         return np.concatenate(arrays)
-    items = [copied(item) if copy else item for array in arrays for item in _items(array)]
-    if leaf.dtype is not None:
-        dense = densified(items)
-        if dense is not None:
-            return dense
-    return objects(items)
+    items = [copied(item) if copy else item for array in arrays for item in array]
+    dense = None if leaf.dtype is None else densified(items)
+    return objects(items) if dense is None else dense
 
 
-def _walked(parts: list[tuple[Chunk, slice]], path: Path) -> Array | None:
-    """Decode the rows of a column directly into one array; return None if they differ in dtype or shape."""
-    kinds = {(column.dtype, column.shape) for column in (chunk.columns[path] for chunk, _ in parts)}
-    if len(kinds) > 1:
-        return None
-    ((dtype, shape),) = kinds
-    out = np.empty((sum(rows.stop - rows.start for _, rows in parts), *shape), dtype_from(dtype))
-    end = 0
-    for chunk, rows in parts:
-        begin, end = end, end + rows.stop - rows.start
-        chunk.decode_rows(path, rows.start, out[begin:end])
-    return out
-
-
-def _items(array: Array) -> list[Any]:
-    """The rows as values: arrays, or scalars that keep their dtype."""
-    return list(array)
-
-
-def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
-    """An annotation: rows of chunks that lack it are None, as are those that were not given."""
-    if all(path in piece.chunk for piece in pieces if piece.steps.stop > piece.steps.start):
-        notes = _joined(pieces, path, _step_rows, _VALUES, copy)
-        items = notes.tolist() if notes.dtype == object else None
+def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
+    """Join an annotation: rows without a value are None."""
+    if all(path in chunk for chunk, _ in parts):
+        notes = _joined(parts, path, _VALUES, copy)
+        if notes.dtype != object:
+            return notes
+        items = notes.tolist()
     else:
         items = []
-        for piece in pieces:
-            rows = piece.steps
-            known = path in piece.chunk
-            items += _items(piece.chunk.array(path)[rows]) if known else [ABSENT] * (rows.stop - rows.start)
-    if items is None:
-        return notes
+        for chunk, rows in parts:
+            items.extend(chunk.array(path)[rows] if path in chunk else [ABSENT] * (rows.stop - rows.start))
     items = [None if item is ABSENT else copied(item) if copy else item for item in items]
     dense = densified(items)
     return objects(items) if dense is None else dense
 
 
 def densified(items: list[Any]) -> Array | None:
-    """items as one array if all are values of one dtype and shape, None otherwise."""
+    """Return items as one array if all are values of one dtype and shape, None otherwise."""
     kinds = set(map(type, items))
     if not kinds:
         return None
-    if kinds <= {float, np.float64}:  # the same to the writer, so which of them comes depends on where chunks end
+    if kinds <= {float, np.float64}:  # writers store both alike
         return np.array(items, np.float64)
     if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds):
         dtype, shape = items[0].dtype, items[0].shape
@@ -173,7 +142,7 @@ def densified(items: list[Any]) -> Array | None:
 
 
 def as_rewards(rewards: Array) -> Array:
-    """Rewards of one NumPy dtype have it; others are float64, where that holds each of them exactly."""
+    """Return rewards with their dtype if they have one; otherwise as float64 if that is exact."""
     if rewards.dtype != object:
         return rewards
     items = rewards.tolist()
@@ -191,7 +160,7 @@ def _is_exact(number: Any) -> bool:
 _REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)
 
 
-def _flag_column(pieces: list[Piece], bit: int) -> Array:
+def _flags(pieces: list[Piece], bit: int) -> Array:
     flags = np.zeros(sum(piece.steps.stop - piece.steps.start for piece in pieces), bool)
     end = 0
     for piece in pieces:

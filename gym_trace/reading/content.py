@@ -1,9 +1,10 @@
-"""The content of a trace or a view: its writers, and a table of its episodes."""
+"""The content of a trace or a view: its writers and a table of its episodes; and its interface for samplers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,3 +70,26 @@ class Content(NamedTuple):
                 raise InvalidOption(f"episodes: the trace has {len(everything)} episodes; {error}") from error
         whole = chosen if self.chosen is None else self.chosen[chosen]
         return chosen, bool(np.all(np.diff(whole) > 0))
+
+
+class Recorded(Protocol):
+    """The episodes of a trace or a view, for code that reads their rows; see gym_trace.playback.trace.Trace."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def episodes(self) -> Array: ...
+
+    @property
+    def readers(self) -> list[WriterReader]: ...
+
+    @property
+    def rows(self) -> Array: ...
+
+    @property
+    def whole(self) -> Recorded: ...
+
+    def refresh(self) -> int: ...
+
+    def writer_agreed_on(self, name: str) -> WriterReader: ...

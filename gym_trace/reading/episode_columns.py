@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, FragmentFlag, Outcome
+from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import outcome_codes
@@ -25,7 +25,6 @@ COLUMNS = (
 )
 MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
-_STARTS = frozenset(("starts",))
 _NAMED = 8  # keys that an error names
 
 Scan = Callable[..., Iterator[Episode]]
@@ -139,7 +138,7 @@ class EpisodeColumns:
         of_writer = np.searchsorted(content.bounds, places, side="right") - 1
         for number in np.unique(of_writer).tolist():
             mine = np.flatnonzero(of_writer == number)
-            for i, entry in _starts_of(content.writers[number], places[mine] - content.bounds[number]):
+            for i, entry in content.writers[number].starts_of(places[mine] - content.bounds[number]):
                 found[mine[i]] = entry.get(name)
         return found
 
@@ -160,34 +159,24 @@ class EpisodeColumns:
         raise NoSuchKey(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
 
 
-def _starts_of(writer: WriterReader, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the reset records of a writer's episodes, each with its index in rows. Reads each chunk once."""
-    starts, bounds = writer.parts.starts[rows], writer.chunk_bounds
-    chunks = np.searchsorted(bounds, starts, side="right") - 1
-    order = np.argsort(chunks, kind="stable")
-    order = order[starts[order] >= 0]
-    for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
-        number = int(chunks[part[0]])
-        begin, end = bounds[number : number + 2].tolist()
-        chunk = writer.read_chunk(number, _STARTS)
-        entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
-        begun = np.cumsum(writer.fragments["flags"][begin:end] & FragmentFlag.STARTS > 0) - 1
-        for i, place in zip(part.tolist(), begun[starts[part] - begin].tolist()):
-            if place < len(entries) and isinstance(entries[place], dict):
-                yield i, entries[place]
+def complete_rows(table: Array, readers: Sequence[WriterReader], lengths: Array | None = None) -> Array:
+    """Return True for episodes that count in mean returns: terminated or truncated, with at least one step.
 
+    Imported episodes count as ended, because their outcome is rarely known.
 
-def complete_rows(table: Array, readers: Sequence[WriterReader]) -> Array:
-    """Which rows of a table of episodes came to their end, and have a step. How imported ones ended is mostly unknown.
-
-    readers: the writers that the table refers to.
+    Args:
+        table: rows of a table of episodes.
+        readers: the writers that the table refers to.
+        lengths: numbers of steps, if not those of the table.
     """
     about = [writer.about_or_empty for writer in readers]
-    imported = np.array([it.is_imported for it in about], bool)[table["writer"]]
-    bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]  # first_step is their length
+    if lengths is None:  # first_step is the length of a recording that has only statistics
+        bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]
+        lengths = np.where(bare, table["first_step"], table["steps"])
     codes = outcome_codes(table)
-    ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED) | imported
-    complete: Array = ended & ((table["steps"] > 0) | (bare & (table["first_step"] > 0)))
+    ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED)
+    ended |= np.array([it.is_imported for it in about], bool)[table["writer"]]
+    complete: Array = ended & (lengths > 0)
     return complete
 
 

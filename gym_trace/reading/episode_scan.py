@@ -14,14 +14,13 @@ from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
 from gym_trace.reading.assembly import Piece, assemble
-from gym_trace.reading.blocks import blocks
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import Parts, parts_of
 from gym_trace.reading.opened import Scanned
 from gym_trace.reading.writer_reader import WriterReader
 
 OnDamage = Callable[[Damage], None]
-_CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
+_CALLBACK = "observations", "actions", "rewards"
 
 
 def scan_content(
@@ -63,7 +62,7 @@ def scan_episodes(
     pending: dict[int, list[tuple[int, Piece]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     needed = roots if on_damage is None else roots | {"starts"}
-    walk = blocks(writer, parts, wanted)
+    walk = writer.blocks(wanted, parts=parts)
     while (block := next(walk, None)) is not None:
         try:
             chunk = writer.chunk(block.number, needed)
@@ -82,7 +81,7 @@ def scan_episodes(
                 pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
             for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
                 yield parts, row, [piece for _, piece in pending.pop(row)]
-            walk = blocks(writer, parts, wanted, block.number + 1)
+            walk = writer.blocks(wanted, block.number + 1, parts)
             continue
         flags = block.table["flags"].tolist()
         o, s = (offsets.tolist() for offsets in block.offsets)
@@ -106,7 +105,7 @@ def _damaged_chunks(
     writer: WriterReader, parts: Parts, wanted: Array, first: int, roots: frozenset[str], on_damage: OnDamage
 ) -> Iterator[int]:
     """Yield the unreadable chunks with wanted episodes, from the first one on."""
-    for block in blocks(writer, parts, wanted, first):
+    for block in writer.blocks(wanted, first, parts):
         try:
             writer.chunk(block.number, roots).decode_all()
         except CorruptTrace as error:
@@ -141,8 +140,8 @@ def arrays_of(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
     alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
     alone[parts.trimmed] = False
     pending: dict[int, list[Piece]] = {}
-    for block in blocks(writer, parts):
-        chunk = writer.chunk(block.number, _CALLBACK_ROOTS)
+    for block in writer.blocks():
+        chunk = writer.chunk(block.number, frozenset(_CALLBACK))
         chunk.decode()
         o, s = (offsets.tolist() for offsets in block.offsets)
         sliced = _slicer(writer.layouts, chunk)
@@ -155,11 +154,9 @@ def arrays_of(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
                 pieces.append(Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0))
                 if parts.is_whole(row, len(pieces)):
                     pieces, trimmed = pending.pop(row), bool(parts.trimmed[row])
-                    yield (
-                        assemble("observations", pieces, writer.layouts, trimmed, copy=False),
-                        assemble("actions", pieces, writer.layouts, trimmed, copy=False),
-                        assemble("rewards", pieces, writer.layouts, trimmed, copy=False),
-                    )
+                    columns = (assemble(name, pieces, writer.layouts, trimmed, copy=False) for name in _CALLBACK)
+                    observations, actions, rewards = columns
+                    yield observations, actions, rewards
         del chunk, sliced  # before the next ones take memory
 
 

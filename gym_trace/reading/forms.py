@@ -11,8 +11,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.model.layout import Path
 from gym_trace.model.values import dtype_from
-from gym_trace.reading.blocks import blocks
-from gym_trace.reading.recorded import Recorded
+from gym_trace.reading.content import Recorded
 
 
 class Form(NamedTuple):
@@ -58,7 +57,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
     for number, reader in enumerate(trace.readers):
         mine = np.zeros(len(reader.parts.table), np.bool_)
         mine[rows_of[table["writer"] == number]] = True
-        for block in blocks(reader, reader.parts, mine):
+        for block in reader.blocks(mine):
             try:
                 columns = reader.columns_of(block.number)
             except CorruptTrace:

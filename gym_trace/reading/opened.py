@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -10,17 +11,47 @@ from threading import Lock
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import Damage
+from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.directory import find_writers
-from gym_trace.format.tables import TableRoom
 from gym_trace.reading.assembly import Piece, assemble, cut_down
-from gym_trace.reading.chunk_cache import ChunkCache
 from gym_trace.reading.episode_table import Parts
-from gym_trace.reading.origins.reader import presented
+from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
+_Key = tuple[BatchReader, int, str, str]
+
+
+class ChunkCache:
+    """The chunks that random access decoded last, limited by bytes; thread-safe."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._chunks: OrderedDict[_Key, tuple[Chunk, int]] = OrderedDict()  # with their bytes
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def chunk(self, writer: WriterReader, number: int, root: str) -> Chunk:
+        """The columns under root of a chunk, decoded. Raises CorruptTrace."""
+        key = (*writer.chunk_places[number], writer.key, root)
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+                return self._chunks[key][0]
+        chunk = writer.chunk(number, frozenset((root,)))
+        chunk.decode()
+        with self._lock:
+            if key in self._chunks:  # another thread has been quicker
+                return self._chunks[key][0]
+            self._chunks[key] = chunk, chunk.full_size
+            self._bytes += chunk.full_size
+            while self._bytes > self._limit and len(self._chunks) > 1:
+                self._bytes -= self._chunks.popitem(last=False)[1][1]
+        return chunk
 
 
 class Opened:

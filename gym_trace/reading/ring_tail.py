@@ -36,10 +36,7 @@ class RingTail(NamedTuple):
 
 
 def tail_of(
-    files: WriterFiles,
-    image: RingImage | None,
-    batches: Mapping[int, BatchReader],
-    known: RingTail | None = None,
+    files: WriterFiles, image: RingImage | None, batches: Mapping[int, BatchReader], known: RingTail | None = None
 ) -> RingTail:
     """The end of what a writer has recorded. Raises CorruptTrace, UnsupportedTrace.
 

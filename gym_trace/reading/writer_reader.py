@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from copy import copy
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,10 +13,9 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
-from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down
@@ -28,6 +28,27 @@ _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"
 _STARTS = frozenset(("starts",))
 _MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
 _LISTINGS = 3  # of a writer that begins one batch after the other
+
+
+class Block(NamedTuple):
+    """The n fragments of one chunk, and where their rows are in its columns.
+
+    Attributes:
+        number: number of the chunk.
+        begin: number of the first fragment, among all of the writer.
+        rows: (n,) row of the episode of each fragment in Parts.table, -1 if it is not wanted or has no episode.
+        table: (n,) the fragments, as docs/FORMAT.md describes them.
+    """
+
+    number: int
+    begin: int
+    rows: Array
+    table: Array
+
+    @property
+    def offsets(self) -> tuple[Array, Array]:
+        """(n + 1,) where the observations, and the steps, of each fragment begin; last comes the number of rows."""
+        return step_offsets(self.table)
 
 
 class Extent(NamedTuple):
@@ -287,6 +308,20 @@ class WriterReader:
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described
 
+    def blocks(self, wanted: Array | None = None, first: int = 0, parts: Parts | None = None) -> Iterator[Block]:
+        """Yield the chunks that hold wanted episodes, in their order, from chunk first on. Decodes nothing.
+
+        wanted: a mask over the rows of parts.table; None: all. parts: None: those of this writer.
+        """
+        parts = self.parts if parts is None else parts
+        chosen = np.zeros(len(parts.table) + 1, np.bool_)  # one more for -1, which is never wanted
+        chosen[:-1] = True if wanted is None else wanted
+        rows = np.where(chosen[parts.of_fragment], parts.of_fragment, -1)
+        has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
+        for number in (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist():
+            begin, end = self.chunk_bounds[number : number + 2].tolist()
+            yield Block(number, begin, rows[begin:end], self.fragments[begin:end])
+
     # -- single episodes ----------------------------------------------------------------------------------------------
 
     def place_of(self, row: int) -> tuple[int, int]:
@@ -360,18 +395,34 @@ class WriterReader:
         if f < 0:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
-        begin = int(self.chunk_bounds[number])
         known = self._starts.get(number)
         if known is None:
-            chunk = self.read_chunk(number, _STARTS)
-            flags = self.fragments[begin : self.chunk_bounds[number + 1]]["flags"]
-            entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
-            known = entries, np.cumsum(flags & wire.STARTS > 0)
+            known = self._starts_in(number)
             self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
         entries, ranks = known
-        begun = int(ranks[f - begin]) - 1  # this one has the flag
+        begun = int(ranks[f - int(self.chunk_bounds[number])])
         entry = entries[begun] if begun < len(entries) else None
         return copied(entry) if isinstance(entry, dict) else {}
+
+    def starts_of(self, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the reset records of episodes, each with its index in rows. Reads each chunk once. Not copied."""
+        starts = self.parts.starts[rows]
+        chunks = np.searchsorted(self.chunk_bounds, starts, side="right") - 1
+        order = np.argsort(chunks, kind="stable")
+        order = order[starts[order] >= 0]
+        for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
+            number = int(chunks[part[0]])
+            entries, ranks = self._starts_in(number)
+            for i, place in zip(part.tolist(), ranks[starts[part] - int(self.chunk_bounds[number])].tolist()):
+                if place < len(entries) and isinstance(entries[place], dict):
+                    yield i, entries[place]
+
+    def _starts_in(self, number: int) -> tuple[list[Any], Array]:
+        """Return the reset records of a chunk, and the index of that of each fragment that has one."""
+        chunk = self.read_chunk(number, _STARTS)
+        flags = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]["flags"]
+        entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
+        return entries, np.cumsum(flags & wire.STARTS > 0) - 1
 
 
 _UNREAD = Chunk({}, [], lambda error: error)

@@ -6,7 +6,7 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.pending import Pending
@@ -14,14 +14,6 @@ from gym_trace.ring.segment import Segment
 from gym_trace.storage.interrupts import held_back
 
 _HEADROOM = 32 << 20  # bytes of address space needed to start a thread
-
-
-class _Job(NamedTuple):
-    """The content of a slab to write."""
-
-    sequence: int
-    segments: list[Segment]
-    pending: list[Any]  # descriptions of its pending actions, for the metadata
 
 
 class SlabWriter:
@@ -43,7 +35,8 @@ class SlabWriter:
         self.failure: Exception | None = None
         self.written = self.submitted = 0
         self._name, self._chunks, self._notice = name, chunks, notice
-        self._jobs: deque[_Job] = deque()
+        # Sequence number, segments, and descriptions of the pending actions, for the metadata.
+        self._jobs: deque[tuple[int, list[Segment], list[Any]]] = deque()
         self._working = threading.Lock()
         self._thread: threading.Thread | None = None
         self.is_finished = False
@@ -55,7 +48,7 @@ class SlabWriter:
 
     def submit(self, sequence: int, segments: list[Segment], pending: Iterable[Pending] = ()) -> None:
         """Queue the content of a slab. Its arrays must not change until written. Submitting it again is harmless."""
-        self._jobs.append(_Job(sequence, segments, [action.described() for action in pending]))
+        self._jobs.append((sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
         self._start(self._work)  # if no thread can start, wait() does the work
 
@@ -79,9 +72,8 @@ class SlabWriter:
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Write everything and seal the batch. summary: returns the last entry of the manifest."""
         self.pause()
-        self._summary = summary
         if not self.is_finished:
-            self._run(self._finish)
+            self._run(lambda: self._finish(summary))
 
     def _run(self, target: Callable[[], None]) -> None:
         """Run target in a thread and wait for it; Ctrl-C may interrupt the wait."""
@@ -124,22 +116,22 @@ class SlabWriter:
     def _work(self) -> None:
         with self._working:
             while self._jobs:
-                job = self._jobs[0]
-                if self.failure is None and job.sequence > self.written:
+                sequence, segments, pending = self._jobs[0]
+                if self.failure is None and sequence > self.written:
                     try:
-                        self._chunks.write_slab(*job)
+                        self._chunks.write_slab(sequence, segments, pending)
                     except Exception as error:  # of any type: reported in the caller's thread
                         self.fail(error)
                     else:
-                        self.written = job.sequence
+                        self.written = sequence
                 self._jobs.popleft()
 
-    def _finish(self) -> None:
+    def _finish(self, summary: Callable[[], dict[str, Any]]) -> None:
         with self._working:
             writer = self._chunks.writer
             if writer is not None and self.failure is None and not self.is_finished:
                 try:
-                    writer.close(self._summary())
+                    writer.close(summary())
                 except Exception as error:  # as above
                     self.fail(error)
                 self.is_finished = True

@@ -20,18 +20,21 @@ CORE = "pure"  # or "compiled"
 
 
 def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
-    """Return the state of a PCG64 (NumPy's default generator) as bytes, parts between its numbers; None: use .state."""
-    return None
+    """Return the numbers of the state of a PCG64 (NumPy's default generator), each after its part; None for others."""
+    state = bit_generator.state
+    if state["bit_generator"] != "PCG64":
+        return None
+    numbers = [state["state"][name].to_bytes(17, "little") for name in ("state", "inc")]
+    numbers += [b"\1" if state["has_uint32"] else b"\0", state["uinteger"].to_bytes(4, "big")]
+    return b"".join(part + number for part, number in zip(parts, numbers))
 
 
 def _as_numpy_says(found: Callable[[Any, tuple[bytes, ...]], bytes | None]) -> bool:
     """Return True if the core reads the state of a generator correctly in this version of NumPy."""
     generator = np.random.Generator(np.random.PCG64(7))
     generator.integers(9, dtype=np.uint32)  # leaves 32 buffered bits
-    state: Any = generator.bit_generator.state
-    numbers = [state["state"][name].to_bytes(17, "little") for name in ("state", "inc")]
-    last = bytes([state["has_uint32"]]) + state["uinteger"].to_bytes(4, "big")
-    return found(generator.bit_generator, (b"",) * 4) == b"".join((*numbers, last))
+    parts = (b"",) * 4
+    return found(generator.bit_generator, parts) == pcg64_state(generator.bit_generator, parts)
 
 
 if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):

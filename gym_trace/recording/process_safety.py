@@ -15,21 +15,15 @@ from gym_trace.format.directory import WriterFiles
 
 
 class Recording(Protocol):
-    """The part of a recorder that forks and exits need.
-
-    Attributes:
-        manifest: path of the manifest.
-        has_steps: True if a step may have been recorded.
-    """
+    """The part of a recorder that forks and exits need."""
 
     @property
-    def manifest(self) -> str: ...
+    def manifest(self) -> str: ...  # its path
 
     @property
     def has_steps(self) -> bool: ...
 
-    def close(self) -> None:
-        """Save everything."""
+    def close(self) -> None: ...
 
     def pause(self) -> None:
         """Before a fork: write everything and end the thread, so that the child inherits no held lock."""
@@ -39,16 +33,7 @@ class Recording(Protocol):
 
 
 _live: weakref.WeakSet[Recording] = weakref.WeakSet()
-
-
-def watch(recorder: Recording) -> None:
-    """Register a recorder for forks."""
-    _live.add(recorder)
-
-
-def forget(recorder: Recording) -> None:
-    """Unregister a closed recorder."""
-    _live.discard(recorder)
+watch, forget = _live.add, _live.discard  # open recorders
 
 
 def is_joined(files: WriterFiles) -> bool:

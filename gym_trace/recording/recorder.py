@@ -33,8 +33,6 @@ from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
-_UNMAPPED = "the file system has no safe memory-mapped files"
-_SHORTAGE = "no file descriptors left for the ring; retrying every second"
 _log = logging.getLogger("gym_trace")
 
 
@@ -131,24 +129,27 @@ class Recorder(ABC):
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""
         if self._ring is None and not self.failed:
-            with held_back():  # an interrupt would leave half-made files
-                self._make_ring(slab_bytes)
+            self._make_ring(slab_bytes)
         return self._ring
 
     def _make_ring(self, slab_bytes: int) -> None:
-        try:
-            if self._chunks.writer is None:
-                self._chunks.writer = self._open_writer()
-            self._ring = self._ring_of(slab_bytes)
-        except Exception as error:  # of any type: reported at the next step
-            self._out.fail(error)
+        """Create the ring, or a larger one in its place, and open the writer; report errors at the next step."""
+        with held_back():  # an interrupt would leave half-made files
+            try:
+                if self._chunks.writer is None:
+                    self._chunks.writer = self._open_writer()
+                self._ring = self._ring_of(slab_bytes)
+            except Exception as error:
+                self._out.fail(error)
 
     def _ring_of(self, slab_bytes: int) -> Ring:
         """Create a ring; warn once if it does not survive the process."""
         ring = self._new_ring(slab_bytes)
         if not (ring.mapped or self._said_unmapped):
             self._said_unmapped = True
-            why = _UNMAPPED if ring.shortage is None else f"{_SHORTAGE} ({ring.shortage.strerror})"
+            why = "the file system has no safe memory-mapped files"
+            if ring.shortage is not None:
+                why = f"no file descriptors left for the ring; retrying every second ({ring.shortage.strerror})"
             _log.warning("%s: a kill can lose the last second: %s", self._storage.root, why)
         return ring
 
@@ -225,7 +226,11 @@ class Recorder(ABC):
             self._out.close(self._summary)
         if self._ring is not None:
             if self._out.is_complete:
-                self._remove(self._ring)
+                try:
+                    self._ring.remove()
+                except OSError as error:
+                    raise_if_of_signal(error)
+                    self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
             else:
                 self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
@@ -233,20 +238,13 @@ class Recorder(ABC):
         self._complain()
         self.report()
 
-    def _remove(self, ring: Ring) -> None:
-        try:
-            ring.remove()
-        except OSError as error:
-            raise_if_of_signal(error)
-            self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
-
     def save_at_exit(self, owner: object) -> None:
         """Close the recorder when owner is garbage-collected, or at exit."""
         self._owner = weakref.ref(owner)
         self._save_when_owner_goes()
 
     def _save_when_owner_goes(self) -> None:
-        owner = None if self._owner is None else self._owner()
+        owner = self._owner and self._owner()
         if owner is not None:
             forks.close_with(owner, self)
 

@@ -34,14 +34,17 @@ def stored_seed(seed: Any) -> int:
 
 
 def packed_generator(env: Any) -> bytes | None:
-    """Return packed {"rng_state": state} of an unwrapped environment's generator; None if its type is unknown."""
+    """Return packed {"rng_state": state} of an unwrapped environment's generator; None if its type is unknown.
+
+    A PCG64 state is joined from prepacked parts, which saves 5 % of the recording time of CartPole.
+    """
     try:
         packed = pcg64_state(env.np_random.bit_generator, _PCG64)
     except Exception as error:  # user code may raise anything
         raise_if_of_signal(error)
         packed = None
     if packed is None and (state := generator_state(env)) is not None:
-        packed = _packed_state(state)
+        packed = pack_lenient({"rng_state": state})[0]
     return packed
 
 
@@ -64,28 +67,6 @@ def packed_start(
         packed, remarks = pack_lenient(seed)
         parts.append(pack("seed") + packed)
     return bytes([0x80 | len(parts)]) + b"".join(parts), remarks  # header of a map
-
-
-def _packed_state(state: dict[str, Any]) -> bytes:
-    """Pack {"rng_state": state}. A PCG64 state (NumPy's default) is joined from prepacked parts.
-
-    This saves 11 us per reset, 5 % of the recording time of CartPole in episodes of 22 steps.
-    """
-    if state.get("bit_generator") != "PCG64":
-        return pack_lenient({"rng_state": state})[0]
-    numbers = state["state"]
-    return b"".join(
-        (
-            _PCG64[0],
-            numbers["state"].to_bytes(17, "little"),
-            _PCG64[1],
-            numbers["inc"].to_bytes(17, "little"),
-            _PCG64[2],
-            b"\1" if state["has_uint32"] else b"\0",
-            _PCG64[3],
-            state["uinteger"].to_bytes(4, "big"),
-        )
-    )
 
 
 def _pcg64_parts() -> tuple[bytes, ...]:

@@ -23,13 +23,13 @@ _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
 
 class Difference(NamedTuple):
-    """The first place where a replay is not as the recording.
+    """The first place where a replay differs from the recording.
 
     step: index of the step, or None at the reset.
-    column: such as "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
-    at: index of the element in the value, () if it has none.
+    column: e.g. "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
+    at: index of the element in the value, () for a scalar.
     recorded, seen: the two elements, or the two values unless both are arrays of one dtype and shape.
-    largest: largest difference between elements of the two values; None unless both are such arrays of numbers.
+    largest: largest difference between elements of the two values; None unless both are arrays of numbers.
     """
 
     step: int | None
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
         return self.told()
 
     def told(self, first: str = "recorded", second: str = "seen") -> str:
-        """In words: where, and what first and second are."""
+        """Return where it is, and the two values, called first and second."""
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
             return f"{where}: {self.seen}"
@@ -57,8 +57,8 @@ class Comparison:
     """How to compare.
 
     Args:
-        atol, rtol: numbers count as close where abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for
-            bit, and dtypes and shapes likewise.
+        atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for bit,
+            including dtypes and shapes.
         ignore: columns that are not compared, of COLUMNS.
 
     Raises:
@@ -75,33 +75,19 @@ class Comparison:
         self.atol, self.rtol = atol, rtol
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 
-    def of(
-        self,
-        episode: Episode,
-        layouts: Any,
-        observations: Any = None,
-        all_infos: bool = False,
-        batched: bool = False,
-        replayed: bool = False,
-    ) -> EpisodeComparison:
-        """The comparison with one episode.
-
-        Args:
-            observations: its observations, or what gives single rows of them.
-            all_infos: whether all infos were recorded, so that there must not be others.
-            batched: whether it is of a lane of a vector environment, while what is seen is not.
-            replayed: whether it is played again, so that the time that it takes is another; see without_clock().
-        """
-        observations = episode.observations if observations is None else observations
-        return EpisodeComparison(self, episode, layouts, observations, all_infos, batched, replayed)
-
 
 class EpisodeComparison:
     """Compares the results of resets and steps with a recorded episode.
 
+    Args:
+        observations: of the episode, or a structure that gives single rows of them.
+        all_infos: True if all infos were recorded, so that there must not be others.
+        batched: True for a lane of a vector environment that is compared with a single environment.
+        replayed: True if it is played again, so that it takes another time; see without_clock().
+
     Attributes:
-        largest: largest difference of what was taken as close.
-        exact: whether all was bit for bit the same so far.
+        largest: largest difference of numbers that count as close.
+        exact: True while everything is equal bit for bit.
     """
 
     def __init__(
@@ -109,28 +95,27 @@ class EpisodeComparison:
         comparison: Comparison,
         episode: Episode,
         layouts: Any,
-        observations: Any,
-        all_infos: bool,
-        batched: bool,
-        replayed: bool,
+        observations: Any = None,
+        all_infos: bool = False,
+        batched: bool = False,
+        replayed: bool = False,
     ):
-        self.largest = 0.0
-        self.exact = True
+        self.largest, self.exact = 0.0, True
         self._atol, self._rtol = comparison.atol, comparison.rtol
         self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
         self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
+        self._parts: list[Array] | None = None  # None: rows have another structure than the space
         if "observations" in columns:
-            self._observations = observations
-            self._parts = _parts(self._layout, observations)
+            self._observations = episode.observations if observations is None else observations
+            with contextlib.suppress(LookupError):
+                self._parts = self._layout.split(self._observations)
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
-        self._infos: list[dict[str, Any]] | None = None
         self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
         self._unknown = -1 if episode.has_final_observation else len(episode)  # row of observations
         self._reset_info = episode.reset_info if "infos" in columns else None
-        if self._reset_info is not None:
-            self._infos = infos_of(episode)
+        self._infos = None if self._reset_info is None else infos_of(episode)
 
     def reset(self, observation: Any, info: dict[str, Any]) -> Difference | None:
         """Compare the result of a reset; return the first difference."""
@@ -187,7 +172,7 @@ class EpisodeComparison:
         return None
 
     def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
-        """One value against another. The difference, if there is one."""
+        """Compare two values; return the difference."""
         seen = plain_array(seen)
         if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
             kept = pack_lenient(recorded)[0]
@@ -197,7 +182,8 @@ class EpisodeComparison:
         alike = recorded.dtype == seen.dtype and recorded.shape == seen.shape
         if alike and recorded.tobytes() == seen.tobytes():
             return None
-        if recorded.shape != seen.shape or not _are_numbers(recorded, seen):
+        are_numbers = recorded.dtype.kind in "biuf" and seen.dtype.kind in "biuf"
+        if recorded.shape != seen.shape or not are_numbers:
             return Difference(step, column, (), recorded, seen, None)
         a, b = np.asarray(recorded), np.asarray(seen)
         with np.errstate(all="ignore"):
@@ -217,7 +203,7 @@ class EpisodeComparison:
 
 
 def _enums_as_text(value: Any) -> Any:
-    """A value as older traces have it, where members of enums are kept as their repr alone."""
+    """Return a value as older traces store it, which keep only the repr of members of enums."""
     if isinstance(value, dict):
         return {key: _enums_as_text(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -226,7 +212,7 @@ def _enums_as_text(value: Any) -> Any:
 
 
 class Fingerprint:
-    """Takes in what comes of resets and steps, in the place of a comparison. infos: whether these, too."""
+    """Hashes the results of resets and steps, in the place of a comparison. infos: whether to include these."""
 
     def __init__(self, infos: bool) -> None:
         self._hash = hashlib.blake2b()
@@ -246,15 +232,15 @@ class Fingerprint:
 
 
 def without_clock(info: dict[str, Any]) -> dict[str, Any]:
-    """An info without the seconds ("t") that gymnasium.wrappers.RecordEpisodeStatistics says an episode took."""
+    """Return an info without the seconds ("t") of gymnasium.wrappers.RecordEpisodeStatistics."""
     clocks = [key for key, value in info.items() if isinstance(value, Mapping) and value.keys() == _STATISTICS]
     return {**info, **{key: {"r": info[key]["r"], "l": info[key]["l"]} for key in clocks}} if clocks else info
 
 
 def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
-    """A reward as the recorder has it: plain numbers, and rewards of several types, are float64.
+    """Return a reward as the recorder stores it: plain numbers, and rewards of several types, are float64.
 
-    Where integers are kept, as by other packages, plain ones are such.
+    Where integers are kept, as by other packages, plain ones become these.
     """
     if type(reward) is int and dtype.kind in "iu" and np.iinfo(dtype).min <= reward <= np.iinfo(dtype).max:
         return dtype.type(reward)
@@ -270,17 +256,8 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, np.generic) else shown(value)
 
 
-def _parts(layout: Layout, observations: Any) -> list[Array] | None:
-    """The arrays of the leaves; None where rows had another structure than the space."""
-    try:
-        parts: list[Array] = layout.split(observations)
-    except LookupError:
-        return None
-    return parts
-
-
 def _as_batched(recorded: Any, seen: Any) -> Any:
-    """An info as a vector environment has it, in whose arrays plain numbers become NumPy's. No value changes."""
+    """Return an info as a vector environment has it: plain numbers become NumPy's. No value changes."""
     if isinstance(recorded, Mapping) and isinstance(seen, Mapping):
         return {key: _as_batched(recorded.get(key), value) for key, value in seen.items()}
     if not isinstance(recorded, np.generic) or not isinstance(seen, (bool, int, float, np.generic)):
@@ -292,11 +269,7 @@ def _as_batched(recorded: Any, seen: Any) -> Any:
     return batched if batched == seen or (batched != batched and seen != seen) else seen
 
 
-def _are_numbers(*arrays: Any) -> bool:
-    return all(array.dtype.kind in "biuf" for array in arrays)
-
-
 def _bits_differ(a: Array, b: Array) -> Array:
-    """Which elements have not the same bytes; a NaN may have others, and so may a zero."""
+    """Return a mask of elements whose bytes differ, as those of NaNs and zeros may."""
     first, second = (np.frombuffer(x.tobytes(), np.uint8).reshape(-1, x.dtype.itemsize) for x in (a, b))
     return np.asarray((first != second).any(axis=1)).reshape(a.shape)

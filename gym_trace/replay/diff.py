@@ -1,4 +1,4 @@
-"""Two traces side by side: whether they hold the same episodes, and where these first differ."""
+"""Compare two traces: which episodes are equal, and where the others first differ."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
-from gym_trace.replay.same_bytes import same_bytes
 
 _OF_THE_EPISODE = ("seed", "options", "first_step", "outcome", "has_final_observation")
-DIFFABLE = (
-    *("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations"),
-    *_OF_THE_EPISODE,
-)  # fmt: skip
+_COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
+DIFFABLE = _COLUMNS + _OF_THE_EPISODE
+# Fields of the table of episodes that distinguish most episodes, and the column of each.
+_DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
+# Of the fragment table, without times of recording.
+_FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
+_ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "annotations"))
 
 
 @dataclass(frozen=True)
 class EpisodeDifference:
-    """Two episodes of two traces. index: in the first one. difference: the first one, None if they are the same."""
+    """A comparison of two episodes. index: in the first trace. difference: the first one, None if they are equal."""
 
     index: int
     steps: int
@@ -43,23 +46,24 @@ def diff_traces(
     rtol: float = 0.0,
     ignore: Collection[str] = (),
 ) -> Iterator[EpisodeDifference]:
-    """Compares episodes one at a time, in bounded memory: those that belong together.
+    """Compare corresponding episodes one at a time, in bounded memory.
 
     If both have episodes of one recording, as after an edit, episodes are matched by writer, id and first step.
     Otherwise by seed, if every episode of both traces has its own, except those that were left incomplete and recorded
     again; or by index, if the traces line up. If they do not, episodes with the same observations, actions and rewards
-    are matched first; the rest by seed, and then by index. So runs of several processes can be compared, whose
-    episodes are in no certain order. Yields as many differences as both traces have episodes in common,
-    in the order of the first one. Running episodes are compared as far as they have been recorded.
+    are matched first; the rest by seed, and then by index. So runs of several processes, with episodes in any order,
+    can be compared. Yields one result per pair, in the order of the first trace. Running episodes are compared as far
+    as they have been recorded.
 
-    In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
+    In a Difference, "recorded" is the value of the first trace and "seen" that of the second one. If an episode is
     shorter than the other, column is "steps".
 
     Args:
         first, second: traces, views of some, or their directories.
-        atol, rtol: what counts as equal; both 0: bit for bit.
-        ignore: what is not compared: "observations", "actions", "rewards", "terminations", "truncations", "infos",
-            "annotations", "seed", "options", "first_step", "outcome" or "has_final_observation".
+        atol, rtol: tolerance of numbers; both 0: bit for bit.
+        ignore: columns and values that are not compared: "observations", "actions", "rewards", "terminations",
+            "truncations", "infos", "annotations", "seed", "options", "first_step", "outcome" or
+            "has_final_observation".
 
     Raises:
         TraceNotFound, CorruptTrace, InvalidOption
@@ -71,7 +75,7 @@ def diff_traces(
 
 
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
-    same = same_bytes(a, b)
+    same = _same_bytes(a, b)
     if same is None:
         yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b, compared))
         return
@@ -110,15 +114,11 @@ def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episo
         yield one, b[place]
 
 
-# Fields of the table of episodes that distinguish most episodes, and the column of each.
-_DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
-
-
 def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Array, Array]:
     """Return the indices of corresponding episodes in both traces: as many as the shorter one has.
 
-    First those whose content is the same, then those of the same seed. What is left over goes by its place among those
-    of the writer with the same number, and then by its place among all. Takes as long as both take to be read.
+    First those with the same content, then those of the same seed, then by position among those of the writer with the
+    same number, then by position. Reads both traces.
     """
     left: list[int] = []
     right: list[int] = []
@@ -139,7 +139,7 @@ def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Ar
 
 
 def _contents(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes | None]]:
-    """For the episodes of both what their content is known by; None where the other trace has none that is alike."""
+    """Return a hash of each episode of both traces; None if no episode of the other trace is similar."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
     told = [
         list(zip(*(trace.episodes[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
@@ -160,7 +160,7 @@ def _contents(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes |
 
 
 def _same_ones(a: Trace, b: Trace, writers: set[str]) -> Iterator[tuple[Episode, Episode]]:
-    """Episodes of one recording that both traces have, in the order of the first."""
+    """Yield the episodes of one recording that both traces have, in the order of the first."""
     theirs: dict[tuple[str, int, int], list[int]] = {}
     for place, key in enumerate(_identities(b)):
         theirs.setdefault(key, []).append(place)
@@ -193,11 +193,11 @@ def _compared(
         values = getattr(one, name), getattr(other, name)
         if name in compared and not _same(*values):
             return EpisodeDifference(one.index, len(one), Difference(None, name, (), *values, None))
-    columns = [name for name in DIFFABLE if name in compared and name not in _OF_THE_EPISODE]
+    columns = [name for name in _COLUMNS if name in compared]
     if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
     layouts = next(writer for writer in trace.readers if writer.writer == one.writer).layouts
-    seen = comparison.of(one, layouts, all_infos=True)
+    seen = EpisodeComparison(comparison, one, layouts, all_infos=True)
     difference = _first(seen, one, other, compared)
     if difference is None and seen.exact:  # no step of its own, but a dtype, or a column that only one of them has
         name = next(name for name in columns if not _same(_column(one, name), _column(other, name)))
@@ -206,7 +206,7 @@ def _compared(
 
 
 def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
-    """The first difference, looked for step by step."""
+    """Return the first difference, step by step."""
     difference = seen.reset(row_of(other.observations, 0), other.reset_info or {})
     infos, notes = infos_of(other), (one.annotations, other.annotations)
     for step in range(min(len(one), len(other))):
@@ -241,7 +241,7 @@ def _column(episode: Episode, name: str) -> Any:
 
 
 def _without_last(tree: Any) -> Any:
-    """Observations without the row that is a placeholder."""
+    """Return observations without the last row, a placeholder."""
     if isinstance(tree, dict):
         return {key: _without_last(part) for key, part in tree.items()}
     return tuple(map(_without_last, tree)) if isinstance(tree, tuple) else tree[:-1]
@@ -258,3 +258,53 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.shape == b.shape and all(map(_same, a.tolist(), b.tolist()))
     return bool(pack_lenient(a)[0] == pack_lenient(b)[0])
+
+
+# -- episodes that are stored in the same bytes need not be decoded ---------------------------------------------------
+
+
+def _same_bytes(a: Trace, b: Trace) -> Iterator[bool] | None:
+    """Yield for each episode True if all its values are the same bytes in both traces; nothing is decoded.
+
+    Returns None if the traces are divided into chunks differently, or damaged. Raises CorruptTrace.
+    """
+    pairs = list(zip(a.readers, b.readers))
+    whole = all(np.array_equal(trace.chosen, np.arange(len(trace.whole))) for trace in (a, b))
+    if not whole or len(a.readers) != len(b.readers) or not all(_are_alike(*pair) for pair in pairs):
+        return None
+    return (is_same for pair in pairs for is_same in _same_episodes(*pair))
+
+
+def _are_alike(x: WriterReader, y: WriterReader) -> bool:
+    if x.damage or y.damage or not np.array_equal(x.chunk_bounds, y.chunk_bounds):
+        return False
+    if not np.array_equal(x.parts.fragments, y.parts.fragments) or not np.array_equal(x.parts.first, y.parts.first):
+        return False
+    if not all(x.fragments[name].tobytes() == y.fragments[name].tobytes() for name in _FIELDS):
+        return False
+    spaces = [[w.schema.get(name) for name in ("observation_space", "action_space")] for w in (x, y) if w.chunk_count]
+    return not spaces or pack_lenient(spaces[0])[0] == pack_lenient(spaces[1])[0]
+
+
+def _same_episodes(x: WriterReader, y: WriterReader) -> Iterator[bool]:
+    parts = x.parts
+    last = parts.fragments[parts.first[1:] - 1]  # these ascend: episodes come in the order of their ends
+    differs: Array = parts.starts > last  # its start is stored after its end
+    by_start = np.argsort(parts.starts, kind="stable")
+    starts, done = parts.starts[by_start], 0
+    for number in range(x.chunk_count):
+        begin, end = x.chunk_bounds[number : number + 2].tolist()
+        if not _is_same_chunk(x, y, number):
+            rows = parts.of_fragment[begin:end]
+            differs[rows[rows >= 0]] = True
+            differs[by_start[slice(*np.searchsorted(starts, (begin, end)).tolist())]] = True
+        complete = int(np.searchsorted(last, end))
+        yield from (~differs[done:complete]).tolist()
+        done = complete
+
+
+def _is_same_chunk(x: WriterReader, y: WriterReader, number: int) -> bool:
+    one, other = x.chunk(number, _ROOTS), y.chunk(number, _ROOTS)
+    if one.columns != other.columns:  # dtypes, shapes, encodings and checksums
+        return False
+    return all(one.encoded(path)[1] == other.encoded(path)[1] for path in one.columns)

@@ -1,4 +1,4 @@
-"""Recorded episodes as an environment: no simulator needed."""
+"""Recorded episodes as an environment, without a simulator."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 
 
 class ReplayEnv(gymnasium.Env[Any, Any]):
-    """Plays the episodes of a trace to an agent, one after the other, and then from the first one again.
+    """Play the episodes of a trace to an agent in turn, and then from the first one again.
 
-    It has the recorded spaces, and returns what was recorded: observations, rewards, flags, and infos if they were
-    recorded. ``reset(seed=s)`` plays the episode that was recorded with the seed s, if there is one, and otherwise one
-    that s draws; ``reset(options={"episode": i})`` plays episode i of the trace. An episode that had not ended when
-    its recording did, or is still running, is truncated after its last step. Where the final observation is not known
-    (Episode.has_final_observation), the last step returns the observation before it, and says so in
-    ``info["final_observation_unknown"]``. It can be pickled, as traces can.
+    It has the recorded spaces, and returns the recorded observations, rewards, flags, and infos if there are any.
+    ``reset(seed=s)`` plays the episode that was recorded with the seed s, or else one that s draws;
+    ``reset(options={"episode": i})`` plays episode i of the trace. An episode that did not end, or is still running,
+    is truncated after its last step. If the final observation is unknown (Episode.has_final_observation), the last
+    step returns the observation before it, and sets ``info["final_observation_unknown"]``. It can be pickled.
 
     Args:
-        trace: a trace, a view of one, or the directory. What is recorded later is not played.
+        trace: a trace, a view of one, or the directory. Episodes recorded later are not played.
         episodes: indices in the trace of those to play; None: all that have steps and begin with a reset.
-        on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
-            episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
-            the step in ``info["diverged"]``.
+        on_divergence: what to do when an action differs from the recorded one: "ignore" it, "warn" once per episode,
+            "raise" ReplayDiverged, or "truncate": end the episode with the current observation, reward 0, and the step
+            in ``info["diverged"]``.
         observation_space, action_space: replace the recorded ones. Spaces of custom classes are not stored;
             by default, a StandIn takes their place, which contains every value and cannot be sampled.
 
@@ -44,7 +43,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         episode: the Episode being played, None before the first reset.
 
     Raises:
-        InvalidOption: there is nothing to play, or an argument does not make sense.
+        InvalidOption: no episode can be played, or an argument is invalid.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - as gymnasium.Env has it
@@ -84,7 +83,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         self.episode: Episode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins the next episode, or the one that seed or options choose."""
+        """Begin the next episode, or the one that seed or options choose."""
         super().reset(seed=seed)
         if options is not None and "episode" in options:
             self._next = self._place_of(options["episode"])
@@ -101,10 +100,9 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         return row_of(self._observations, 0), dict(episode.reset_info or {})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Returns what the recorded step returned.
+        """Return what the recorded step returned.
 
-        Raises:
-            ReplayDiverged: the action is not the recorded one, and on_divergence is "raise".
+        Raises ReplayDiverged if the action differs from the recorded one, and on_divergence is "raise".
         """
         episode, step = self.episode, self._step
         if episode is None or step is None:

@@ -1,7 +1,10 @@
-"""Recorded episodes played again in their environment: each started as it was, and what comes out compared."""
+"""Play recorded episodes again in their environment, each from its recorded start, and compare the results."""
 
 from __future__ import annotations
 
+import os
+import signal
+import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,18 +17,20 @@ from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.episode import Episode
+from gym_trace.model.layout import Leaf
 from gym_trace.model.values import EnumMember, Unstored, row_of
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
-from gym_trace.replay.crash import executed
-from gym_trace.replay.row_reader import ObservationRows
 
 IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
 UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
 _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
 
+_ROOTS = frozenset(("observations",))
+_LONGEST = 4000  # characters of what an environment says
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
 NO_SEED = -1  # in the table of episodes
 
@@ -39,7 +44,7 @@ class Verdict:
 
     verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", "unverifiable", or "damaged".
     difference: the first one, if it differs.
-    largest: largest difference of a number that was taken as close.
+    largest: largest difference of numbers that count as close.
     reason: why it is unverifiable, what is damaged, or another note.
     crash: result of the action in progress when the recording was killed, if it was executed again.
     """
@@ -70,7 +75,7 @@ class Lane(NamedTuple):
 
 
 def lanes_of(trace: Trace) -> list[Lane]:
-    """All lanes of a trace; of a view, take those of view.whole: what was before an episode may have to be played."""
+    """Return all lanes of a trace. For a view, take those of view.whole: earlier episodes may have to be played."""
     table, lanes = trace.episodes, []
     for number, writer in enumerate(trace.readers):
         mine = np.flatnonzero(table["writer"] == number)
@@ -92,7 +97,7 @@ def lanes_of(trace: Trace) -> list[Lane]:
 
 
 def inseparable(writer: WriterReader) -> str:
-    """Why no lane of a vector environment can be played by itself; empty if it can."""
+    """Return why no lane of a vector environment can be played by itself; "" if it can."""
     if not writer.about.is_vector:
         return ""
     described = writer.about.environment
@@ -104,18 +109,96 @@ def inseparable(writer: WriterReader) -> str:
     return ""
 
 
+class ObservationRows:
+    """The observations of an episode, row by row, in the memory of one chunk; fast in order.
+
+    row: of the episode in the writer's table.
+    """
+
+    def __init__(self, writer: WriterReader, row: int):
+        self.layout = writer.layouts.observations
+        self._writer = writer
+        self._pieces = writer.pieces(row)
+        counts = [piece.observations.stop - piece.observations.start for piece in self._pieces]
+        self._bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._number = -1  # of the chunk that is kept
+        self._chunk: Chunk | None = None
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def tree(self) -> Any:
+        """Return the structure of the observation space, with objects that give single rows in place of arrays."""
+        return self.layout.join(iter([_Column(self, leaf) for leaf in self.layout.leaves()]))
+
+    def value(self, leaf: Leaf, row: int) -> Any:
+        """Return the value of one leaf in a row. Raises CorruptTrace."""
+        number = int(np.searchsorted(self._bounds, row, side="right")) - 1
+        piece = self._pieces[number]
+        if self._chunk is None or self._number != piece.chunk_number:
+            self._chunk, self._number = self._writer.chunk(piece.chunk_number, _ROOTS), piece.chunk_number
+        if leaf.path not in self._chunk:
+            raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, leaf.path))}")
+        return self._chunk.array(leaf.path)[piece.observations.start + row - int(self._bounds[number])]
+
+
+class _Column:
+    def __init__(self, rows: ObservationRows, leaf: Leaf):
+        self._rows, self._leaf = rows, leaf
+
+    def __getitem__(self, row: int) -> Any:
+        return self._rows.value(self._leaf, row)
+
+
 def observation_rows(trace: Trace, index: int) -> ObservationRows:
-    """The observations of an episode, row by row."""
+    """Return the observations of an episode, row by row."""
     return ObservationRows(*trace.place_of(index))
 
 
 class _Simulation:
-    """An environment that episodes are played in, and where it stands."""
+    """An environment that episodes are played in, and its position."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
         self.env = env
-        self.after: int | None = None  # it stands where the episode at this position of the lane had ended
-        self.origin = 0  # the position from which on it has played all of them
+        self.after: int | None = None  # position in the lane of the episode it has just played to its end
+        self.origin = 0  # position from which on it has played all of them
+
+
+def _executed(env: gymnasium.Env[Any, Any], action: Any) -> str:
+    """Step an environment in a copy of this process, and describe what it returned or raised, or how it died.
+
+    Raises EnvironmentUnavailable if the system cannot copy processes.
+    """
+    if not hasattr(os, "fork"):
+        raise EnvironmentUnavailable("the step of a crash is taken in a copy of the process, which needs os.fork")
+    said, telling = os.pipe()
+    with warnings.catch_warnings():  # about other threads: the copy only steps
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        _step_and_tell(env, action, telling)
+    os.close(telling)
+    try:
+        with open(said, "rb") as pipe:
+            words = pipe.read()
+    finally:
+        _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"the process died of {signal.Signals(os.WTERMSIG(status)).name}"
+    return words.decode("utf-8", "replace") or f"the process exited with {os.WEXITSTATUS(status)}"
+
+
+def _step_and_tell(env: gymnasium.Env[Any, Any], action: Any, telling: int) -> None:
+    """Never returns."""
+    try:
+        try:
+            _, reward, terminated, truncated, _ = env.step(action)
+            words = f"it returned: reward {reward}, terminated {terminated}, truncated {truncated}"
+        except BaseException as error:  # user code: report whatever it does
+            words = f"it raised {told(error)}"
+        os.write(telling, words[:_LONGEST].encode("utf-8", "replace"))
+    finally:
+        os._exit(0)
 
 
 class LaneReplay:
@@ -205,7 +288,7 @@ class LaneReplay:
             return ""
         if _has_unstored(action):
             raise EnvironmentUnavailable("the action that was never answered could not be stored")
-        return executed(simulation.env, action)
+        return _executed(simulation.env, action)
 
     # -- how to get there ---------------------------------------------------------------------------------------------
 
@@ -224,7 +307,7 @@ class LaneReplay:
         return self._lane.follows[position] and simulation.after == position - 1
 
     def _origins(self, position: int) -> Iterator[int]:
-        """From where on else to play the episodes before: from the last seeded one, from the first of all."""
+        """Yield other positions to start from: the last seeded episode before, then the first of all."""
         first = position
         while self._lane.follows[first]:
             first -= 1
@@ -238,7 +321,7 @@ class LaneReplay:
             yield first
 
     def _played_from(self, origin: int, position: int, watch: Watch | None = None) -> Verdict | None:
-        """The verdict on an episode after all from origin on, or None if one of these does not come out right."""
+        """Return the verdict on an episode after all from origin on; None if one of these differs."""
         try:
             if not _is_restorable(self._episode(origin)):
                 return None
@@ -253,7 +336,7 @@ class LaneReplay:
         return self._attempt(simulation, position, self._episode(position), watch)
 
     def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:
-        """A verdict of "differs", unless the environment does not even agree with itself."""
+        """Return a verdict of "differs", unless two replays differ from each other, too."""
         self._hopeful = False
         if not _is_restorable(episode):
             return verdict
@@ -292,8 +375,8 @@ class LaneReplay:
             observations = observation_rows(self._trace, episode.index).tree()
         about = self._lane.writer.about
         in_arrays = about.is_vector or about.is_imported  # other formats keep infos in arrays, too
-        seen = self._comparison.of(
-            episode, about.layouts, observations, about.has_all_infos, batched=in_arrays, replayed=True
+        seen = EpisodeComparison(
+            self._comparison, episode, about.layouts, observations, about.has_all_infos, in_arrays, replayed=True
         )
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
@@ -323,7 +406,7 @@ class LaneReplay:
     def _simulate(
         self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
     ) -> Difference | None:
-        """The first difference; with someone watching it goes on to the end."""
+        """Return the first difference; with watch, play to the end."""
         if episode.seed is None and episode.rng_state is not None:
             restore_generator(env.unwrapped, episode.rng_state)
         options = self._options(episode)
@@ -372,7 +455,5 @@ def _is_restorable(episode: Episode) -> bool:
 
 
 def verdict_on(episode: Episode, verdict: str, **more: Any) -> Verdict:
-    """A verdict; more: its other fields."""
-    return Verdict(
-        episode.index, episode.writer, episode.episode_id, episode.lane, len(episode), verdict, **more
-    )  # fmt: skip
+    """Make a verdict on an episode. more: its other fields."""
+    return Verdict(episode.index, episode.writer, episode.episode_id, episode.lane, len(episode), verdict, **more)

@@ -34,7 +34,7 @@ from gym_trace.replay.resimulate import (
     inseparable,
     lanes_of,
     verdict_on,
-)  # fmt: skip
+)
 
 _PART = 50  # episodes that a worker takes at a time, where they can be started one by one
 
@@ -54,25 +54,24 @@ def verify_trace(
     on_damage: str = "raise",
     through_the_crash: bool = False,
 ) -> Iterator[Verdict]:
-    """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
+    """Play recorded episodes again in their environment and compare all results. Yields a verdict per episode.
 
-    A running episode is played as far as it has been recorded. Where writers recorded different environments, each
+    A running episode is played as far as it has been recorded. If writers recorded different environments, each
     episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
     that RecordEpisodeStatistics puts into infos are not compared.
 
     Args:
         trace: a trace, a view of one, or the directory.
-        make_env: makes the environment; None: what the trace says was recorded. Gymnasium's wrappers that the recorded
-            one had around that besides are put around it. With several workers it has to be picklable, such as a
-            function of a module.
+        make_env: makes the environment; None: the recorded one. Gymnasium's wrappers that the recorded one had in
+            addition are put around it. With several workers it must be picklable, such as a function of a module.
         env_kwargs: override the recorded arguments of the environment.
         episodes: indices in the trace of those to play; None: all.
-        atol, rtol: what counts as close; both 0: bit for bit, see comparison.Comparison.
-        ignore: what is not compared: "observations", "rewards", "terminations", "truncations" or "infos".
+        atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded); both 0: bit for bit.
+        ignore: columns that are not compared: "observations", "rewards", "terminations", "truncations" or "infos".
         workers: processes to play in.
-        trust: do what only the trace names to make the environment; see Trace.make_env().
+        trust: allow imports and calls that only the trace names; see Trace.make_env().
         imports: modules to import first, such as those that register environments.
-        on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
+        on_damage: "raise" CorruptTrace at damage, or "skip" it: these episodes are "damaged".
         through_the_crash: if a matching episode has a pending_action, execute that, too, in a copy of the process;
             Verdict.crash describes the result.
 
@@ -92,8 +91,10 @@ def verify_trace(
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
     view, trace = trace, trace.whole  # what was before an episode may have to be played, too
     wanted = set(view.chosen[sorted(wanted)].tolist())
-    lanes = [lane for lane in lanes_of(trace) if wanted.intersection(lane.indices)]
-    several = len({pack_lenient(lane.writer.about.environment)[0] for lane in lanes}) > 1
+    lanes = lanes_of(trace)
+    places = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
+    tasks = [(number, positions) for number, positions in enumerate(places) if positions]
+    several = len({pack_lenient(lanes[number].writer.about.environment)[0] for number, _ in tasks}) > 1
     work = partial(
         _verdicts,
         comparison=comparison,
@@ -104,15 +105,16 @@ def verify_trace(
         skip=on_damage == "skip",
         through_the_crash=through_the_crash,
     )
-    verdicts = _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
+    of = trace, lanes, tasks, work
+    verdicts = _in_turn(*of) if workers == 1 else _at_once(*of, workers, imports)
     if view is trace:
         return verdicts
-    places = {whole: index for index, whole in enumerate(view.chosen.tolist())}
-    return (replace(verdict, index=places[verdict.index]) for verdict in verdicts)
+    indices = {whole: index for index, whole in enumerate(view.chosen.tolist())}
+    return (replace(verdict, index=indices[verdict.index]) for verdict in verdicts)
 
 
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
-    """By package, the versions that recorded and the one that is installed, where these are not the same."""
+    """Return the recorded versions and the installed one of each package for which they differ."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in as_trace(trace).readers if len(writer.parts.table)):
         for name, version in writer.about.versions.items():
@@ -122,25 +124,22 @@ def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
 
 
 def played_in_registered(trace: TraceLike) -> list[str]:
-    """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
+    """Return ids whose entry point was a class or function, which traces do not store: the registered one is used."""
     described = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
     made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 
 
-def _in_turn(trace: Trace, wanted: set[int], work: Any) -> Iterator[Verdict]:
-    for lane in lanes_of(trace):
-        yield from work(trace, lane, [i for i, index in enumerate(lane.indices) if index in wanted])
+def _in_turn(trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any) -> Iterator[Verdict]:
+    for number, positions in tasks:
+        yield from work(trace, lanes[number], positions)
 
 
 def _at_once(
-    trace: Trace, wanted: set[int], work: Any, workers: int, imports: Sequence[str]
-) -> Iterator[Verdict]:  # fmt: skip
-    parts = []
-    for number, lane in enumerate(lanes_of(trace)):
-        positions = [i for i, index in enumerate(lane.indices) if index in wanted]
-        parts += [(number, part) for part in _parts(trace, lane, positions)]
-    named = {name for lane in lanes_of(trace) for name in packages_of(lane.writer.about.environment)}
+    trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any, workers: int, imports: Sequence[str]
+) -> Iterator[Verdict]:
+    parts = [(number, part) for number, positions in tasks for part in _parts(trace, lanes[number], positions)]
+    named = {name for lane in lanes for name in packages_of(lane.writer.about.environment)}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
     with started_safely():  # also the process that counts what they share

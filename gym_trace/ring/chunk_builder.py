@@ -1,25 +1,27 @@
-"""Join segments into chunks."""
+"""Join segments into chunks, and split what readers would reject as too large (docs/FORMAT.md, section 9)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.column_encoder import is_large
+from gym_trace.format.columns import STEP_COLUMNS, is_large
 from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment
-from gym_trace.ring.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
+_DIMENSIONS = 32  # of a row
+PACKED_ABSENT = pack(ABSENT)
 
 
 class _Form(NamedTuple):
@@ -35,13 +37,15 @@ class ChunkWriter:
 
     Args:
         open_writer: opens the writer's files; called with the first segment.
-        chunk_bytes: the raw size at which a chunk is written.
+        chunk_bytes: the raw size at which a chunk is written; None: by the size of the rows in it.
+        is_edit: segments are parts of chunks: fragments, sums of rewards and types of columns stay as they are.
     """
 
-    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int):
+    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int | None, is_edit: bool = False):
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
-        self.chunk_bytes = chunk_bytes
+        self._chunk_bytes = chunk_bytes
+        self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
@@ -49,15 +53,17 @@ class ChunkWriter:
 
     def add(self, segment: Segment) -> None:
         """Add a segment; write the chunk when it is full. Raises OSError."""
-        for part in readable(segment):
+        for part in [segment] if self._is_edit else readable(segment):
             self._add(part)
 
     def _add(self, segment: Segment) -> None:
         forms = {path: _form(rows) for path, rows in segment.columns.items()}
         count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
+        is_full = self._size + segment.size > self._most_for(forms) or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
-        if self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
+        if self._is_edit:
+            is_full = is_full or not self._are_alike(forms)
+        elif self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
             cells = (self._rows + count) * len({**forms, **self._forms})
             is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
         if is_full:
@@ -75,6 +81,19 @@ class ChunkWriter:
         self._size += segment.size
         self._decoded += decoded
         self._rows += count
+
+    def _most_for(self, forms: dict[Path, _Form]) -> int:
+        """Return the raw size at which a chunk with such columns is full."""
+        if self._chunk_bytes is not None:
+            return self._chunk_bytes
+        is_large = any(form.large for some in (forms, self._forms) for form in some.values())
+        return LARGE_CHUNK if is_large else SMALL_CHUNK
+
+    def _are_alike(self, forms: dict[Path, _Form]) -> bool:
+        """Return True if all columns have the same types. Pieces without steps have no columns of steps."""
+        ours, theirs = ({path for path in some if path[0] in STEP_COLUMNS} for some in (self._forms, forms))
+        is_same = not (ours and theirs) or ours == theirs
+        return is_same and all(self._forms.get(path, form) == form for path, form in forms.items())
 
     def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
@@ -102,11 +121,14 @@ class ChunkWriter:
         more: True if another chunk of the same slab follows. pending: see TraceWriter.write().
         """
         if self._pieces and self.writer is not None:
-            fragments, columns = _joined(self._pieces)
+            fragments, columns = _joined(self._pieces, self._is_edit)
             self._pieces, self._forms = [], {}
             self._size = self._decoded = self._rows = 0
-            _add_up(columns.get(("rewards",)), fragments)
+            if not self._is_edit:
+                _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
+            if self._is_edit:
+                self.writer.seal_if_due()
 
 
 def _form(rows: AnyRows) -> _Form:
@@ -117,11 +139,12 @@ def _form(rows: AnyRows) -> _Form:
     return _Form(rows.dtype, rows.shape[1:], is_large(rows))
 
 
-def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
+def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, Columns]:
     """Join consecutive pieces. A fragment that continues the previous piece's last fragment is merged into it."""
     if len(pieces) == 1:
         return pieces[0]
-    table, totals = _joined_tables([fragments for fragments, _ in pieces])
+    tables = [fragments for fragments, _ in pieces]
+    table, totals = (wire.join_fragments(tables), [0] * len(pieces)) if is_edit else _joined_tables(tables)
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
@@ -141,9 +164,9 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     begins = ends[:-1]  # starts of all nonempty tables but the first; np.unique would import numpy.ma
     begins = begins[(np.diff(ends) > 0) & (begins > 0)]
     before, after = table[begins - 1], table[begins]
-    goes_on = (before["episode"] == after["episode"]) & (before["flags"] & wire.STOPS == 0)
-    goes_on &= (before["flags"] & wire.LEADS | before["steps"]) != 0
-    goes_on &= after["flags"] & (wire.STARTS | wire.LEADS) == 0
+    goes_on = (before["episode"] == after["episode"]) & (before["flags"] & STOPS == 0)
+    goes_on &= (before["flags"] & LEADS | before["steps"]) != 0
+    goes_on &= after["flags"] & (STARTS | LEADS) == 0
     if not goes_on.any():
         return table, totals
     is_first = np.ones(len(table), np.bool_)
@@ -187,4 +210,121 @@ def _numbers(rewards: Rows) -> Array:
     return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
 
 
-PACKED_ABSENT = pack(ABSENT)
+# -- splitting -------------------------------------------------------------------------------------------------------
+
+
+def most_rows() -> int:
+    """Return the limit of rows in a chunk, including fragments without rows."""
+    return min(wire.MAX_TABLE, wire.MAX_ROWS) // 2
+
+
+def most_bytes() -> int:
+    """Return the limit of bytes in a chunk of several rows: low enough for every column encoding."""
+    return min(wire.MAX_VALUES // 2, wire.MAX_COLUMN // 8, wire.CHUNK_BYTES // 4)
+
+
+def decoded_bytes(segment: Segment) -> int:
+    """Return the bytes of a segment for that limit, with the overhead per value."""
+    return segment.size + wire.VALUE_SIZE * sum(len(r) for r in segment.columns.values() if isinstance(r, list))
+
+
+def rows_in(segment: Segment) -> int:
+    """Return an upper bound on the rows and fragments of a segment."""
+    return len(segment.fragments) + max(map(len, segment.columns.values()), default=0)
+
+
+def readable(segment: Segment) -> Iterator[Segment]:
+    """Split a segment into segments that each fit a chunk; yield it unchanged if it is small enough."""
+    if any(isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 for rows in segment.columns.values()):
+        columns = {path: _as_values(rows) for path, rows in segment.columns.items()}
+        segment = segment._replace(columns=columns)
+    if decoded_bytes(segment) <= most_bytes() and rows_in(segment) <= most_rows():
+        yield segment
+    else:
+        yield from _Atoms(segment).segments()
+
+
+def _as_values(rows: AnyRows) -> AnyRows:
+    return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 else rows
+
+
+class _Atoms:
+    """A segment as its smallest parts: leading observations, steps, and fragments that have neither."""
+
+    def __init__(self, segment: Segment):
+        self._columns = segment.columns
+        self._fragments = table = segment.fragments
+        self._leads = (table["flags"] & LEADS != 0).astype(np.int64)
+        self._counts = np.maximum(1, self._leads + table["steps"])
+        ends = np.cumsum(self._counts)
+        self._owners = np.repeat(np.arange(len(table)), self._counts)
+        self._within = np.arange(ends[-1]) - np.repeat(ends - self._counts, self._counts)
+        first = self._within == 0
+        lead = first & (self._leads != 0)[self._owners]
+        step = ~lead & (table["steps"] != 0)[self._owners]
+        # Number of rows of each kind before each atom.
+        self._starts = _before(first & (table["flags"] & STARTS != 0)[self._owners])
+        self._observations, self._steps = _before(lead | step), _before(step)
+        sizes = first * wire.FRAGMENT.itemsize
+        for path, rows in segment.columns.items():
+            sizes += np.diff(_before(_sizes(rows))[self._before(path)])
+        self._sizes = _before(sizes)
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield segments of as many atoms as fit."""
+        begin, count = 0, len(self._owners)
+        while begin < count:
+            end = int(np.searchsorted(self._sizes, self._sizes[begin] + most_bytes(), "right")) - 1
+            end = min(max(begin + 1, end), begin + most_rows(), count)
+            columns = {path: rows for path, rows in self._cut_columns(begin, end) if len(rows)}
+            yield Segment(self._cut_fragments(begin, end), columns, int(self._sizes[end] - self._sizes[begin]))
+            begin = end
+
+    def _before(self, path: Path) -> Array:
+        if path == ("starts",):
+            return self._starts
+        return self._observations if path[0] == "observations" else self._steps
+
+    def _cut_columns(self, begin: int, end: int) -> Iterator[tuple[Path, AnyRows]]:
+        for path, rows in self._columns.items():
+            before = self._before(path)
+            yield path, _cut(rows, int(before[begin]), int(before[end]))
+
+    def _cut_fragments(self, begin: int, end: int) -> Array:
+        first, last = int(self._owners[begin]), int(self._owners[end - 1])
+        table = self._fragments[first : last + 1].copy()
+        done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
+        if left:  # the data of its end goes to the part with the end
+            table["steps"][-1] -= left
+            table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS | PLACEHOLDER)
+            for name in ("outcome", "duration", "clock_drift"):
+                table[name][-1] = 0
+        if done:
+            steps = done - int(self._leads[first])
+            table["steps"][0] -= steps
+            table["first_step"][0] += steps
+            table["flags"][0] &= ~np.uint32(STARTS | LEADS)
+            for name in ("seed", "start_time", "clock_offset"):
+                table[name][0] = 0
+        return table
+
+
+def _before(numbers: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
+
+
+def _sizes(rows: AnyRows) -> Array:
+    """Return the bytes of each row."""
+    if isinstance(rows, list):
+        return np.fromiter(map(len, rows), np.int64, len(rows)) + wire.VALUE_SIZE
+    size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // max(1, len(rows))
+    return np.full(len(rows), size, np.int64)
+
+
+def _cut(rows: AnyRows, begin: int, end: int) -> AnyRows:
+    if not isinstance(rows, DeltaRows):
+        return rows[begin:end]
+    before = rows.before
+    if begin:
+        before = DeltaRows(rows.dtype, rows.shape, rows.slots[:begin], before).after()
+    return DeltaRows(rows.dtype, rows.shape, rows.slots[begin:end], before)

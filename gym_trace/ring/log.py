@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gym_trace.model.values import Array
 
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
-_COMMIT = struct.Struct("<Q")
-_COMMIT_AT = ENTRY.size - _COMMIT.size
-_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, _COMMIT.pack_into  # globals are faster than attributes
+_COMMIT_AT = ENTRY.size - 8
+_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, struct.Struct("<Q").pack_into  # faster than attributes
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
+_MANY = 64  # entries that are quicker to compare as an array
 
 # Kinds of entries of the slabs of a single environment.
 START, LEAD, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
@@ -50,47 +50,33 @@ def size_of(payload: int) -> int:
     return ENTRY.size + (payload + 7 & ~7)
 
 
-class Log:
-    """Appends entries to a part of a slab.
+def put(
+    memory: memoryview,
+    at: int,
+    mark: int,
+    row: int,
+    kind: int,
+    payload: bytes,
+    flags: int,
+    column: int,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+) -> int:
+    """Write an entry at an offset, its mark last; return the offset of the next one. There must be space for both."""
+    length = len(payload)
+    following = at + size_of(length)
+    if length:
+        memory[at + _SIZE : at + _SIZE + length] = payload
+    clear(memory, following)
+    _put_entry(memory, at, row, length, kind, flags, column, a, b, c, d, mark)
+    return following
 
-    Attributes:
-        position: where the next entry goes.
-        count: number of entries.
-    """
 
-    def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
-        self.memory, self.position, self.end = memory, begin, end
-        self.count, self._commit = 0, sequence << 32
-        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
-
-    def append(
-        self,
-        kind: int,
-        row: int,
-        payload: bytes = b"",
-        flags: int = 0,
-        column: int = 0,
-        a: int = 0,
-        b: int = 0,
-        c: int = 0,
-        d: int = 0,
-    ) -> None:
-        """Append an entry; readers see it as soon as this returns. Raises LogFull."""
-        memory, at, length = self.memory, self.position, len(payload)
-        following = at + size_of(length)
-        if following + ENTRY.size > self.end:
-            raise LogFull
-        if length:
-            memory[at + ENTRY.size : at + ENTRY.size + length] = payload
-        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
-        count = self.count + 1
-        ENTRY.pack_into(memory, at, row, length, kind, flags, column, a, b, c, d, self._commit | count)
-        self.position, self.count = following, count  # in one statement: an interrupt cannot separate them
-
-    def cut(self, at: int, count: int) -> None:
-        """Remove the entries from offset `at` on; count entries remain."""
-        _COMMIT.pack_into(self.memory, at + _COMMIT_AT, 0)
-        self.position, self.count = at, count
+def clear(memory: memoryview, at: int) -> None:
+    """End a log at an offset."""
+    _put_commit(memory, at + _COMMIT_AT, 0)
 
 
 class LaneLog:
@@ -98,58 +84,39 @@ class LaneLog:
 
     Attributes:
         position, end: where the next entry goes, and where the log ends.
-        events: the content of entries as objects, by mark.
         steps: number of complete steps.
 
     They change together with each entry, even if a signal interrupts the caller.
     """
 
     def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
-        self.position, self.events, self.steps = begin, dict[int, Any](), 0
-        self._memory, self.end, self._mark = memory, end, sequence << 32
-        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
+        self.position, self.end, self.steps = begin, end, 0
+        self._memory, self._mark = memory, sequence << 32
+        clear(memory, begin)
 
     def left(self) -> int:
         """Return the bytes left for further entries."""
         return self.end - self.position - ENTRY.size
 
-    def ask(self) -> None:
-        """Append an ask entry: a step begins, and all its actions are in their columns. Raises LogFull."""
-        memory, at, mark = self._memory, self.position, self._mark + 1
-        following = at + _SIZE
-        if following + _SIZE > self.end:
-            raise LogFull(_SIZE)
-        _put_commit(memory, following + _COMMIT_AT, 0)
-        _put_entry(memory, at, self.steps, 0, ASK, 0, 0, 0, 0, 0, 0, mark)
-        self.position, self._mark = following, mark
-
-    def step(self, event: Any, column: int, c: int, d: int) -> None:
-        """Append a step without a payload, like append()."""
+    def append(self, kind: int, payload: bytes = b"", column: int = 0, a: int = 0, c: int = 0, d: int = 0) -> None:
+        """Append an entry. Raises LogFull."""
         memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
         following = at + _SIZE
+        if payload:
+            following += len(payload) + 7 & ~7
         if following + _SIZE > self.end:
-            raise LogFull(_SIZE)
-        _put_commit(memory, following + _COMMIT_AT, 0)
-        _put_entry(memory, at, row, 0, STEP, 0, column, 0, 0, c, d, mark)
-        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + 1
-
-    def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
-        """Append an entry. event: its content. steps: number of steps that it completes. Raises LogFull."""
-        memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
-        length = len(payload)
-        following = at + ENTRY.size + (length + 7 & ~7)
-        if following + ENTRY.size > self.end:
             raise LogFull(following - at)
-        if length:
-            memory[at + ENTRY.size : at + ENTRY.size + length] = payload
-        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
-        ENTRY.pack_into(memory, at, row, length, kind, 0, column, a, 0, c, d, mark)
-        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + steps
+        if payload:
+            memory[at + _SIZE : at + _SIZE + len(payload)] = payload
+        _put_commit(memory, following + _COMMIT_AT, 0)
+        _put_entry(memory, at, row, len(payload), kind, 0, column, a, 0, c, d, mark)
+        self.position, self._mark, self.steps = following, mark, row + (kind == STEP)
 
 
 def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
     """Return the offsets of the complete entries of a log, in order."""
-    at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, []
+    at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, list[int]()
+    ahead = 1
     while at + size <= end:
         length, at_end = unpack(memory, at)
         mark += 1
@@ -158,6 +125,18 @@ def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> l
             break
         found.append(at)
         at = following
+        if length:
+            ahead = 1
+            continue
+        ahead *= 2
+        if ahead < _MANY:
+            continue
+        table = np.frombuffer(memory, HEADER, min(ahead, (end - at) // size), at)  # while entries have no payloads
+        marks = np.uint64(mark + 1) + np.arange(len(table), dtype=np.uint64)
+        plain = (table["mark"] == marks) & (table["length"] == 0)
+        count = len(plain) if plain.all() else int(plain.argmin())
+        found += range(at, at + count * size, size)
+        at, mark = at + count * size, mark + count
     return found
 
 
@@ -175,4 +154,8 @@ def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> 
 
 def headers(memory: memoryview, at: list[int]) -> Array:
     """Return the entries at these offsets, without payloads, as an array of dtype HEADER."""
-    return np.frombuffer(b"".join([memory[place : place + ENTRY.size] for place in at]), HEADER)
+    first = at[0] % 8 if at else 0
+    words = np.frombuffer(memory, np.uint64, (len(memory) - first) // 8, first)
+    chosen = np.array(at, np.int64)[:, None] // 8 + np.arange(ENTRY.size // 8)
+    table: Array = words[chosen].view(HEADER)[:, 0]
+    return table

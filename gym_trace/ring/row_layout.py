@@ -1,24 +1,86 @@
-"""Layout of a row in the slabs of a single environment."""
+"""The layout of a row in the slabs of a single environment (docs/FORMAT.md, section 8)."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf
+from gym_trace.format.columns import is_path
+from gym_trace.model.layout import Layout, Leaf, Path
+from gym_trace.model.values import dtype_from
+from gym_trace.ring.memory import MOST_SLAB_BYTES
 
 DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the log; smaller ones are in the row
+_MARK = 8  # bytes of a mark, and of a reward
+
+
+class Column(NamedTuple):
+    """A leaf of the observation or action. dtype and offset are None if its values are in the log."""
+
+    path: Path
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    offset: int | None
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of a value; 0 if the size varies."""
+        return 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
+
+
+class RowForm(NamedTuple):
+    """Offsets of the parts of a row, as a ring file describes them.
+
+    A row holds the fixed-size action values, the asked mark, the reward, the fixed-size observation values, and the
+    done mark. Values of varying size, or outside their space, are in the log. Columns are numbered: leaves of the
+    observation, leaves of the action, then reward, info, annotations.
+    """
+
+    size: int
+    asked: int
+    reward: int
+    done: int
+    observations: int  # number of columns of the observation
+    columns: list[Column]
+
+    def described(self) -> dict[str, Any]:
+        """Return the layout for the ring file."""
+        columns = [
+            [list(path), None if dtype is None else dtype.str, list(shape), offset]
+            for path, dtype, shape, offset in self.columns
+        ]
+        numbers = {name: getattr(self, name) for name in ("asked", "reward", "done", "observations")}
+        return {"row": self.size, **numbers, "columns": columns}
+
+    @classmethod
+    def of(cls, layout: dict[str, Any]) -> RowForm:
+        """Parse the untrusted layout of a ring file. Raises CorruptTrace if it is malformed."""
+        try:
+            numbers = {name: _number(layout[name]) for name in ("asked", "reward", "done", "observations")}
+            form = cls(_number(layout["row"]), **numbers, columns=[_column(*column) for column in layout["columns"]])
+        except (LookupError, TypeError, ValueError) as error:
+            raise CorruptTrace(f"invalid ring layout: {error!r:.100}") from error
+        roots = ["observations" if i < form.observations else "actions" for i in range(len(form.columns))]
+        if [column.path[0] for column in form.columns] != roots:
+            raise CorruptTrace("invalid ring layout: a column belongs to neither observations nor actions")
+        fixed = [(column.offset, column.row_size) for column in form.columns if column.offset is not None]
+        ends = [form.asked + _MARK, form.reward + _MARK, form.done + _MARK, *map(sum, fixed)]
+        if max(ends) > form.size or sum(size for _, size in fixed) + 3 * _MARK > form.size:
+            raise CorruptTrace("invalid ring layout: columns exceed the row")
+        return form
 
 
 class RowLayout:
-    """Layout of a row: fixed-size action values, the asked mark, the reward, fixed-size observation values, the done
-    mark. Values of varying size, or outside their space, are in the log. Columns are numbered: leaves of the
-    observation, leaves of the action, then reward, info, annotations.
+    """Layout of the rows of an observation and an action; see RowForm.
 
     Attributes:
-        size: bytes of a row.
-        asked, reward, done: offsets in a row.
-        offsets: of the leaves, in the order of their numbers; None for leaves in the log.
+        form: the offsets.
+        size, asked, reward, done: those of form.
+        action_bytes, observation_bytes: sizes of the fixed values, aligned.
         delta_leaves: leaves with large values, stored as changes in the log.
     """
 
@@ -29,45 +91,42 @@ class RowLayout:
         self.action_column, self.reward_column = len(self.observation_leaves), len(leaves)
         self.info_column, self.notes_column = self.reward_column + 1, self.reward_column + 2
         self.delta_leaves = [leaf for leaf in leaves if use_deltas and leaf.row_size >= DELTA_BYTES]
-        fixed = [leaf for leaf in leaves if leaf.dtype is not None and leaf not in self.delta_leaves]
-        self.action_parts, self.asked = _packed(fixed, self.action_leaves, 0)
-        self.reward = self.asked + 8
-        self.observation_parts, self.done = _packed(fixed, self.observation_leaves, self.reward + 8)
-        self.size = self.done + 8
-        places = {**self.action_parts, **self.observation_parts}
-        self.offsets = [places.get(number) for number in map(id, leaves)]
+        actions, self.asked = self._columns(self.action_leaves, 0)
+        self.reward = self.asked + _MARK
+        observations, self.done = self._columns(self.observation_leaves, self.reward + _MARK)
+        self.size = self.done + _MARK
+        self.action_bytes, self.observation_bytes = self.asked, self.done - self.reward - _MARK
+        self.form = RowForm(
+            self.size, self.asked, self.reward, self.done, self.action_column, [*observations, *actions]
+        )
 
-    @property
-    def action_bytes(self) -> int:
-        """Size of the fixed values of an action, aligned."""
-        return self.asked
+    def _columns(self, leaves: list[Leaf], offset: int) -> tuple[list[Column], int]:
+        """Return the columns of these leaves, whose fixed values begin at offset, and the aligned end."""
+        columns = []
+        for leaf in leaves:
+            is_fixed = self.fixed_leaf(leaf) is not None
+            columns.append(Column(leaf.path, leaf.dtype, leaf.shape, offset if is_fixed else None))
+            offset += leaf.row_size * is_fixed
+        return columns, wire.aligned(offset)
 
-    @property
-    def observation_bytes(self) -> int:
-        """Size of the fixed values of an observation, aligned."""
-        return self.done - self.reward - 8
-
-    def described(self) -> dict[str, Any]:
-        """Return the layout for the ring file."""
-        columns = [
-            [list(leaf.path), None if leaf.dtype is None else leaf.dtype.str, list(leaf.shape), offset]
-            for leaf, offset in zip(self.leaves, self.offsets)
-        ]
-        return {
-            "row": self.size,
-            "asked": self.asked,
-            "reward": self.reward,
-            "done": self.done,
-            "observations": len(self.observation_leaves),
-            "columns": columns,
-        }
+    def fixed_leaf(self, tree: Layout) -> Leaf | None:
+        """Return tree if it is a leaf with a fixed size in the row; otherwise None."""
+        is_fixed = isinstance(tree, Leaf) and tree.dtype is not None and tree not in self.delta_leaves
+        return tree if is_fixed and isinstance(tree, Leaf) else None
 
 
-def _packed(fixed: list[Leaf], leaves: list[Leaf], offset: int) -> tuple[dict[int, int], int]:
-    """Return the offsets of the fixed-size leaves, by identity, and the aligned end."""
-    places = {}
-    for leaf in leaves:
-        if leaf in fixed:
-            places[id(leaf)] = offset
-            offset += leaf.row_size
-    return places, wire.aligned(offset)
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_SLAB_BYTES:
+        raise ValueError(f"{value!r:.40} is not a size")
+    return value
+
+
+def _column(path: Any, dtype: Any, shape: Any, offset: Any) -> Column:
+    found = Column(tuple(path), None if dtype is None else dtype_from(dtype), tuple(map(_number, shape)), offset)
+    if offset is not None:
+        _number(offset)
+    if not is_path(found.path):
+        raise ValueError("invalid path")
+    if math.prod(found.shape) > MOST_SLAB_BYTES or len(found.shape) > wire.MAX_DIMENSIONS:
+        raise ValueError("invalid shape")
+    return found

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf, integer_bytes
+from gym_trace.model.layout import Leaf, integer_bytes
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, Log, LogFull, entries, size_of
+from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, put, size_of
 from gym_trace.ring.memory import SLAB_HEADER, begin
 from gym_trace.ring.row_layout import RowLayout
 
 _RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
 _NEVER = 1 << 62
-_EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
+EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
 _MARK = struct.Struct("<Q")
 
 
@@ -47,7 +47,7 @@ class RowSlab:
         self._ask = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
         self._answer = struct.Struct(f"<d{layout.observation_bytes}sQ").pack_into
         self._lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
-        action, observation = _only(layout, layout.action), _only(layout, layout.observation)
+        action, observation = layout.fixed_leaf(layout.action), layout.fixed_leaf(layout.observation)
         self._action, self._observation = action, observation
         self._action_kind: Any = None  # the integer NumPy scalar of the action space
         if (
@@ -79,7 +79,7 @@ class RowSlab:
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Continue in an empty slab; ask() returns False until release()."""
-        self._log = Log(memory, SLAB_HEADER, len(memory), sequence)
+        self._position, self._count = SLAB_HEADER, 0  # where the next log entry goes, and the number of entries
         begin(memory, sequence)
         self.memory, self.sequence = memory, sequence
         self._mark, self.logged = sequence << 32 | 1, -1
@@ -103,11 +103,11 @@ class RowSlab:
         """Let ask() accept rows, up to most_rows or until the slab is full."""
         if self._asks:
             self._least = max(0, len(self.memory) - most_rows * self._size)
-            self._floor = max(self._log.position + self._room, self._least)
+            self._floor = max(self._position + self._room, self._least)
 
     def has_room(self, log_bytes: int = 0) -> bool:
         """Return True if the slab has space for one more row and log_bytes of log."""
-        return self._at >= self._log.position + _RESERVE + log_bytes
+        return self._at >= self._position + _RESERVE + log_bytes
 
     def only_floats(self, only: bool) -> None:
         """Set whether rewards are float64; otherwise answer() returns False."""
@@ -163,7 +163,7 @@ class RowSlab:
         if kind is float or kind is np.float64:
             self._kind = kind
             return True
-        return kind is int and -_EXACT_INTEGERS <= reward <= _EXACT_INTEGERS
+        return kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS
 
     # -- the slow path: rows of any values ----------------------------------------------------------------------------
 
@@ -215,20 +215,22 @@ class RowSlab:
         d: int = 0,
     ) -> None:
         """Append an entry to the log. Raises LogFull if no space would remain for a row."""
-        log = self._log
-        if log.position + size_of(len(payload)) + ENTRY.size > self._at:
+        at, rows, count = self._position, self.rows, self._count + 1
+        if at + size_of(len(payload)) + ENTRY.size > self._at:
             raise LogFull
-        self.logged = self.rows  # before append(): Ctrl-C may come in between
-        log.append(kind, self.rows, payload, flags, column, a, b, c, d)
-        self._floor = max(log.position + self._room, self._least)
+        self.logged = rows  # before put(): Ctrl-C may come in between
+        following = put(self.memory, at, self.sequence << 32 | count, rows, kind, payload, flags, column, a, b, c, d)
+        self._position, self._count = following, count  # in one statement: an interrupt cannot separate them
+        self._floor = max(following + self._room, self._least)
 
     # -- undo ---------------------------------------------------------------------------------------------------------
 
     def drop(self, count: int) -> None:
         """Remove all log entries after the first `count`, and the incomplete row."""
         found = self.entries()
-        at = found[count].at if count < len(found) else self._log.position
-        self._log.cut(at, count)
+        at = found[count].at if count < len(found) else self._position
+        clear(self.memory, at)
+        self._position, self._count = at, count
         self.logged = found[count - 1].row if count else -1
         self._floor = max(at + self._room, self._least)
         if self._at >= at + ENTRY.size:
@@ -238,7 +240,7 @@ class RowSlab:
     def asked(self) -> bytes | None:
         """Return the fixed values of the pending action, or None."""
         at = self._at
-        if at < self._log.position + ENTRY.size:
+        if at < self._position + ENTRY.size:
             return None
         (mark,) = _MARK.unpack_from(self.memory, at + self._asked)
         return bytes(self.memory[at : at + self._asked]) if mark == self._mark else None
@@ -254,19 +256,12 @@ class RowSlab:
 
     def entries(self) -> list[Entry]:
         """Return all entries of the log."""
-        return list(entries(self.memory, SLAB_HEADER, self._log.position, self.sequence))
+        return list(entries(self.memory, SLAB_HEADER, self._position, self.sequence))
 
     def orphan(self) -> None:
         """Continue in private memory, so that a step in progress no longer changes the shared slab."""
         if self.sequence:  # not before begin()
             self.memory = memoryview(bytearray(self.memory))
-            self._log.memory = self.memory
-
-
-def _only(layout: RowLayout, tree: Layout) -> Leaf | None:
-    """Return the only leaf of an observation or action if it has a fixed size in the row; otherwise None."""
-    fixed = isinstance(tree, Leaf) and tree.dtype is not None and tree not in layout.delta_leaves
-    return tree if fixed and isinstance(tree, Leaf) else None
 
 
 def _bytes_of(value: Any, leaf: Leaf | None) -> bytes | None:

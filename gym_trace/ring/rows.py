@@ -36,7 +36,7 @@ from gym_trace.ring.log import (
 )
 from gym_trace.ring.memory import SLAB_HEADER
 from gym_trace.ring.pending import Pending
-from gym_trace.ring.row_form import Column, RowForm
+from gym_trace.ring.row_layout import Column, RowForm
 from gym_trace.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
 
 _Value = tuple[int, int, bytes]  # an entry that is a value: kind, a, payload

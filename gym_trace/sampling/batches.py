@@ -3,78 +3,119 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.printable import printable
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage
-from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draw import SumTree
-from gym_trace.sampling.draws import Batch, Draws
+from gym_trace.sampling.items import Batch, Items
 from gym_trace.sampling.rows import Plan, Rows, planned
-from gym_trace.sampling.store import Store
 
-Make = Callable[[Rows, int], Draws]  # with a seed
+Make = Callable[[Rows, int], Items]  # with a seed
+Store = Callable[[Plan], Rows]  # decodes and keeps the rows of all episodes of a plan. Raises CorruptTrace
+
+
+@dataclass
+class Order:
+    """Arguments shared by all kinds of batches: see Trace.windows(). Raises InvalidOption."""
+
+    batch_size: int
+    seed: int
+    columns: Iterable[str] | None
+    replacement: bool
+    weights: Array | None
+    cache: str | None
+    cache_bytes: int
+    follow: float | None
+    most_steps: int | None
+    on_damage: str
+    roots: frozenset[str] = field(init=False)  # the columns to read
+
+    def __post_init__(self) -> None:
+        check_positive(batch_size=self.batch_size)
+        if not isinstance(self.seed, (int, np.integer)):
+            raise InvalidOption(f"seed={self.seed!r}: pass an integer")
+        if not isinstance(self.cache_bytes, (int, np.integer)) or self.cache_bytes < 0:
+            raise InvalidOption(f"cache_bytes={self.cache_bytes!r}: pass a number of bytes")
+        if self.on_damage not in ("raise", "skip"):
+            raise InvalidOption(f'on_damage={self.on_damage!r}: pass "raise" or "skip"')
+        if self.follow is not None and not (isinstance(self.follow, (int, float, np.number)) and self.follow >= 0):
+            raise InvalidOption(f"follow={self.follow!r}: pass the minimum seconds between refreshes, 0 or more")
+        if self.most_steps is not None:
+            check_positive(most_steps=self.most_steps)
+        if self.cache not in ("auto", "memory", "disk", None):
+            raise InvalidOption(f'cache={self.cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
+        if self.weights is not None and not self.replacement:
+            raise InvalidOption("weights: need replacement=True")
+        known = self.replacement and self.weights is None and self.cache in ("auto", "memory")
+        if self.follow is not None and not known:
+            raise InvalidOption('follow: needs cache="auto" or "memory", replacement=True and no weights')
+        if self.most_steps is not None and self.follow is None:
+            raise InvalidOption("most_steps: needs follow; otherwise select episodes: trace[-100:]")
+        self.seed, self.roots = int(self.seed), roots_of(self.columns)
+
+
+def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
+    """Return the columns to read. None: all but infos. Raises InvalidOption."""
+    if columns is None:
+        return frozenset(COLUMNS) - {"infos"}
+    roots = frozenset([columns] if isinstance(columns, str) else columns)
+    if unknown := {root for root in roots - set(COLUMNS) if not str(root).startswith("annotations.")}:
+        known = f"{', '.join(COLUMNS)}, annotations.NAME"
+        raise InvalidOption(f"columns: no such columns {sorted(map(str, unknown))}; there are {known}")
+    return roots
+
+
+def check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
+            raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")
 
 
 class Batches:
     """An iterator over batches, each a dict of arrays with one row per item.
 
-    A batch depends only on the seed and its position, on nothing that was read before. With replacement
-    it never ends; without, it ends after each item once, and the next loop is another epoch, in another order.
-    ``len()`` is the number of batches in an epoch.
+    A batch depends only on the seed and its position. With replacement the iterator never ends; without, it ends after
+    each item once, and the next loop is another epoch, in another order. ``len()`` counts the batches of an epoch.
 
-    It can be pickled, and then begins where it was. Rows are decoded with the first batch. It is for one thread;
-    several have one each.
+    A pickled copy continues at the same position. Rows are decoded with the first batch. Use it in one thread only.
     """
 
     def __init__(
-        self,
-        trace: Recorded,
-        roots: frozenset[str],
-        make: Make,
-        store: Store,
-        plan: Plan | None,
-        *,
-        batch_size: int,
-        seed: int,
-        replacement: bool,
-        weights: Array | None = None,
-        follow: float | None = None,
-        on_damage: OnDamage | None = None,
+        self, trace: Recorded, order: Order, make: Make, store: Store, plan: Plan | None, on_damage: OnDamage | None
     ):
-        """plan: plan of the trace; None: it may be empty so far. follow: take in new data, at most once per this
-        number of seconds.
+        """plan: plan of the trace; None: it may be empty so far. on_damage: called with skipped damage; None: raise it.
 
-        Raises InvalidOption if there is nothing to be drawn, or it cannot be kept.
+        Raises InvalidOption if there is nothing to sample.
         """
-        self.trace, self.batch_size = trace, batch_size
-        self._roots, self._make, self._store = roots, make, store
-        self._seed, self._replacement = seed, replacement
+        self.trace, self.batch_size = trace, order.batch_size
+        self._order, self._make, self._store, self._on_damage = order, make, store, on_damage
         self._number = self._epoch = 0
         self._rank, self._world_size = 0, 1
         self._worker, self._workers = 0, 1
-        self._weights, self._follow, self._on_damage = weights, follow, on_damage
-        self._drawn_of: Draws | None = None
+        self._made_of: Items | None = None
         self._tree: SumTree | None = None
         self._read_at = -np.inf
         self._plan = plan
         if plan is not None:
-            store.check(plan)
             self._weighted(self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1])))
 
     def refresh(self) -> None:
-        """Takes in what has been recorded since. Raises CorruptTrace, InvalidOption."""
+        """Take in newly recorded data. Raises CorruptTrace, InvalidOption."""
         self._read_at = time.monotonic()
         self.trace.refresh()
-        self._drawn_of = self._plan = None
+        self._made_of = self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn_of": None, "_plan": None}
+        return {**self.__dict__, "_made_of": None, "_plan": None}
 
     def __repr__(self) -> str:
         made: Any = self._make
@@ -82,36 +123,39 @@ class Batches:
         kind = f"{getattr(made, 'func', made).__name__.lower()}({keywords})"
         place = f"next is batch {self._number} of epoch {self._epoch}"
         share = f", share {self._rank} of {self._world_size}" if self._world_size > 1 else ""
-        of = printable(self.trace.directory)
-        return f"<{type(self).__name__} of {self.batch_size} {kind} of {of}, seed {self._seed}; {place}{share}>"
+        of = f"{printable(self.trace.directory)}, seed {self._order.seed}"
+        return f"<{type(self).__name__} of {self.batch_size} {kind} of {of}; {place}{share}>"
 
     @property
-    def _draws(self) -> Draws:
-        if self._drawn_of is None:
+    def _drawn(self) -> Items:
+        if self._made_of is None:
+            trace, roots = self.trace, self._order.roots
             try:
-                rows = self._store.rows(self.trace, self._plan or planned(self.trace, self._roots, self._on_damage))
+                rows = self._store(self._plan or planned(trace, roots, self._on_damage))
             except CorruptTrace:
                 if self._on_damage is None:
                     raise
-                rows = self._store.rows(self.trace, Plan(self.trace, self._roots, self._on_damage))
-            self._drawn_of, self._plan = self._made(rows), None
-            self._weighted(self._drawn_of)
-        return self._drawn_of
+                rows = self._store(Plan(trace, roots, self._on_damage))
+            self._made_of, self._plan = self._made(rows), None
+            self._weighted(self._made_of)
+        return self._made_of
 
-    def _made(self, rows: Rows) -> Draws:
-        draws = self._make(rows, self._seed)
-        if not draws.items:
-            raise InvalidOption(f"{self.trace.directory}: there is nothing to be drawn: no episode is long enough")
-        return draws
+    def _made(self, rows: Rows) -> Items:
+        made = self._make(rows, self._order.seed)
+        if not made.items:
+            problem = "no episode is long enough" if len(self.trace.episodes) else "the trace or view has no episodes"
+            raise InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
+        return made
 
-    def _weighted(self, draws: Draws) -> None:
-        if self._weights is not None and (self._tree is None or self._tree.items != draws.items):
-            self._tree = SumTree(draws.weights(self._weights, self.trace.episodes["steps"]))
+    def _weighted(self, made: Items) -> None:
+        weights = self._order.weights
+        if weights is not None and (self._tree is None or self._tree.items != made.items):
+            self._tree = SumTree(made.weights(weights, self.trace.episodes["steps"]))
 
     @property
     def items(self) -> int:
         """Number of windows, transitions or episodes to sample from."""
-        return self._draws.items
+        return self._drawn.items
 
     def __len__(self) -> int:
         return -(-self.items // self.batch_size)
@@ -120,41 +164,41 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
-        if self._follow is not None and time.monotonic() - self._read_at >= self._follow:
+        follow = self._order.follow
+        if follow is not None and time.monotonic() - self._read_at >= follow:
             self.refresh()
         number = (self._number + self._worker) * self._world_size + self._rank
-        if not self._replacement and number >= len(self):
+        if not self._order.replacement and number >= len(self):
             self._number, self._epoch = 0, self._epoch + 1
             raise StopIteration
         self._number += self._workers
         return self.at(number, self._epoch)
 
     def at(self, number: int, epoch: int = 0) -> Batch:
-        """The batch of this number of an epoch."""
+        """Return a batch of an epoch by its number."""
         begin = number * self.batch_size
-        end = begin + self.batch_size if self._replacement else min(begin + self.batch_size, self.items)
+        end = begin + self.batch_size if self._order.replacement else min(begin + self.batch_size, self.items)
         apart = self.batch_size * self._world_size * self._workers
-        return self._draws.batch(begin, end, self._replacement, epoch, self._tree, apart)
+        return self._drawn.batch(begin, end, self._order.replacement, epoch, self._tree, apart)
 
     def take(self, items: Array) -> Batch:
-        """The batch of these items, (n,) int64, each from 0 to .items - 1. Raises IndexError."""
+        """Return the batch of these items, (n,) int64, each from 0 to .items - 1. Raises IndexError."""
         chosen = np.asarray(items, np.int64)
-        draws = self._draws
-        if len(chosen) and chosen.view(np.uint64).max() >= draws.items:  # as such a negative one is very large
-            raise IndexError(f"items are from 0 to {draws.items - 1}")
-        return draws.of(chosen, chosen)
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.items:
+            raise IndexError(f"items are from 0 to {self.items - 1}")
+        return self._drawn.of(chosen, chosen)
 
     def update_priorities(self, index: Array, priorities: Array) -> None:
-        """Gives items other weights. index: as batches have it. priorities: (n,), finite and not negative.
+        """Change the weights of items. index: as in batches. priorities: (n,), finite and not negative.
 
-        Raises InvalidOption, also where no weights were given to begin with.
+        Raises InvalidOption, also for batches made without weights.
         """
         if self._tree is None:
-            raise InvalidOption("these are not drawn by weight; pass weights= where they are made, such as all ones")
+            raise InvalidOption("update_priorities: unweighted batches; create them with weights=, such as all ones")
         self._tree.update(index, priorities)
 
     def share(self, rank: int, world_size: int) -> None:
-        """Takes the share of one of several processes; together they have the whole. Raises InvalidOption."""
+        """Take the share of one of several processes; together they have the whole. Raises InvalidOption."""
         if not 0 <= rank < world_size:
             raise InvalidOption(f"rank={rank}, world_size={world_size}: pass a rank of 0 to world_size - 1")
         self._rank, self._world_size = rank, world_size
@@ -170,13 +214,14 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return position and weights; load_state_dict() continues there exactly."""
-        state: dict[str, Any] = {"number": self._number, "epoch": self._epoch, "seed": self._seed, "items": self.items}
-        return state if self._tree is None else {**state, "weights": self._tree.weights}
+        weights = {} if self._tree is None else {"weights": self._tree.weights}
+        seed = self._order.seed
+        return {"number": self._number, "epoch": self._epoch, "seed": seed, "items": self.items, **weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises InvalidOption if it is of another order."""
-        if (state.get("seed"), state.get("items")) != (self._seed, self.items):
-            raise InvalidOption("this state is of batches with another seed, or of other episodes")
+        """Raise InvalidOption if the state is of another order."""
+        if (state.get("seed"), state.get("items")) != (self._order.seed, self.items):
+            raise InvalidOption("state_dict: from batches with another seed or of other episodes")
         self._number, self._epoch = int(state["number"]), int(state["epoch"])
         if self._tree is not None and "weights" in state:
             self._tree = SumTree(np.asarray(state["weights"]))

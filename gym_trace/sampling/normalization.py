@@ -15,7 +15,7 @@ import numpy as np
 
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
-from gym_trace.reading.recorded import Recorded
+from gym_trace.reading.content import Recorded
 from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified
 from gym_trace.storage.staging import replaced_file
@@ -76,7 +76,7 @@ class _Sums:
             return Moments(self.count, self.mean, np.sqrt(self.squares / self.count), self.low, self.high)
 
 
-def moments_of(trace: Recorded, roots: frozenset[str], is_view: bool) -> dict[str, Any]:
+def moments_of(trace: Recorded, roots: frozenset[str]) -> dict[str, Any]:
     """Moments, with the structure of the spaces. Of a whole trace they are kept among the caches.
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
@@ -89,11 +89,12 @@ def moments_of(trace: Recorded, roots: frozenset[str], is_view: bool) -> dict[st
     file = default_root() / hashlib.sha256(said.encode()).hexdigest()[:32] / _FILE
     episodes, over = identified(plan), plan.table["outcome"] != "running"
     known, sums = Known(np.zeros(0, KEPT)), {path: _Sums.of_none(form.shape) for path, form in forms.items()}
-    if not is_view:
+    is_whole = trace.whole is trace
+    if is_whole:
         known, sums = _found(file, episodes[over], known, sums)
     is_new = known.places(episodes) < 0
     _add(plan, is_new & over, sums)
-    if not is_view and (is_new & over).any():
+    if is_whole and (is_new & over).any():
         _keep(file, episodes[over], sums)
     _add(plan, is_new & ~over, sums)
     found = {path: one.moments() if one.count else None for path, one in sums.items()}

@@ -1,4 +1,4 @@
-"""Rows of many episodes, decoded, one episode after the other: all of a trace, or some stretches of it."""
+"""Decode the rows of many episodes, one after the other: all of a trace, or parts of it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
+from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage, without_damage
 from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
-from gym_trace.reading.recorded import Recorded
 from gym_trace.reading.writer_reader import WriterReader
 
-Room = Callable[[Path, int, Form | None], Array]  # makes an array for this number of rows of a column
+Room = Callable[[Path, int, Form | None], Array]  # makes an array for N rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
-_FEW = 8  # rows of a run on average, below which rows are copied one by one
-_VALUE_BYTES = 64  # what a value of any kind counts
+_FEW = 8  # mean rows per run below which rows are copied one by one
+_VALUE_BYTES = 64  # estimate for a value of any kind
 
 
 class Pieces(NamedTuple):
     """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
 
-    episode: its place. offset: the first of its steps. lengths: how many. low, high: from which to which of them
-    batches are drawn, counted from the offset; the others are there because windows reach over them.
+    episode: its place. offset: its first step. lengths: number of steps. low, high: the range of them to sample from,
+    counted from the offset; windows reach over the others.
     """
 
     episode: Array
@@ -42,21 +42,18 @@ class Pieces(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Decoded rows of episodes, or of pieces of them; arrays of integers have an element each.
-
-    What damage broke apart is several pieces, each of which counts as a whole.
+    """Decoded rows of n pieces of episodes. The parts of an episode around damage count as episodes.
 
     Attributes:
-        columns: by path, one a leaf of the spaces, the rows of all of them; of observations one more for each. Values
-            of any kind are objects, None where nothing was given.
+        columns: by path, the rows of all pieces, with one observation more for each. Values of any kind are objects,
+            missing ones None.
         layouts: how leaves become observations and actions.
-        episode: its place in the trace. whole: how many steps the episode has. begin: the step of it that the first of
-            these is: 0, but behind damage.
-        offset: the first step of it that is here. lengths: how many are here.
-        steps, seen: the rows of that first step, and of the observation before it.
-        own: (n, 2), from which to which of the steps that are here batches are drawn: of the others a neighbour does.
-        known: (n,) bool, whether the last observation that is here is known; where it is not, the one before it is here
-            once more. None: all of the trace are.
+        episode: (n,) index in the trace. whole: (n,) steps of the episode. begin: (n,) its first step; not 0 after
+            damage.
+        offset: (n,) first step that is here, counted from begin. lengths: (n,) number of steps that are here.
+        steps, seen: (n,) the rows of that first step, and of the observation before it.
+        own: (n, 2) the range of these steps to sample from; the others belong to a neighbour.
+        known: (n,) bool, False if the last observation is unknown, and the one before is repeated. None: all are known.
     """
 
     columns: dict[Path, Array]
@@ -76,12 +73,12 @@ class Plan:
     """Positions of the rows of a trace in its chunks, to decode any part of it, reading each chunk once.
 
     Attributes:
-        forms: of each column that is wanted, what its rows are; None: values of any kind.
-        table: the episodes; of damaged ones what is left of them, and without the last step if that led to an unknown
-            observation and did not terminate the episode. place: index of each in the trace.
-        begin: the step of that one that it begins with.
+        directory: of the trace. readers: of its writers.
+        forms: form of each wanted column; None: values of any kind.
+        table: the episodes, or their parts around damage, without a last step that led to an unknown observation and
+            did not terminate the episode. place: index of each in the trace. begin: its first step there.
         first: (episodes + 1,) int64, where the steps of each episode begin among all.
-        step_bytes: what a step takes once decoded, about.
+        step_bytes: approximate size of a decoded step.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class Plan:
         """
         self.layouts = trace.writer_agreed_on("observation_space").layouts
         trace.writer_agreed_on("action_space")
-        self.readers = trace.readers
+        self.directory, self.readers = trace.directory, trace.readers
         for damage in (damage for reader in self.readers for damage in reader.damage):
             if on_damage is None:
                 raise damage.error()
@@ -135,16 +132,16 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """All steps."""
+        """Number of steps."""
         return int(self.first[-1])
 
     @property
     def size(self) -> int:
-        """Bytes of all of it once decoded, about."""
+        """Approximate bytes of all decoded steps."""
         return self.total * self.step_bytes
 
     def distinct(self) -> tuple[Array, Array]:
-        """Places, ascending, that have each episode of a view once; and of each of its episodes which of them."""
+        """Return places in order that have each episode of a view once; and for each episode the index of its place."""
         _, firsts, again = np.unique(self._stored, return_index=True, return_inverse=True)
         order = np.argsort(firsts)
         rank = np.empty_like(order)
@@ -207,8 +204,8 @@ class Plan:
 def _left(
     readers: list[WriterReader], roots: frozenset[str], table: Array, rows: Array, on_damage: OnDamage
 ) -> tuple[Array, Array, Array, list[Parts]]:
-    """The table without damage, and of each of its episodes the place in the one with it, and its row with the writer,
-    whose parts these are."""
+    """Return the table without damage; for each row its place in the table with damage, and its row in the parts of its
+    writer; and these parts."""
     everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(table["writer"] == number)
@@ -331,19 +328,15 @@ class _Writer:
             of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
             in_seen = o[:-1][which] - ~lead
             of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
-            self._fill_flags(columns, begin, which, high == at + count, steps[piece] + high - from_ - 1, high > low)
+            ends = (high == at + count) & (high > low)  # the last step of the fragment is there
+            flags = self._reader.fragments["flags"][begin + which]
+            for flag, bit in _FLAGS.items():
+                if flag in columns:
+                    columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True
             chunk = self._reader.chunk(number, roots)
             for path, out in columns.items():
                 if path not in _FLAGS:
                     _put(chunk, path, of_seen if path[0] == "observations" else of_steps, out)
-
-    def _fill_flags(
-        self, columns: dict[Path, Array], begin: int, which: Array, has_last: Array, last: Array, has_steps: Array
-    ) -> None:
-        flags = self._reader.fragments["flags"][begin + which]
-        for path, bit in _FLAGS.items():
-            if path in columns:
-                columns[path][last[(flags & bit > 0) & has_last & has_steps]] = True
 
 
 def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
@@ -357,7 +350,7 @@ def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
 
 
 class _Run(NamedTuple):
-    """Rows of a chunk, and by how much further they lie among those that are decoded."""
+    """Consecutive rows of a chunk, and what to add to get their decoded rows."""
 
     begin: int
     end: int
@@ -365,7 +358,7 @@ class _Run(NamedTuple):
 
 
 def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:
-    """Rows that stay together."""
+    """Join rows that stay together. targets: where the row of each begin goes."""
     some = ends > begins
     begins, ends = begins[some], ends[some]
     shifts = targets[some] - begins
@@ -378,7 +371,7 @@ def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:
 
 def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
     if not runs or path not in chunk:
-        return  # of annotations and infos some have none
+        return  # a chunk may have no annotations and infos
     column = chunk.columns[path]
     if chunk.is_walked(path) and out.dtype.str == column.dtype and len(runs) == 1:
         [run] = runs

@@ -1,4 +1,4 @@
-"""Caches of decoded rows: in memory, or in files that are mapped into memory and reused."""
+"""Stores of decoded rows: in memory, in memory that grows with a trace, or in mapped files that are reused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,40 +21,23 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
 from gym_trace.reading.forms import Form
-from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _INDEX = "index.npz"
-_AT_ONCE = 1 << 22  # bytes that a checksum is made of at a time
+_AT_ONCE = 1 << 22  # bytes read at a time for a checksum
 _NAMES = ("writer", "episode_id", "first_step", "steps")
 KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
 
 
-class Store(Protocol):
-    """Keeps decoded rows."""
-
-    def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        """Return the rows of all episodes of a trace. Raises CorruptTrace."""
-
-    def check(self, plan: Plan) -> None:
-        """Raises InvalidOption if its rows are none that can be kept here."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Ordinary memory."""
-
-    def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        places, again = plan.distinct()
-        rows = plan.decode([plan.episodes(places)], in_memory)
-        return plan.rows(rows.columns, plan.episodes(), rows.steps[again], rows.seen[again])
-
-    def check(self, plan: Plan) -> None:
-        """Everything can be kept."""
+def decoded(plan: Plan) -> Rows:
+    """Return the rows of all episodes, decoded into ordinary memory. Raises CorruptTrace."""
+    places, again = plan.distinct()
+    rows = plan.decode([plan.episodes(places)], in_memory)
+    return plan.rows(rows.columns, plan.episodes(), rows.steps[again], rows.seen[again])
 
 
 def default_root() -> FilePath:
@@ -66,19 +49,18 @@ def default_root() -> FilePath:
 
 @dataclass(frozen=True)
 class Disk:
-    """Below root a directory a trace, of raw columns. What a trace has gained since is added to them.
+    """Raw columns in files, in one directory below root per trace, extended when the trace has grown.
 
-    limit: bytes that all directories may take; those that were used longest ago are removed.
+    limit: bytes of all directories; the least recently used are removed.
     """
 
     root: FilePath
     limit: int
 
-    def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        """Raises InvalidOption for values of any kind; CorruptTrace, OSError."""
-        self.check(plan)
+    def rows(self, plan: Plan) -> Rows:
+        """Return the rows of all episodes, mapped into memory. Raises CorruptTrace, OSError."""
         forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
-        said = json.dumps([_VERSION, str(trace.directory), forms])
+        said = json.dumps([_VERSION, str(plan.directory), forms])
         directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
         with _locked(directory):
@@ -92,24 +74,25 @@ class Disk:
             return kept.rows(plan, episodes)
 
     def check(self, plan: Plan) -> None:
+        """Raise InvalidOption for columns of values of any kind."""
         for path, form in plan.forms.items():
             if form is None:
-                told = f"{'/'.join(map(str, path))}: values of any kind are not kept on disk"
-                raise InvalidOption(f'{told}; choose other columns=, or cache="memory"')
+                column = "/".join(map(str, path))
+                raise InvalidOption(f'{column}: values of any kind are not kept on disk; omit it, or cache="memory"')
 
     def _make_room(self, mine: FilePath, needed: int) -> None:
-        others = sorted((path for path in self.root.iterdir() if path != mine), key=_used)
-        sizes = {path: _size(path) for path in others}
-        for path in others:
-            if sum(sizes.values()) + needed <= self.limit:
+        others = sorted((*_used_and_size(path), path) for path in self.root.iterdir() if path != mine)
+        kept = sum(size for _, size, _ in others)
+        for _, size, path in others:
+            if kept + needed <= self.limit:
                 break
             shutil.rmtree(path, ignore_errors=True)  # processes that have mapped it keep it
-            del sizes[path]
+            kept -= size
 
 
 @contextmanager
 def _locked(directory: FilePath) -> Iterator[None]:
-    """Wait for the lock of a directory: what another process is decoding need not be decoded here."""
+    """Wait for the lock of a directory, to reuse what another process is decoding."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         while not lock(fd):
@@ -119,16 +102,11 @@ def _locked(directory: FilePath) -> Iterator[None]:
         os.close(fd)
 
 
-def _used(directory: FilePath) -> float:
-    with suppress(OSError):
-        return directory.stat().st_mtime
-    return 0.0
-
-
-def _size(directory: FilePath) -> int:
+def _used_and_size(directory: FilePath) -> tuple[float, int]:
+    """Return when a cache was used last, and its bytes; zeros if another process removes it."""
     with suppress(OSError), os.scandir(directory) as entries:
-        return sum(entry.stat().st_size for entry in entries)
-    return 0
+        return directory.stat().st_mtime, sum(entry.stat().st_size for entry in entries)
+    return 0.0, 0
 
 
 def identified(plan: Plan) -> Array:
@@ -145,14 +123,14 @@ def identified(plan: Plan) -> Array:
 
 
 class Known:
-    """Which episodes are kept, and where their rows are. table: KEPT rows."""
+    """The kept episodes, and where their rows are. table: KEPT rows."""
 
     def __init__(self, table: Array):
         self.table = table
         self._found = {name: i for i, name in enumerate(table[[*_NAMES]].tolist())}
 
     def places(self, episodes: Array) -> Array:
-        """The row of the table of each; -1: it is not there."""
+        """Return the table row of each episode; -1 for missing ones."""
         return np.array([self._found.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
 
     def ends(self) -> tuple[int, int]:
@@ -170,7 +148,7 @@ class Known:
         return new
 
     def rows(self, plan: Plan, places: Array, episodes: Array, columns: dict[Path, Array]) -> Rows:
-        """The rows of the episodes at these places, all of which are here, in these columns."""
+        """Return the rows of the episodes at these places, all of which are kept in these columns."""
         found = self.table[self.places(episodes[places])]
         return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
 
@@ -178,7 +156,7 @@ class Known:
 class _Kept:
     """Content of a cache directory: one file per column, and an index of the episodes.
 
-    The index decides: rows after its last episode were being added by a process that was killed.
+    Rows after the last episode of the index come from a killed process.
     """
 
     def __init__(self, directory: FilePath, plan: Plan):
@@ -186,7 +164,7 @@ class _Kept:
         self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
         self._forms = {path: form for path, form in plan.forms.items() if form is not None}
         self.known = Known(np.zeros(0, KEPT))
-        self._added = np.zeros((0, len(self._files)), _ADDED)  # what was written at a time, to each of the files
+        self._added = np.zeros((0, len(self._files)), _ADDED)  # per addition and file
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             with np.load(directory / _INDEX) as index:
                 table, added, stamps = (index[name] for name in ("episodes", "added", "stamps"))
@@ -204,7 +182,7 @@ class _Kept:
         return True
 
     def add(self, plan: Plan, episodes: Array, missing: Array) -> None:
-        """Decodes these, and keeps them. Raises OSError, CorruptTrace."""
+        """Decode missing episodes into the files. Raises OSError, CorruptTrace."""
         at, seen = self.known.ends()
         new = self.known.following(episodes[missing])
         mapped: dict[Path, tuple[Array, int]] = {}
@@ -213,7 +191,7 @@ class _Kept:
             assert form is not None
             begin = (seen if path[0] == "observations" else at) * _row_size(form)
             with open(self._files[path], "ab") as file:
-                file.truncate(begin)  # what was added by one that was killed is not to be seen
+                file.truncate(begin)  # drop rows of a killed process
                 file.truncate(begin + rows * _row_size(form))
             array = _mapped(self._files[path], form, rows, begin, "r+")
             mapped[path] = array, begin
@@ -271,3 +249,62 @@ def _checksum(file: Any, begin: int, end: int) -> int:
             return -1
         crc, begin = zlib.crc32(block, crc), begin + len(block)
     return crc
+
+
+class Growing:
+    """Rows in memory of a trace that is being recorded: episodes are added and dropped, and decoded only once.
+
+    most_steps: keep the episodes that started last, up to this number of steps; at least one. None: all.
+    """
+
+    def __init__(self, most_steps: int | None):
+        self._most_steps = most_steps
+        self._columns: dict[Path, Array] = {}  # with room behind the rows that are there
+        self._forms: dict[Path, Form | None] = {}
+        self._known = Known(np.zeros(0, KEPT))
+
+    def rows(self, plan: Plan) -> Rows:
+        """Return the rows of the newest episodes; new episodes are decoded. Raises CorruptTrace."""
+        episodes, places = identified(plan), np.arange(len(plan.table))
+        if self._most_steps is not None:
+            order = np.argsort(plan.table["start_time"].astype(np.int64), kind="stable")[::-1]
+            count = int(np.cumsum(plan.table["steps"][order]).searchsorted(self._most_steps, side="right"))
+            places = np.sort(order[: max(1, count)])
+        if plan.forms != self._forms:
+            self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, KEPT))
+        missing = places[self._known.places(episodes[places]) < 0]
+        if len(missing):
+            self._add(plan, episodes, places, missing)
+        return self._known.rows(plan, places, episodes, self._columns)
+
+    def _add(self, plan: Plan, episodes: Array, places: Array, missing: Array) -> None:
+        at, seen = self._known.ends()
+        more = int(episodes["steps"][missing].sum()) + len(missing)
+        ends = {path: seen if path[0] == "observations" else at for path in self._columns}
+        if not ends or any(len(self._columns[path]) - end < more for path, end in ends.items()):
+            self._move(plan, episodes[places], more)
+        new = self._known.following(episodes[missing])
+        at, seen = self._known.ends()
+
+        def taken(path: Path, rows: int, form: Form | None) -> Array:
+            begin = seen if path[0] == "observations" else at
+            part: Array = self._columns[path][begin : begin + rows]
+            part[...] = in_memory(path, 1, form)[0] if form is None or part.dtype == np.bool_ else part
+            return part
+
+        plan.decode([plan.episodes(missing)], taken)
+        self._known = Known(np.append(self._known.table, new))
+
+    def _move(self, plan: Plan, wanted: Array, more: int) -> None:
+        """Copy the wanted episodes to arrays of twice the size that they and `more` rows need."""
+        here = self._known.places(wanted)
+        kept = self._known.table[here[here >= 0]]
+        moved = Known(np.zeros(0, KEPT)).following(kept)
+        rows = 2 * (int(kept["steps"].sum()) + len(kept) + more)
+        columns = {path: in_memory(path, rows, form) for path, form in plan.forms.items()}
+        for path, array in columns.items():
+            name, extra = ("seen", 1) if path[0] == "observations" else ("at", 0)
+            counts = (kept["steps"] + extra).tolist()
+            for before, after, count in zip(kept[name].tolist(), moved[name].tolist(), counts):
+                array[after : after + count] = self._columns[path][before : before + count]
+        self._columns, self._known = columns, Known(moved)

@@ -1,8 +1,8 @@
 """Value targets of batches of windows: returns to go, GAE, n-step returns, V-trace.
 
-Arrays are as trace.windows() gives them: rewards, terminations, truncations and mask (batch, steps); values, of the
-observations, (batch, steps + 1). What is not a step (mask False) gets 0. A value is bootstrapped from where a window
-ends, and where an episode was truncated, but not where it was terminated. Sums are float64.
+Arrays are those of trace.windows(): rewards, terminations, truncations and mask (batch, steps); values of the
+observations (batch, steps + 1). Results are 0 where mask is False. Values are bootstrapped at the end of a window and
+after a truncation, but not after a termination. Sums are float64.
 """
 
 from __future__ import annotations
@@ -44,17 +44,9 @@ def gae(
 
     returns: advantages + values, the targets of the values.
     """
-    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
-    deltas = rewards + gamma * values[:, 1:] * ~terminated - values[:, :-1]
-    goes_on = gamma * lam * ~(terminated | cut)
-    advantages = np.zeros_like(rewards)
-    later = np.zeros(len(rewards))
-    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
-    for t in reversed(range(rewards.shape[1])):
-        later = np.where(kept[:, t], deltas[:, t] + goes_on[:, t] * later, 0.0)
-        advantages[:, t] = later
-    return advantages, np.where(kept, advantages + values[:, :-1], 0.0)
+    ratios = np.zeros_like(np.asarray(rewards, np.float64))
+    returns, advantages = vtrace(rewards, values, ratios, terminations, truncations, gamma, lam, mask=mask)
+    return advantages, returns
 
 
 def n_step_returns(

@@ -1,10 +1,11 @@
-"""Evaluate conditions over a table, one whole column at a time."""
+"""Select rows of a table: evaluate conditions, one whole column at a time, sample, sort, limit."""
 
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gym_trace.selecting.columns import (
     NEVER,
     Array,
     Column,
+    NoSuchKey,
     Table,
     as_numbers,
     floats,
@@ -26,7 +28,7 @@ from gym_trace.selecting.columns import (
     same,
     time_of,
     words,
-)  # fmt: skip
+)
 from gym_trace.selecting.language import Node, names, parse_condition, parse_keys, pointed
 
 _COMPARED = {
@@ -34,12 +36,72 @@ _COMPARED = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 _NEGATED = {"!=", "is not", "not in"}
+_ORDERED = ("<", "<=", ">", ">=")
 _OF_WORDS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": same, "is": same, "!=": same, "is not": same,
-    **{sign: partial(in_order, compare=_COMPARED[sign]) for sign in ("<", "<=", ">", ">=")},
-}  # fmt: skip
+    sign: partial(in_order, compare=compare) if sign in _ORDERED else same for sign, compare in _COMPARED.items()
+}
+_CALCULATED = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "%": np.remainder}
 _KIND_NAMES = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
 _INT64 = np.iinfo(np.int64)
+
+
+def chosen_rows(
+    table: Table,
+    where: str | None = None,
+    *,
+    sort: str | None = None,
+    limit: int | None = None,
+    sample: int | None = None,
+    seed: int | None = None,
+    best: int | None = None,
+    worst: int | None = None,
+    complete: Callable[[], Array] | None = None,
+) -> Array:
+    """Return the selected rows of a table, (n,) int64. Applies where, then sample, then sort, then limit.
+
+    Args:
+        sample: number of rows to sample without replacement; they keep their order in the table.
+        seed: seed of the sample.
+        best, worst: the number of rows with the highest or lowest returns, in this order; replaces sort and limit.
+        complete: returns a mask of rows whose return is that of a whole episode. best and worst choose among these, and
+            an order of returns puts the others last, unless where names the outcome.
+
+    Raises InvalidOption.
+    """
+    for name, text, example in (("where", where, "return > 100"), ("sort", sort, "-return")):
+        if text is not None and not isinstance(text, str):
+            raise InvalidOption(f"{name}={text!r}: not text; pass text such as {example!r}")
+    for name, given in (("limit", limit), ("sample", sample), ("best", best), ("worst", worst)):
+        if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
+            raise InvalidOption(f"{name}={given!r}: invalid; pass a whole number, 0 or more")
+    if seed is not None and sample is None:
+        raise InvalidOption("seed: needs sample; pass sample=N")
+    number = best if worst is None else worst
+    if number is not None and sum(given is not None for given in (best, worst, sort, limit)) > 1:
+        raise InvalidOption("best, worst: include an order and a limit; pass one of them, without sort and limit")
+    rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
+    if sample is not None and sample < len(rows):
+        rows = rows[sorted(random.Random(seed).sample(range(len(rows)), sample))]
+    if where is not None and names(parse_condition(where), "outcome"):
+        complete = None
+    if number is not None:
+        rows = rows[_with_a_return(table)[rows]]
+        if complete is not None:
+            rows = rows[complete()[rows]]
+        return sorted_rows("-return" if worst is None else "return", table, rows)[:number]
+    if sort is not None:
+        rows = sorted_rows(sort, table, rows, complete)
+    return rows if limit is None else rows[:limit]
+
+
+def _with_a_return(table: Table) -> Array:
+    try:
+        return rows_where("return is not None", table)
+    except NoSuchKey as error:
+        raise InvalidOption(
+            "best and worst: the rewards are several numbers each, so that no return is the highest; sort by one of "
+            "them, such as -return[0], with a limit"
+        ) from error
 
 
 def rows_where(condition: str, table: Table) -> Array:
@@ -87,10 +149,7 @@ class _Evaluation:
         """Return True where the condition holds."""
         if node.kind in ("and", "or"):
             combine = np.logical_and if node.kind == "and" else np.logical_or
-            answer = self.condition(node.parts[0])
-            for part in node.parts[1:]:
-                answer = combine(answer, self.condition(part))
-            return answer
+            return np.asarray(reduce(combine, map(self.condition, node.parts)))
         if node.kind == "not":
             return ~self.condition(node.parts[0])
         if node.kind == "comparison":
@@ -101,7 +160,7 @@ class _Evaluation:
         if column.kind == "condition":
             return column.data & column.known
         if column.kind == "any":
-            return of_pairs(column, literal_words(True), same)
+            return of_pairs(column, words(np.array(0), [True]), same)
         text = self._text(node)
         raise self._error(node, f"{text} is {_kind_name(column)}, not a condition; compare it, such as {text} == …")
 
@@ -115,7 +174,7 @@ class _Evaluation:
         elif "list" in (a.kind, b.kind):
             raise self._error(right if b.kind == "list" else left, "lists support only 'in'")
         elif "none" in (a.kind, b.kind):
-            if sign in ("<", "<=", ">", ">="):
+            if sign in _ORDERED:
                 raise self._error(right if b.kind == "none" else left, "None has no order; write 'is None'")
             answer = ~a.known & ~b.known
         else:
@@ -125,11 +184,10 @@ class _Evaluation:
     def _ordered(self, sign: str, a: Column, left: Node, b: Column, right: Node) -> Array:
         if "time" in (a.kind, b.kind):
             a, b = self._as_time(a, left), self._as_time(b, right)
-        elif "condition" in (a.kind, b.kind) and sign in ("<", "<=", ">", ">="):
+        elif "condition" in (a.kind, b.kind) and sign in _ORDERED:
             raise self._error(left, "true and false have no order; write == or !=")
         elif "any" in (a.kind, b.kind) and "number" not in (a.kind, b.kind):
-            a, b = (as_words(column) if column.kind == "condition" else column for column in (a, b))
-            return of_pairs(a, b, _OF_WORDS[sign])
+            return of_pairs(_as_words(a), _as_words(b), _OF_WORDS[sign])
         elif "any" in (a.kind, b.kind):
             a, b = as_numbers(a), as_numbers(b)
         elif a.kind != b.kind:
@@ -154,7 +212,7 @@ class _Evaluation:
         answer = ~a.known if any(value is None for value in right.value) else NEVER
         listed = [(value, part) for value, part in zip(right.value, right.parts) if value is not None]
         if a.kind == "number":
-            ints = [value for value, _ in listed if isinstance(value, int) and not isinstance(value, bool)]
+            ints = [value for value, _ in listed if type(value) is int]
             if a.data.dtype == np.int64 and len(ints) == len(listed):
                 fit = [value for value in ints if _INT64.min <= value <= _INT64.max]
                 return answer | (np.isin(a.data, np.array(fit, np.int64)) & a.known)
@@ -198,13 +256,11 @@ class _Evaluation:
             for sign, part in zip(node.value, node.parts[1:]):
                 result = _calculated(sign, result, self._number(part))
             return result
-        if node.kind == "minus":
-            return _calculated("-", literal(0), self._number(node.parts[0]))
-        if node.kind == "plus":
-            return self._number(node.parts[0])
-        if node.kind == "abs":
+        if node.kind in ("plus", "minus", "abs"):
             column = self._number(node.parts[0])
             negated = _calculated("-", literal(0), column)
+            if node.kind != "abs":
+                return negated if node.kind == "minus" else column
             data = column.data if column.data.dtype == negated.data.dtype else floats(column)
             return Column("number", np.where(data < 0, negated.data, data), column.known)
         return Column("condition", self.condition(node), ALWAYS)
@@ -224,13 +280,10 @@ class _Evaluation:
         return column
 
 
-def literal_words(value: Any) -> Column:
-    """Make a column of kind "any" with the same value in all rows."""
-    return words(np.array(0), [value])
-
-
-def as_words(column: Column) -> Column:
+def _as_words(column: Column) -> Column:
     """Convert a condition to a column of kind "any"."""
+    if column.kind != "condition":
+        return column
     return Column("any", column.data.astype(np.int64), column.known, [False, True])
 
 
@@ -256,19 +309,15 @@ def _calculated(sign: str, a: Column, b: Column) -> Column:
         if sign in ("/", "%"):
             known = known & np.asarray(b.data != 0)
         if sign != "/" and a.data.dtype == b.data.dtype == np.int64 and _fits(sign, a.data, b.data):
-            calculate = {"+": np.add, "-": np.subtract, "*": np.multiply, "%": np.remainder}[sign]
-            return Column("number", np.asarray(calculate(a.data, b.data)), known)
-        calculate = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "%": np.remainder}[sign]
-        return numbers(np.asarray(calculate(floats(a), floats(b))), known)
+            return Column("number", np.asarray(_CALCULATED[sign](a.data, b.data)), known)
+        return numbers(np.asarray(_CALCULATED[sign](floats(a), floats(b))), known)
 
 
 def _fits(sign: str, a: Array, b: Array) -> bool:
     """Return True if the result certainly fits in 64 bits."""
-    if not a.size or not b.size:
+    if sign == "%" or not a.size or not b.size:
         return True
     low, high, least, most = (int(bound) for bound in (a.min(), a.max(), b.min(), b.max()))
-    if sign == "%":
-        return True
     if sign == "*":
         corners = [low * least, low * most, high * least, high * most]
     else:

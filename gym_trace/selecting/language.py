@@ -18,7 +18,7 @@ rejects "return", warns about odd text, and crashes on deeply nested brackets.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gym_trace.errors import InvalidOption
@@ -32,13 +32,10 @@ _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None"
 _WORDS = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
 _HINTS = {
     "=": "write == to compare",
-    "&": "write 'and'",
-    "&&": "write 'and'",
-    "|": "write 'or'",
-    "||": "write 'or'",
     "!": "write 'not'",
-    "**": "use + - * / %",
-    "//": "use + - * / %",
+    **dict.fromkeys(("&", "&&"), "write 'and'"),
+    **dict.fromkeys(("|", "||"), "write 'or'"),
+    **dict.fromkeys(("**", "//"), "use + - * / %"),
 }
 _TOKEN = re.compile(
     r"""(?P<number>(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d[\d_]*)?)
@@ -144,7 +141,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _take(self) -> Token:
-        token = self._tokens[self._at]
+        token = self._next
         self._at += token.kind != "end"
         return token
 
@@ -162,13 +159,15 @@ class _Parser:
             raise self._error(self._next, f"expected {instead}, not {self._next.text!r}")
 
     def condition(self) -> Node:
-        return self._chain("or", lambda: self._chain("and", self._negation))
+        return self._chain("or", ["or"], lambda: self._chain("and", ["and"], self._negation))
 
-    def _chain(self, word: str, part: Any) -> Node:
-        parts = [part()]
-        while self.takes(word):
+    def _chain(self, kind: str, signs: Sequence[str], part: Callable[[], Node]) -> Node:
+        """Parse parts between these signs."""
+        parts, found = [part()], []
+        while token := self.takes(*signs):
+            found.append(token.text)
             parts.append(part())
-        return parts[0] if len(parts) == 1 else _node(word, None, parts)
+        return _node(kind, found, parts) if found else parts[0]
 
     def _negation(self) -> Node:
         if (word := self.takes("not")) is None:
@@ -189,15 +188,7 @@ class _Parser:
         return _node("comparison", signs, parts) if signs else parts[0]
 
     def sum(self) -> Node:
-        """Parse the rule `sum`."""
-        return self._calculation("sum", ("+", "-"), lambda: self._calculation("product", ("*", "/", "%"), self._factor))
-
-    def _calculation(self, kind: str, known: Sequence[str], part: Any) -> Node:
-        parts, signs = [part()], []
-        while token := self.takes(*known):
-            signs.append(token.text)
-            parts.append(part())
-        return _node(kind, signs, parts) if signs else parts[0]
+        return self._chain("sum", "+-", lambda: self._chain("product", "*/%", self._factor))
 
     def _factor(self) -> Node:
         if (sign := self.takes("-", "+")) is not None:
@@ -274,14 +265,12 @@ class _Parser:
         return Node("column", tuple(path), (), token.begin, end)
 
     def _number(self, token: Token) -> int | float:
+        plain = token.text.replace("_", "")
+        if len(plain) > _MOST_DIGITS:
+            raise self._error(token, f"number of more than {_MOST_DIGITS} digits")
         try:
-            plain = token.text.replace("_", "")
-            if len(plain) > _MOST_DIGITS:
-                raise self._error(token, f"number of more than {_MOST_DIGITS} digits")
             return int(plain) if plain.isdecimal() else float(plain)
         except ValueError as error:
-            if isinstance(error, InvalidOption):
-                raise
             raise self._error(token, f"invalid number {token.text!r}") from error
 
     def _deeper(self, token: Token, part: Any) -> Node:

@@ -12,7 +12,6 @@ from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.blocks import blocks
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Moments, Tally, Variety
 
@@ -104,7 +103,7 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
     # As in Episode, a step is skipped if its leading observation is lost.
     trimmed = np.zeros(len(writer.fragments), bool)
     trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
-    for block in blocks(writer, parts, group_of_part >= 0):
+    for block in writer.blocks(group_of_part >= 0):
         chunk = writer.chunk(block.number, _VALUES)
         groups = np.where(block.rows >= 0, group_of_part[block.rows], -1)
         observations, steps = block.offsets

@@ -11,14 +11,13 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
-from gym_trace.reading.episode_columns import objective_returns
+from gym_trace.reading.episode_columns import complete_rows, objective_returns
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
 
 GROUPINGS = ("split", "writer", "outcome")
-ENDED = ("terminated", "truncated")  # outcomes of complete episodes
 QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # bins in the histograms of return and length
 _POINTS = 120  # points of the return curve
@@ -80,18 +79,26 @@ def summarize(
         raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     trace = as_trace(trace)
     codes = outcome_codes(trace.episodes)
-    facts = _facts(trace, codes)
+    names, of_writer, groups = _grouping(trace, by, codes)
+    facts = _facts(trace, codes, groups)
     files = trace.readers if trace.whole is trace else None  # a view shares the files
-    summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
+    summary = {"directory": str(trace.directory), **_summary(facts, len(trace.episodes), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
-    grouping = _grouping(trace, by)
     if by is not None:
-        summary |= {"by": by, "groups": _summaries(trace, facts, grouping, codes)}
+        parts = np.bincount(groups, minlength=len(names)).tolist()
+        order = np.argsort(facts.group, kind="stable")
+        members = np.split(order, np.searchsorted(facts.group[order], np.arange(1, len(names))))
+        are_own = files is not None and all(writer.has_own_files for writer in files)
+        summary |= {"by": by, "groups": {}}
+        for i, name in enumerate(names):
+            if by == "outcome" and not len(members[i]):
+                continue
+            own = [writer for writer, group in zip(trace.readers, of_writer) if group == i]
+            found = _summary(facts.take(members[i]), parts[i], own if are_own and own else None, by == "outcome")
+            summary["groups"][name] = found
     if columns:
-        group_of_part = grouping.of_parts(trace, codes)
-        described = describe_columns(trace, len(grouping.names), group_of_part, on_progress)
         whole = ColumnValues()
-        for name, values in zip(grouping.names, described):
+        for name, values in zip(names, describe_columns(trace, len(names), groups, on_progress)):
             if by is not None and name in summary["groups"]:
                 summary["groups"][name].update(values.result())
             whole.merge(values)
@@ -99,30 +106,18 @@ def summarize(
     return summary
 
 
-class Grouping(NamedTuple):
-    """Groups of episodes: of_writer[writer] + of_outcome[outcome] is the index of the group in names."""
+def _grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], list[int], Array]:
+    """Return the names of the groups, the group of each writer (empty by outcome), and of each row of trace.episodes.
 
-    names: list[str]
-    of_writer: Array
-    of_outcome: Array
-
-    def of_parts(self, trace: Trace, codes: Array) -> Array:
-        """Return the group of each row of trace.episodes. codes: outcomes of the rows, as indices into OUTCOMES."""
-        groups: Array = self.of_writer[trace.episodes["writer"]] + self.of_outcome[codes]
-        return groups
-
-
-def _grouping(trace: Trace, by: str | None) -> Grouping:
-    of_writer, of_outcome = np.zeros(len(trace.readers), np.int64), np.zeros(len(OUTCOMES), np.int64)
+    codes: the outcome of each row.
+    """
     if by == "outcome":
-        return Grouping(list(OUTCOMES), of_writer, np.arange(len(OUTCOMES)))
-    if by == "writer":
-        return Grouping(trace.writers, np.arange(len(trace.readers)), of_outcome)
-    if by == "split":
-        splits = [writer.about_or_empty.split for writer in trace.readers]
-        names = list(dict.fromkeys(splits))
-        return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
-    return Grouping([""], of_writer, of_outcome)
+        return list(OUTCOMES), [], codes
+    named = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
+    keys = named.get(str(by), [""] * len(trace.readers))
+    names = list(dict.fromkeys(keys))
+    of_writer = [names.index(key) for key in keys]
+    return names, of_writer, np.array(of_writer, np.int64)[trace.episodes["writer"]]
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -131,13 +126,13 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
 class Facts(NamedTuple):
     """Arrays with one element per episode; the parts of an episode are merged."""
 
-    writer: Array
+    group: Array
     outcome: Array  # index into OUTCOMES
     steps: Array
     lengths: Array  # as steps; for recordings with statistics only, the recorded length
     returns: Array
     objectives: Array  # returns of several numbers, one column per objective
-    complete: Array  # see is_complete
+    complete: Array  # see complete_rows
     start: Array  # ns; the smallest int64 if unknown
     end: Array
     duration: Array
@@ -155,7 +150,7 @@ def by_episode(table: Array) -> tuple[Array, Array]:
     return order, np.flatnonzero(opens)
 
 
-def _facts(trace: Trace, codes: Array) -> Facts:
+def _facts(trace: Trace, codes: Array, groups: Array) -> Facts:
     table = trace.episodes
     order, begin = by_episode(table)
     first = order[begin]
@@ -169,50 +164,15 @@ def _facts(trace: Trace, codes: Array) -> Facts:
         objectives = np.add.reduceat(objectives, begin, axis=0)
     bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
-    complete = is_complete(trace, table[first], lengths)
+    complete = complete_rows(table[first], trace.readers, lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
-    writer, outcome = table["writer"][first], codes[first]
-    return Facts(writer, outcome, steps, lengths, returns, objectives, complete, start, end, duration)
+    group, outcome = groups[first], codes[first]
+    return Facts(group, outcome, steps, lengths, returns, objectives, complete, start, end, duration)
 
 
-def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
-    """Return True for episodes that count in mean returns and lengths: ended, with at least one step.
-
-    Imported episodes count as ended, because their outcome is rarely known.
-
-    Args:
-        rows: rows of trace.episodes, one per episode.
-        lengths: their numbers of steps.
-    """
-    imported = np.array([writer.about_or_empty.is_imported for writer in trace.readers], bool)
-    complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
-    return complete
-
-
-def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
-    """Return the summary of each group. codes: outcomes of the parts."""
-    names, of_writer, of_outcome = grouping
-    group = of_writer[facts.writer] + of_outcome[facts.outcome]
-    parts = np.bincount(grouping.of_parts(trace, codes), minlength=len(names)).tolist()
-    order = np.argsort(group, kind="stable")
-    bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
-    # True if files hold episodes of several groups.
-    shared = of_outcome.any() or not all(writer.has_own_files for writer in trace.readers)
-    summaries = {}
-    for i, name in enumerate(names):
-        members = order[bounds[i] : bounds[i + 1]]
-        if len(members) or not of_outcome.any():
-            writers = (
-                None if shared or trace.whole is not trace else [w for w, g in zip(trace.readers, of_writer) if g == i]
-            )
-            summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(of_outcome.any()))
-    return summaries
-
-
-def _summary(
-    trace: Trace, facts: Facts, parts: int, writers: list[WriterReader] | None, of_outcome: bool = False
-) -> dict[str, Any]:
+def _summary(facts: Facts, parts: int, writers: list[WriterReader] | None, of_outcome: bool = False) -> dict[str, Any]:
+    """writers: those whose files have these episodes and no others; None: the files are shared."""
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
     running = _running_time(facts.start[ended], facts.duration[ended])
@@ -233,7 +193,7 @@ def _summary(
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
         "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
         "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
-        "storage": None if writers is None else _storage(trace, writers),
+        "storage": None if writers is None else _storage(writers),
     }
 
 
@@ -256,25 +216,18 @@ def _running_time(starts: Array, durations: Array) -> float:
 
 
 def _spread(values: Array) -> dict[str, Any]:
-    good = values
-    nan = infinite = 0
-    if values.dtype.kind == "f":
-        good = values[np.isfinite(values)]
-        nan = int(np.isnan(values).sum())
-        infinite = len(values) - len(good) - nan
-    spread: dict[str, Any] = {"count": len(good)}
+    good, nan = values[np.isfinite(values)], int(np.isnan(values).sum())
+    infinite = len(values) - len(good) - nan
+    names = ("mean", "std", "min", "median", "max")
+    spread: dict[str, Any] = {"count": len(good), **dict.fromkeys(names)}
+    spread |= {"quantiles": dict.fromkeys(map(str, QUANTILES)), "histogram": None}
     if len(good):
         with np.errstate(over="ignore", invalid="ignore"):
             levels = np.quantile(good, [level / 100 for level in (*QUANTILES, 50)]).tolist()
             mean, std = finite(good.mean()), finite(good.std())
         *quantiles, median = map(finite, levels)
-        least, largest = good.min().item(), good.max().item()
-        spread |= {"mean": mean, "std": std, "min": least, "median": median, "max": largest}
-        spread["quantiles"] = dict(zip(map(str, QUANTILES), quantiles))
-        spread["histogram"] = _histogram(good)
-    else:
-        spread |= dict.fromkeys(("mean", "std", "min", "median", "max"))
-        spread |= {"quantiles": dict.fromkeys(map(str, QUANTILES)), "histogram": None}
+        spread |= zip(names, (mean, std, good.min().item(), median, good.max().item()))
+        spread |= {"quantiles": dict(zip(map(str, QUANTILES), quantiles)), "histogram": _histogram(good)}
     return spread | {"nan": nan, "inf": infinite}
 
 
@@ -304,7 +257,7 @@ def _curve(values: Array) -> list[float | None]:
         return [finite(mean) for mean in np.add.reduceat(values, bounds[:-1]) / np.diff(bounds)]
 
 
-def _storage(trace: Trace, writers: list[WriterReader]) -> dict[str, Any]:
+def _storage(writers: list[WriterReader]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
     in_files, raw = sum(writer.size for writer in writers), 0
     for batch in dict.fromkeys(batch for writer in writers for batch in writer.read_batches):

@@ -1,22 +1,21 @@
-"""Files that lie nowhere but in memory, to be read as if they had been on a disk."""
+"""A storage in memory."""
 
 from __future__ import annotations
 
 import errno
 
-from gym_trace.storage.protocol import Holder, Mapping, Reader
+from gym_trace.storage.protocol import Mapping, Reader, Storage
 
 
-class MemoryStorage:
-    """The files of a trace in memory; see gym_trace.storage.protocol.Storage.
-
-    Args:
-        root: how messages name all of them.
-    """
+class MemoryStorage(Storage):
+    """The files of a trace in memory. root: their name in messages."""
 
     def __init__(self, root: str, files: dict[str, bytes] | None = None):
         self.root = root
         self._files = {name: bytearray(content) for name, content in (files or {}).items()}
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def content(self, name: str) -> bytes:
         """Return the bytes of a file. Raises FileNotFoundError."""
@@ -28,16 +27,13 @@ class MemoryStorage:
         return self.root
 
     def make(self) -> None:
-        """There is nothing to be made."""
+        pass
 
     def names(self) -> list[str]:
         return list(self._files)
 
     def size(self, name: str) -> int:
         return len(self.content(name))
-
-    def allocated(self) -> int:
-        return sum(map(len, self._files.values()))
 
     def open(self, name: str, holes: int = 0) -> MemoryReader:
         return MemoryReader(self.content(name))
@@ -59,9 +55,6 @@ class MemoryStorage:
         self.content(name)
         self._files[name].extend(data)
 
-    def holder(self, name: str) -> Holder | None:
-        return None
-
     def rename(self, name: str, new: str) -> None:
         self._files[new] = bytearray(self.content(name))
         del self._files[name]
@@ -71,7 +64,7 @@ class MemoryStorage:
         del self._files[name]
 
     def sync(self) -> None:
-        """There is nothing to be saved."""
+        pass
 
 
 class MemoryReader:
@@ -92,7 +85,7 @@ class MemoryReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to be closed."""
+        pass
 
 
 class MemoryAppender:
@@ -114,7 +107,7 @@ class MemoryAppender:
         del self._data[size:]
 
     def sync(self) -> None:
-        """There is nothing to be saved."""
+        pass
 
     def close(self) -> None:
-        """There is nothing to be closed."""
+        pass

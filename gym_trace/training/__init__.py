@@ -1,6 +1,6 @@
-"""Training with asynchronous PPO: what is learnt from is in the trace, so that it can be learnt again.
+"""Training with asynchronous PPO. The trace has all experience, so that the weights can be learnt again from it.
 
-It takes PyTorch and safetensors, which are loaded when one of these names is first asked for; Run does without.
+Needs PyTorch and safetensors, except Run; they are imported when a name is first used.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from gym_trace.errors import MissingExtra
 if TYPE_CHECKING:
     from gym_trace.training.api import train
     from gym_trace.training.driver import Trained
-    from gym_trace.training.learnt.agent import RunPolicies
-    from gym_trace.training.learnt.relearn import Relearnt, verify_run
+    from gym_trace.training.learnt import Relearnt, RunPolicies, verify_run
     from gym_trace.training.population import Exchange
     from gym_trace.training.run import Run
     from gym_trace.training.settings import Settings
 
 _HOMES = {
     "Exchange": "gym_trace.training.population",
-    "Relearnt": "gym_trace.training.learnt.relearn",
+    "Relearnt": "gym_trace.training.learnt",
     "Run": "gym_trace.training.run",
-    "RunPolicies": "gym_trace.training.learnt.agent",
+    "RunPolicies": "gym_trace.training.learnt",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
     "train": "gym_trace.training.api",
-    "verify_run": "gym_trace.training.learnt.relearn",
+    "verify_run": "gym_trace.training.learnt",
 }
 _TAKEN = ("torch", "safetensors")
 

@@ -20,12 +20,14 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, Traini
 from gym_trace.processes.local import end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.training.driver import Driver, Plan, Trained, drive
-from gym_trace.training.learnt.versions import version_of
+from gym_trace.training.driver import Driver, Trained, drive
+from gym_trace.training.learnt import version_of
 from gym_trace.training.network.forms import demand_in_reach
 from gym_trace.training.network.learning import Learner, made_with
 from gym_trace.training.network.model import check_device
-from gym_trace.training.population import Exchange, Population, first_settings, info_key, policy_seed
+from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
+from gym_trace.training.processes.cell import Cell, Turns
+from gym_trace.training.processes.shared import Plan
 from gym_trace.training.run import new_runs, runs_in, settings_now
 from gym_trace.training.settings import settings_from
 
@@ -101,20 +103,18 @@ def train(
     if in_turns := settings.get("workers") in (0, "0"):
         settings["workers"] = 1
         if settings.get("inference") == "server":
-            raise InvalidOption("workers=0: there are no processes, so that none can act: pass inference='actor'")
+            raise InvalidOption("workers=0: runs no server process; pass inference='actor'")
     if resume:
         if settings or steps is not None or seed is not None or policies is not None:
-            raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
+            raise InvalidOption("resume: settings, steps, seed and policies of a run cannot change; omit them")
         runs = runs_in(directory)
         told = [run.to_resume(describe, trust) for run in runs]
-        about = told[0][0]
-        chosen = [own for _, own in told]
-        seeds = [int(own["seed"]) for own, _ in told]
-        limit, begins, seed = about.get("steps"), about.get("begins") or {}, seeds[0]
+        about, chosen, seeds = told[0][0], [own for _, own in told], [int(own["seed"]) for own, _ in told]
+        limit, seed = about.get("steps"), seeds[0]
         until_return = about.get("until_return") if until_return is None else until_return
         exchange = Exchange.of(about.get("exchange") or {}) if len(runs) > 1 else None
     else:
-        limit, begins = steps, {}
+        limit = steps
         seed = new_root_seed() if seed is None else seed
         if not 0 <= seed < EPISODES:
             raise InvalidOption(f"seed={seed!r}: pass 0 to {EPISODES - 1}")
@@ -122,6 +122,7 @@ def train(
         chosen = first_settings(settings_from(settings), 1 if policies is None else policies, exchange, seed)
         seeds = [policy_seed(seed, number) for number in range(len(chosen))]
         runs = new_runs(directory, len(chosen))
+        exchange = exchange if len(runs) > 1 else None
     if limit is None and seconds is None and until_return is None:
         raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
     for name, least in (("steps", limit), ("seconds", seconds)):
@@ -137,15 +138,16 @@ def train(
     updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)
     for own in chosen:
         check_device(own.device)
-    learners = [  # on the CPU: this process is to use no GPU
+    learners = [  # on the CPU: this process must not use a GPU
         Learner(*spaces, replace(own, device="cpu"), own_seed, updates) for own, own_seed in zip(chosen, seeds)
     ]
     if not resume:
         other = None if begin_with is None else version_of(begin_with, trust)
         plain = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
         plain |= {"begins_with": None if other is None else other.name, "made_with": made_with()}
-        if exchange is not None and len(runs) > 1:
+        if exchange is not None:
             plain["exchange"] = exchange.plain()
+        begins: dict[str, Any] = {}
         for run, own, own_seed, learner in zip(runs, chosen, seeds, learners):
             if other is not None:
                 begins = {"checkpoint": _BEGIN, "settings": own.plain()}
@@ -159,25 +161,25 @@ def train(
     events = Events(Path(directory).absolute())
     try:
         origin = provenance_of(command, "ppo", argv, git_diff, make_env)
-        about = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
-        events("start", **about, provenance=origin, **machine())
+        start = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
+        events("start", **start, provenance=origin, **machine())
+        now = [settings_now(run) for run in runs] if resume and exchange is not None else chosen
         drivers = []
-        now = [settings_now(run) for run in runs] if resume and len(runs) > 1 else chosen
-        objective = None if exchange is None else info_key(exchange)
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
-            began = run.about.get("begins") or {}
             plan = Plan(
-                carried, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
-                stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn,
-                objective, in_turns
+                os.fspath(run.path), spaces, own, learner.shape, len(learner.weights()), own_seed, updates,
+                run.about.get("begins") or {}, learn, checkpoint_seconds, keep, milestone_seconds,
+                None if exchange is None else exchange.info_key, origin,
             )  # fmt: skip
-            cell = plan.cell(run, partial(events, policy=number), f"policy {number}" if len(runs) > 1 else "")
+            cell = Turns(plan, carried) if in_turns else Cell(
+                plan, carried, event=partial(events, policy=number), stall_timeout=stall_timeout,
+                max_restarts=max_restarts, name=f"policy {number}" if len(runs) > 1 else "", niceness=niceness,
+                cpus=None if cpus is None else list(cpus),
+            )  # fmt: skip
             cell.shape_rewards(now[number].reward_shaping)
             drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return, save_best))
         drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
-        population = None
-        if exchange is not None and len(runs) > 1:
-            population = Population(drivers, runs, now, exchange, seed, events)
+        population = None if exchange is None else Population(drivers, runs, now, exchange, seed, events)
         try:
             with ExitStack() as rings:
                 for number, run in enumerate(runs):
@@ -189,8 +191,8 @@ def train(
             raise
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
-        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,
-               seconds=progress.seconds, shares=progress.shares)  # fmt: skip
+        names = ("version", "steps", "stopped", "seconds", "shares")
+        events("end", **{name: getattr(progress, name) for name in names})
         return progress
     finally:
         events.close()

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.processes.meter import Meter
-from gym_trace.training.network.learning import Learner
-from gym_trace.training.processes.actor import Actor
-from gym_trace.training.processes.cell import Cell
-from gym_trace.training.processes.learner import Learning
-from gym_trace.training.processes.turns import Turns
-from gym_trace.training.run import Run
-from gym_trace.training.settings import Settings
+from gym_trace.processes.fleet import Meter
+from gym_trace.training.processes.cell import Cell, Turns
 
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
@@ -62,73 +53,6 @@ class Trained:
     stopped: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Arguments of the processes of a policy; see train(), and Learning for updates and begins."""
-
-    make_env: Callable[[], gymnasium.Env[Any, Any]]
-    learner: Learner  # untrained, on the CPU
-    settings: Settings
-    seed: int
-    updates: int | None
-    begins: dict[str, Any]
-    checkpoint_seconds: float
-    keep: int
-    milestone_seconds: float | None
-    stall_timeout: float
-    max_restarts: int
-    cpus: list[int] | None
-    niceness: int
-    provenance: dict[str, Any]
-    learn: bool = True
-    objective: str | None = None  # see Actor
-    in_turns: bool = False  # in this process, see Turns
-
-    def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell | Turns:
-        """Return the processes of the policy of a run. name: prefix of the process names."""
-        learner, shape = self.learner, self.learner.shape
-        observation_space, action_space = learner.spaces
-        learning = partial(
-            Learning,
-            path=os.fspath(run.path),
-            observation_space=observation_space,
-            action_space=action_space,
-            settings=self.settings,
-            shape=shape,
-            seed=self.seed,
-            updates=self.updates,
-            begins=self.begins,
-            learn=self.learn,
-            checkpoint_seconds=self.checkpoint_seconds,
-            keep=self.keep,
-            milestone_seconds=self.milestone_seconds,
-        )
-        actor = partial(
-            Actor,
-            make_env=self.make_env,
-            settings=self.settings,
-            shape=shape,
-            directory=os.fspath(run.trace),
-            seed=self.seed,
-            objective=self.objective,
-            provenance=self.provenance,
-        )
-        return (Turns if self.in_turns else Cell)(
-            learning,
-            actor,
-            self.settings,
-            shape,
-            len(learner.weights()),
-            self.seed,
-            event=events,
-            stall_timeout=self.stall_timeout,
-            max_restarts=self.max_restarts,
-            name=name,
-            niceness=self.niceness,
-            cpus=self.cpus,
-        )
-
-
 class Driver:
     """Hear the processes of a cell until its run has ended."""
 
@@ -139,7 +63,7 @@ class Driver:
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
         self.forget()
         self._meter = Meter()
-        self._spent: dict[str, float] = {}
+        self._spent: Counter[str] = Counter()  # seconds
         self._best: float | None = None
         self._first: int | None = None  # steps at the start
         self.saved: int | None = None  # version of the last requested checkpoint, once written
@@ -172,8 +96,7 @@ class Driver:
             self._lengths.add(float(length))
             if objective is not None:
                 self._objectives.add(objective)
-        for name, seconds in told.seconds.items():
-            self._spent[name] = self._spent.get(name, 0.0) + seconds
+        self._spent.update(told.seconds)
         self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
         mean = self._mean()
         if self._save_best and mean is not None and (self._best is None or mean > self._best):
@@ -198,9 +121,7 @@ class Driver:
         progress = self.progress
         progress.version, progress.steps = told.pop("version"), told.pop("steps")
         progress.lags, progress.dropped = told.pop("lags"), told.pop("dropped")
-        spent = told.pop("seconds")
-        self._spent["learning"] = self._spent.get("learning", 0.0) + spent["learning"]
-        self._spent["gathering"] = self._spent.get("gathering", 0.0) + spent["waiting"]
+        self._spent.update(told.pop("seconds"))
         progress.losses = told
 
     def _stop_when_due(self) -> None:
@@ -225,8 +146,8 @@ class Driver:
         progress.new_steps = progress.steps - (self._first or 0)
         progress.speeds = self._meter.speeds(progress.new_steps)
         for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
-            whole = sum(self._spent.get(name, 0.0) for name in names)
-            progress.shares |= {name: self._spent.get(name, 0.0) / whole for name in names if whole}
+            whole = sum(self._spent[name] for name in names)
+            progress.shares |= {name: self._spent[name] / whole for name in names if whole}
 
 
 def drive(

@@ -1,4 +1,4 @@
-"""Population-based training (Jaderberg et al., 2017): policies learn side by side; the worst go on from the best."""
+"""Population-based training (Jaderberg et al., 2017): the worst of several policies take over from the best."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ALIKE = (
 
 @dataclass(frozen=True)
 class Exchange:
-    """When policies take over others, and how settings change. Fractions are of the population.
+    """Rules of population-based training: who takes over from whom, how settings change. Fractions of the population.
 
     Attributes:
         period: steps that each policy learns from between two comparisons. start: steps before the first.
@@ -61,12 +61,17 @@ class Exchange:
             raise InvalidOption("objective='': pass return, length, or a key of infos")
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields as JSON restores them."""
         return asdict(self)
+
+    @property
+    def info_key(self) -> str | None:
+        """Key of the last infos of episodes that is the objective; None for return and length."""
+        return None if self.objective in ("return", "length") else self.objective
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Exchange:
-        """Of names and values. Raises InvalidOption."""
+        """Return an exchange from names and values. Raises InvalidOption."""
         names = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             fits = isinstance(value, str if names.get(name) is str else (int, float))
@@ -75,17 +80,12 @@ class Exchange:
         return cls(**given)
 
 
-def info_key(exchange: Exchange) -> str | None:
-    """What workers are to tell of the last infos of episodes."""
-    return None if exchange.objective in ("return", "length") else exchange.objective
-
-
 def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generator) -> Settings:
-    """Settings some of which have changed."""
+    """Return settings of which some have changed."""
     changes: dict[str, Any] = {}
 
     def factor() -> float:
-        """By which something changes: 1 if it does not."""
+        """Return the factor of a change; 1 for none."""
         changes_now = generator.random() < exchange.mutated
         found = float(generator.uniform(exchange.factor_least, exchange.factor_most))
         found = 1 / found if generator.random() < 0.5 else found
@@ -104,7 +104,7 @@ def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generat
 
 
 class _Wanted(NamedTuple):
-    """A checkpoint that was asked for, and who is to go on from it."""
+    """Exchange that waits for the checkpoint of the giver."""
 
     giver: int
     taker: int
@@ -112,10 +112,10 @@ class _Wanted(NamedTuple):
 
 
 class Population:
-    """Compares policies when each has learnt from another period of steps, and has them take over.
+    """Compares policies after each period of steps, and lets the worst take over from the best.
 
     Args:
-        members: their drivers. runs: their directories. settings: what each begins with, which changes.
+        members: drivers of the policies. runs: their directories. settings: at the start, of each.
         event: called with a kind and facts, of each exchange.
     """
 
@@ -135,7 +135,7 @@ class Population:
         self._wanted: dict[int, _Wanted] = {}  # by taker
 
     def turn(self) -> None:
-        """Called again and again while they train."""
+        """Call it repeatedly during training."""
         for wanted in list(self._wanted.values()):
             self._hand_over(wanted)
         for number, member in enumerate(self._members):
@@ -145,18 +145,16 @@ class Population:
                 self._compare(number)
 
     def _compare(self, number: int) -> None:
-        """Has a policy go on from a better one, or with other settings, or as it is."""
+        """Let a policy continue from a better one, with other settings, or unchanged."""
         exchange = self._exchange
-        known = {
-            other: value
-            for other, member in enumerate(self._members)
-            if (value := member.objective(exchange.objective)) is not None
-        }
+        objectives = [member.objective(exchange.objective) for member in self._members]
+        known = {other: value for other, value in enumerate(objectives) if value is not None}
         count = max(1, math.ceil(exchange.replaced * len(self._members)))
         order = sorted(known, key=lambda other: known[other], reverse=True)
-        if number not in known or len(known) < 2 or number in order[: min(count, len(order) - 1)]:
+        best = order[: min(count, len(order) - 1)]
+        if number not in known or len(known) < 2 or number in best:
             return
-        giver = int(self._generator.choice(order[: min(count, len(order) - 1)]))
+        giver = int(self._generator.choice(best))
         spread = statistics.pstdev(known.values())
         is_behind = known[giver] - known[number] > exchange.gap * spread
         if number in order[-count:] and is_behind and not self._members[giver].cell.stopping:
@@ -171,7 +169,7 @@ class Population:
         return settings if number == 0 else mutated(settings, self._exchange, self._generator)
 
     def _hand_over(self, wanted: _Wanted) -> None:
-        """Gives the taker a copy of its own of the giver's checkpoint, once that is there."""
+        """Give the taker its own copy of the giver's checkpoint, once it is written."""
         giver, taker = self._members[wanted.giver], self._members[wanted.taker]
         if taker.cell.stopping or (giver.saved is None and giver.cell.stopping):
             del self._wanted[wanted.taker]
@@ -186,9 +184,8 @@ class Population:
 
     def _take_over(self, number: int, settings: Settings, **more: Any) -> None:
         member = self._members[number]
-        changed = {
-            name: value for name, value in settings.plain().items() if value != self._settings[number].plain()[name]
-        }
+        before = self._settings[number].plain()
+        changed = {name: value for name, value in settings.plain().items() if value != before[name]}
         self._settings[number] = settings
         member.cell.tell(("adopt", {"settings": settings.plain(), **more}))
         member.cell.shape_rewards(settings.reward_shaping)
@@ -198,23 +195,23 @@ class Population:
 
 
 def policy_seed(seed: int, number: int) -> int:
-    """What the run of a policy is seeded with."""
+    """Return the seed of the run of a policy."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0] >> 1) if number else seed
 
 
 def first_settings(
     settings: Settings, policies: int | Sequence[Mapping[str, Any]], exchange: Exchange, seed: int
 ) -> list[Settings]:
-    """What the policies begin with: the first with these, the others with mutated ones, or what is said of each."""
+    """Return the first settings of the policies: mutated for all but the first, or as `policies` has them."""
     if isinstance(policies, int) and policies < 1:
         raise InvalidOption(f"policies={policies!r}: pass 1 or more")
     if not isinstance(policies, int):
         found = [settings_from({**settings.plain(), **own}) for own in policies]
         for name in _ALIKE:
             if len({getattr(one, name) for one in found}) > 1:
-                raise InvalidOption(f"{name}: policies that may take over each other's weights have the same network")
+                raise InvalidOption(f"{name}: differs; policies that exchange weights need the same network")
         if len({frozenset(one.reward_shaping or ()) for one in found}) > 1:
-            raise InvalidOption("reward_shaping: policies that may take over from each other have the same names in it")
+            raise InvalidOption("reward_shaping: names differ; policies that exchange weights need the same names")
         return found
     generator = np.random.default_rng([seed, policies])
     always = replace(exchange, mutated=1.0)

@@ -1,8 +1,8 @@
-"""Rollouts: so many steps of so many lanes, as they are handed to the learner, and as a trace gives them again."""
+"""Rollouts: a number of steps of all lanes, in memory for the learner, or read again from a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from gym_trace.playback.trace import Trace
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
 
 WRITER = "S64"
-STATE = "state"  # the annotation that has the state of a recurrent network, of the first step of each rollout
+STATE = "state"  # annotation: state of a recurrent network, at the first step of each rollout
 
 
 class Origin(NamedTuple):
-    """Where a rollout is in the trace: from which step of its writer on, and which weights acted."""
+    """Place of a rollout in the trace, by its writer and the first step there, and the version of the weights."""
 
     writer: str
     first_step: int
@@ -27,20 +27,20 @@ class Origin(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What rollouts of a run are like."""
+    """Shape of the rollouts of a run."""
 
     steps: int
     lanes: int
     leaves: list[Leaf]
     actions: ActionForm
-    state: int  # numbers that a recurrent network has; 0: it is none
+    state: int  # size of the recurrent state of a lane, or 0
 
     @classmethod
     def of(cls, observation_space: Any, action_space: Any, steps: int, lanes: int, state: int) -> Shape:
         return cls(steps, lanes, leaves_of(observation_space), ActionForm(action_space), state)
 
     def fields(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """The shape and dtype of each array of a rollout."""
+        """Return shape and dtype of each array of a rollout."""
         steps, lanes = self.steps, self.lanes
         found: dict[str, tuple[tuple[int, ...], Any]] = {
             "actions": ((steps, lanes, self.actions.columns), np.float32),
@@ -58,11 +58,11 @@ class Shape(NamedTuple):
 
 @dataclass
 class Rollout:
-    """Arrays with a row a step and a column a lane.
+    """Arrays with one row per step and one column per lane.
 
     Attributes:
-        observations: of each leaf, (steps + 1, lanes, ...): the last row is what follows the last step.
-        finals: of each leaf, (steps, lanes, ...): where an episode was truncated, its last observation.
+        observations: of each leaf, (steps + 1, lanes, ...); the last row follows the last step.
+        finals: of each leaf, (steps, lanes, ...): last observations of truncated episodes.
         actions: (steps, lanes, columns) of ActionForm. logprob: of each action, float32.
         rewards: float64. terminations, truncations: bool, (steps, lanes).
         state: (lanes, numbers) of a recurrent network before the first step.
@@ -83,50 +83,42 @@ class Rollout:
         observations, finals = ([fields[f"{part}.{leaf}"] for leaf in leaves] for part in ("observations", "finals"))
         return cls(observations, finals, **{name: array for name, array in fields.items() if "." not in name})
 
-    @classmethod
-    def empty(cls, shape: Shape) -> Rollout:
-        return cls.of({name: np.zeros(size, dtype) for name, (size, dtype) in shape.fields().items()})
-
     def bootstrapped(self) -> tuple[Array, list[Array]]:
-        """Where the value of the last observation counts, (steps, lanes), and those observations, a row each."""
+        """Return where the value of the last observation counts, (steps, lanes), and these observations as rows."""
         where = self.truncations & ~self.terminations
         return where, [final[where] for final in self.finals]
 
 
 def joined(rollouts: Sequence[Rollout]) -> Rollout:
-    """Side by side: all lanes of all rollouts."""
+    """Return all lanes of all rollouts side by side."""
     if len(rollouts) == 1:
         return rollouts[0]
 
+    def side_by_side(arrays: Iterable[Array]) -> Array:
+        return np.concatenate(list(arrays), 1)
+
     columns = ("actions", "rewards", "terminations", "truncations", "logprob")
-    leaves = range(len(rollouts[0].observations))
     return Rollout(
-        [np.concatenate([rollout.observations[leaf] for rollout in rollouts], 1) for leaf in leaves],
-        [np.concatenate([rollout.finals[leaf] for rollout in rollouts], 1) for leaf in leaves],
-        **{name: np.concatenate([getattr(rollout, name) for rollout in rollouts], 1) for name in columns},
+        [side_by_side(leaf) for leaf in zip(*(rollout.observations for rollout in rollouts))],
+        [side_by_side(leaf) for leaf in zip(*(rollout.finals for rollout in rollouts))],
+        **{name: side_by_side(getattr(rollout, name) for rollout in rollouts) for name in columns},
         state=np.concatenate([rollout.state for rollout in rollouts]),
     )
 
 
 class RecordedRollouts:
-    """The rollouts of a trace, which anybody may have written.
-
-    Raises CorruptTrace where one is not there.
-    """
+    """Rollouts of a trace, which is untrusted. Raises CorruptTrace for missing ones."""
 
     def __init__(self, trace: Trace, shape: Shape):
         self._trace, self._shape = trace, shape
 
     @cached_property
     def _lanes(self) -> dict[tuple[str, int], tuple[Array, Array]]:
-        """Of each writer and lane: its episodes in order, and at which step of the writer each of them begins."""
+        """Return, by writer and lane, the episodes in order and the first step of each in its writer."""
         table = self._trace.episodes
-        found = {}
-        writers = self._trace.writers
-        names = [(writers[writer], lane) for writer, lane in zip(table["writer"].tolist(), table["lane"].tolist())]
-        by_lane: dict[tuple[str, int], list[int]] = {}
-        for index, name in enumerate(names):
-            by_lane.setdefault(name, []).append(index)
+        found, by_lane = {}, dict[tuple[str, int], list[int]]()
+        for index, (writer, lane) in enumerate(zip(table["writer"].tolist(), table["lane"].tolist())):
+            by_lane.setdefault((self._trace.writers[writer], lane), []).append(index)
         for name, indexes in by_lane.items():
             rows = np.array(indexes)
             rows = rows[np.lexsort((table["first_step"][rows], table["episode_id"][rows]))]
@@ -135,19 +127,19 @@ class RecordedRollouts:
         return found
 
     def read(self, origin: Origin) -> Rollout:
-        """As the learner was given it, but for the observation behind the last step, where an episode ended there."""
+        """Return the rollout that the learner had, except a last observation that begins the next episode."""
         pieces = [(lane, *piece) for lane in range(self._shape.lanes) for piece in self._pieces(origin, lane)]
-        rollout = Rollout.empty(self._shape)
+        rollout = Rollout.of({name: np.zeros(size, dtype) for name, (size, dtype) in self._shape.fields().items()})
         for piece in pieces:
             self._copy(rollout, *piece)
         return rollout
 
     def episodes_of(self, origin: Origin) -> list[int]:
-        """The numbers in the trace of the episodes that a rollout has steps of."""
+        """Return the indices of the episodes of a rollout."""
         return sorted({ep for lane in range(self._shape.lanes) for ep, *_ in self._pieces(origin, lane)})
 
     def _pieces(self, origin: Origin, lane: int) -> Iterator[tuple[int, int, int, int]]:
-        """The episode, the step of the rollout, the step of the episode's part, and how many, one after the other."""
+        """Yield runs of steps: episode, first step in the rollout and in the recorded part of the episode, count."""
         begin, end = origin.first_step, origin.first_step + self._shape.steps
         rows, begins = self._lanes.get((origin.writer, lane), (np.empty(0, int), np.empty(0, int)))
         steps = self._trace.episodes["steps"]
@@ -162,8 +154,8 @@ class RecordedRollouts:
                 yield episode, low - begin, low - first, high - low
         if found != self._shape.steps:
             raise CorruptTrace(
-                f"{self._trace.directory}: of steps {begin} to {end} of lane {lane} of writer {origin.writer}, which "
-                f"were learnt from, {found} are there"
+                f"{self._trace.directory}: the trace has {found} of steps {begin} to {end} of lane {lane} of writer "
+                f"{origin.writer}, which were learnt from"
             )
 
     def _copy(self, rollout: Rollout, lane: int, number: int, at: int, first: int, count: int) -> None:

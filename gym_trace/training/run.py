@@ -1,4 +1,4 @@
-"""The directory of a run: trace, settings, the log of its updates, checkpoints. Anybody may have written one."""
+"""Directory of a run, an untrusted one: trace, settings, the log of its updates, checkpoints."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from gym_trace.training.settings import Settings, settings_from
 
 _MOST_ENTRY = 64 << 20  # bytes
 _HEAD = 16
-_PATIENCE = 60.0  # seconds that a learner has to end after its driver
+_PATIENCE = 60.0  # seconds for a learner to end after its driver
 _MOST_JSON = 16 << 20
-_PUT_BACK = "put back a copy, or train anew: events.jsonl has the settings, seed and steps, too"
+_PUT_BACK = "put back a copy, or train again: events.jsonl has the settings, seed and steps, too"
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update: the version that came of it, and what it was made of.
+    """One update, which makes a version.
 
     Attributes:
-        rollouts: what was learnt from, in this order. steps: of all updates so far. digest: see Learner.digest().
-        told: losses and the like. changed: what the version took over instead of learning, see Learner.adopt().
+        rollouts: its experience, in order. steps: of all updates so far. digest: see Learner.digest().
+        told: losses and other facts. changed: taken over instead of learnt, see Learner.adopt().
     """
 
     version: int
@@ -49,11 +49,9 @@ class Update:
     changed: dict[str, Any] = field(default_factory=dict)
 
     def packed(self) -> bytes:
-        body = msgpack.packb(
-            [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.told, self.changed]
-        )
-        framed: bytes = _head(len(body), zlib.crc32(body)) + body
-        return framed
+        rollouts = list(map(list, self.rollouts))
+        body: bytes = msgpack.packb([self.version, rollouts, self.steps, self.digest, self.told, self.changed])
+        return _head(len(body), zlib.crc32(body)) + body
 
     @classmethod
     def unpacked(cls, body: bytes) -> Update:
@@ -66,15 +64,15 @@ class Update:
 
 
 def _head(size: int, checksum: int) -> bytes:
-    """Of a body of so many bytes: with it, an array of its size, its checksum and the body, as MessagePack has one.
+    """Return the head of a body: with it, a MessagePack array of size, checksum and body.
 
-    That the size is there twice tells an entry that was being written at the end from one whose size was changed.
+    The size is there twice, which distinguishes an unfinished entry from one whose size was changed.
     """
     return b"\x93\xce%b\xce%b\xc6%b" % tuple(number.to_bytes(4, "big") for number in (size, checksum, size))
 
 
 class Run:
-    """A directory with trace/, run.json, updates.msgpack, checkpoints/, events.jsonl, and done when it is over.
+    """A directory with trace/, run.json, updates.msgpack, checkpoints/, events.jsonl, and done after the end.
 
     Attributes:
         path: pathlib.Path.
@@ -93,14 +91,14 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    # -- what it was told ---------------------------------------------------------------------------------------------
+    # -- settings -----------------------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
         return self._about.is_file()
 
     def create(self, settings: Settings, seed: int, **about: Any) -> None:
-        """Raises InvalidOption if there is a run, or something else."""
+        """Create the directory. Raises InvalidOption if it is not empty."""
         taken = self.path.exists() and any(self.path.iterdir())
         try:
             if not taken:
@@ -108,17 +106,17 @@ class Run:
         except FileExistsError:  # another process was as quick
             taken = True
         if taken:
-            what = "go on with it (resume=True, or gym-trace train --resume), or train" if self.exists else "train"
-            raise InvalidOption(
-                f"{self.path}: there is {'a run' if self.exists else 'something'} already; {what} elsewhere"
-            )
+            if not self.exists:
+                raise InvalidOption(f"{self.path}: not empty; pass another directory")
+            ways = "resume it (resume=True, or gym-trace train --resume), or pass another directory"
+            raise InvalidOption(f"{self.path}: there is a run already; {ways}")
         self.checkpoints.mkdir()
         with new_file(self._about) as staged:
             staged.write_text(json.dumps({"settings": settings.plain(), "seed": seed, **about}, indent=1) + "\n")
 
     @property
     def about(self) -> dict[str, Any]:
-        """What run.json says. Raises TraceNotFound, and CorruptTrace: also where a place of the run is a link."""
+        """Contents of run.json. Raises TraceNotFound, and CorruptTrace, also for links in the run."""
         try:
             with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
                 raw = file.read(_MOST_JSON + 1)
@@ -132,13 +130,9 @@ class Run:
                 raise _link(place)
         about: dict[str, Any] = found if isinstance(found, dict) else {}
         seed, steps = about.get("seed"), about.get("steps")
-        fits = (
-            type(seed) is int
-            and 0 <= seed < EPISODES
-            and (steps is None or (type(steps) is int and 0 < steps < 1 << 62))
-        )
-        if not fits or not isinstance(about.get("settings"), dict):
-            raise CorruptRun("is not what a run says of itself", self._about, _PUT_BACK)
+        fits = type(seed) is int and 0 <= seed < EPISODES and isinstance(about.get("settings"), dict)
+        if not fits or not (steps is None or (type(steps) is int and 0 < steps < 1 << 62)):
+            raise CorruptRun("invalid run settings", self._about, _PUT_BACK)
         return about
 
     @property
@@ -146,10 +140,10 @@ class Run:
         try:
             return settings_from(self.about["settings"])
         except InvalidOption as error:
-            raise CorruptRun(f"is not what a run says of itself: {error}", self._about, _PUT_BACK) from error
+            raise CorruptRun(f"invalid run settings: {error}", self._about, _PUT_BACK) from error
 
     def trusted_settings(self, trust: bool) -> Settings:
-        """Raises InvalidOption if they name a model, which would be imported, and the run is not trusted."""
+        """Return the settings. Raises InvalidOption if they name a model to import and the run is not trusted."""
         settings = self.settings
         if settings.model is not None and not trust:
             raise InvalidOption(
@@ -159,20 +153,20 @@ class Run:
         return settings
 
     def to_resume(self, environment: dict[str, Any] | None, trust: bool) -> tuple[dict[str, Any], Settings]:
-        """What there is to go on with, in this environment if it is said. Raises InvalidOption if there is nothing."""
+        """Return run.json and the settings of a run to resume. Raises InvalidOption, also for another environment."""
         about = self.about
         if not about.get("learn", True):
-            raise InvalidOption(f"{self.path}: nothing was learnt in this run, so that there is nothing to go on with")
+            raise InvalidOption(f"{self.path}: nothing was learnt in this run; start another one")
         if environment not in (None, about.get("environment")):
-            raise InvalidOption(f"{self.path}: this run trains in {about.get('environment')}, not in {environment}")
+            raise InvalidOption(f"{self.path}: the run trains in {about.get('environment')}, not in {environment}")
         return about, self.trusted_settings(trust)
 
-    # -- how far it is ------------------------------------------------------------------------------------------------
+    # -- updates ------------------------------------------------------------------------------------------------------
 
     def updates(self) -> Iterator[Update]:
-        """In order, the first being version 0, which is of the seed alone; not one that was being written at the end.
+        """Yield the updates from version 0, which the seed determines. An unfinished last one is skipped.
 
-        Raises CorruptTrace where one is damaged or missing.
+        Raises CorruptTrace for a damaged or missing one.
         """
         for expected, (at, body) in enumerate(self._entries()):
             try:
@@ -187,7 +181,7 @@ class Run:
         return CorruptRun(problem, self._log, f"put back a copy, or {anew(self)}")
 
     def _entries(self) -> Iterator[tuple[int, bytes]]:
-        """Where the body of each begins, and it."""
+        """Yield the offset of each body, and the body."""
         try:
             fd = open_regular(self._log, os.O_RDONLY)
         except FileNotFoundError:
@@ -195,7 +189,10 @@ class Run:
         except OSError as error:
             raise self._damaged(f"cannot be read: {error.strerror}") from error
         with open(fd, "rb") as file:
-            whole, at = self._size(fd), 0
+            try:
+                whole, at = size_on_disk(fd, self._log), 0
+            except CorruptTrace as error:
+                raise self._damaged(error.problem) from error
             while len(head := file.read(_HEAD)) == _HEAD:
                 size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
                 at += _HEAD
@@ -209,18 +206,11 @@ class Run:
                 yield at, body
                 at += size
 
-    def _size(self, fd: int) -> int:
-        """Of the log."""
-        try:
-            return size_on_disk(fd, self._log)
-        except CorruptTrace as error:
-            raise self._damaged(error.problem) from error
-
     def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
-        """The episodes with steps that these versions were learnt from, as a view of the trace; None: all versions.
+        """Return the episodes that these versions were learnt from, as a view of the trace; None: all versions.
 
-        collected: those whose steps these versions drew, instead. Both as the log has it: of what was collected and not
-        learnt from, the annotation "version" of each step tells.
+        collected: return the episodes that these versions played instead. Only experience that was learnt from counts;
+        the annotation "version" of each step has the rest.
 
         Raises TraceNotFound, CorruptTrace.
         """
@@ -238,9 +228,9 @@ class Run:
         return trace[sorted(found)]
 
     def open_log(self) -> BinaryIO:
-        """The log, for append(), without an entry that was being written when the run was killed.
+        """Open the log for append(), and cut off an unfinished entry.
 
-        Waits for a learner of before that still saves what it has. Raises OSError, CorruptTrace, InvalidOption.
+        Waits for the previous learner, which may still save. Raises OSError, CorruptTrace, InvalidOption.
         """
         fd = open_regular(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the learner
@@ -248,7 +238,7 @@ class Run:
             until = time.monotonic() + _PATIENCE
             while not lock(file.fileno()):
                 if time.monotonic() > until:
-                    raise InvalidOption(f"{self.path}: a learner of before is still there; wait for it to end")
+                    raise InvalidOption(f"{self.path}: the previous learner still runs; wait for it to end")
                 time.sleep(0.05)
             count = end = 0
             for at, body in self._entries():
@@ -256,9 +246,9 @@ class Run:
             newest = max(self.saved(), default=0)
             if newest >= max(count, 1):
                 raise CorruptRun(
-                    f"ends before version {newest}, of which there is a checkpoint",
+                    f"ends before version {newest}, which has a checkpoint",
                     self._log,
-                    "put back a copy, or remove the checkpoint to go on from here",
+                    "put back a copy, or remove the checkpoint to continue from here",
                 )
             os.ftruncate(file.fileno(), end)
         except BaseException:
@@ -267,11 +257,11 @@ class Run:
         return file
 
     def checkpoint(self, version: int) -> Path:
-        """Where that of a version is, or would be."""
+        """Return the path of the checkpoint of a version."""
         return self.checkpoints / f"{version:09d}.safetensors"
 
     def saved(self) -> list[int]:
-        """The versions of which there are checkpoints, in order."""
+        """Return the versions that have checkpoints, in order."""
         found = [re.fullmatch(r"(\d{9})\.safetensors", path.name) for path in self.checkpoints.glob("*.safetensors")]
         return sorted(int(match[1]) for match in found if match)
 
@@ -287,17 +277,17 @@ class Run:
 
 
 def new_runs(directory: str | os.PathLike[str], count: int) -> list[Run]:
-    """Where the runs of so many policies are: one in the directory itself, several in directories in it."""
+    """Return the runs of `count` policies: one in the directory itself, several in policy-0, policy-1 … of it."""
     path = Path(directory)
     if count == 1:
         return [Run(path)]
     if path.exists() and any(path.iterdir()):
-        raise InvalidOption(f"{path}: there is something already; train elsewhere, or resume a run that is there")
+        raise InvalidOption(f"{path}: not empty; pass another directory, or resume its run")
     return [Run(path / f"policy-{number}") for number in range(count)]
 
 
 def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
-    """Those of a directory, in the order of the policies: of one, or of several. Raises CorruptTrace for links."""
+    """Return the runs in a directory, in the order of the policies. Raises CorruptTrace for links."""
     path = Path(directory)
     found = [Run(path / f"policy-{number}") for number in range(sum(1 for _ in path.glob("policy-*")))]
     for run in found:
@@ -307,26 +297,26 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
 
 
 def _link(place: Path) -> CorruptRun:
-    """The error for a link in a run: what it leads to is no part of the run, and would be written to."""
+    """Return the error for a link in a run, whose target would be written to."""
     return CorruptRun("is a link, which is not followed", place, "put what it leads to in its place")
 
 
 def anew(run: Run) -> str:
-    """What can be done if this one cannot go on."""
+    """Return the advice for a run that cannot continue."""
     saved = run.saved()
     if not saved:
-        return "train anew, elsewhere"
+        return "train again in another directory"
     return f"begin another run with the newest checkpoint: 'gym-trace train ... --from {run.path}@{saved[-1]}'"
 
 
 def settings_now(run: Run) -> Settings:
-    """Those that its last version has: in a population they change."""
+    """Return the settings of the last version: in a population they change."""
     changes = [update.changed["settings"] for update in run.updates() if "settings" in update.changed]
     return settings_from(changes[-1]) if changes else run.settings
 
 
 def append(log: BinaryIO, update: Update) -> None:
-    """Adds it to the log, see Run.open_log(). Raises RecordingError, and leaves the log as it was."""
+    """Add an update to the log, see Run.open_log(). Raises RecordingError, and leaves the log unchanged."""
     entry = update.packed()
     end = os.fstat(log.fileno()).st_size
     try:
@@ -334,4 +324,4 @@ def append(log: BinaryIO, update: Update) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         os.ftruncate(log.fileno(), end)
-        raise RecordingError(f"the log of updates cannot be written: {error.strerror}") from error
+        raise RecordingError(f"log of updates: write failed: {error.strerror}") from error

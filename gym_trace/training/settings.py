@@ -1,4 +1,4 @@
-"""What a training run is told: how it collects, what it learns with. Plain data, which the run keeps."""
+"""Settings of a training run, as plain data that the run stores."""
 
 from __future__ import annotations
 
@@ -20,50 +20,36 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "rnn": (None, "gru", "lstm"),
     "inference": ("actor", "server"),
 }
-_AT_LEAST: dict[str, float] = {
-    "workers": 1,
-    "splits": 1,
-    "num_envs": 1,
-    "rollout": 1,
-    "batch": 1,
-    "max_lag": 0,
-    "epochs": 1,
-    "minibatches": 1,
-    "learner_threads": 1,
-    "learning_rate": 0,
-    "clip": 0,
-    "value_clip": 0,
-    "max_grad_norm": 0,
-    "rnn_size": 1,
-    "reward_clip": 0,
-    "target_kl": 0,
-    "adaptive_kl": 0,
+# Smallest and largest value. All numbers must also be finite.
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("workers", "learner_threads"), (1, 1024)),
+    "splits": (1, 64),
+    "num_envs": (1, 1 << 16),
+    "rollout": (1, 1 << 20),
+    "max_lag": (0, 1 << 20),
+    "epochs": (1, 1000),
+    "rnn_size": (1, 1 << 12),
+    **dict.fromkeys(("batch", "minibatches"), (1, math.inf)),
+    **dict.fromkeys(("gamma", "lam", "adam_beta1", "adam_beta2"), (0, 1)),
+    **dict.fromkeys(("learning_rate", "clip", "value_clip", "max_grad_norm", "reward_clip"), (0, math.inf)),
+    **dict.fromkeys(("target_kl", "adaptive_kl", "initial_std", "adam_eps"), (0, math.inf)),
 }
-_AT_MOST: dict[str, float] = {
-    "workers": 1024,
-    "splits": 64,
-    "num_envs": 1 << 16,
-    "rollout": 1 << 20,
-    "max_lag": 1 << 20,
-    "epochs": 1000,
-    "rnn_size": 1 << 12,
-    "learner_threads": 1024,
-}
+_EXCEPT = {"adam_beta1": 1, "adam_beta2": 1, "initial_std": 0, "adam_eps": 0}  # ends that do not belong to the range
 _MOST_SLOTS = 1 << 16  # which a message between processes can name
 _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides what is learnt, but for the environment and the seed.
+    """Everything that decides what is learnt, except environment and seed. docs/TRAINING.md has a table of them.
 
     Attributes:
         workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
-        rollout: steps of each lane that are handed over at a time.
-        batch: steps of an update, a multiple of the steps of a rollout; None: a rollout of every split.
-        lag: 0: collect with the newest weights, and wait for them; 1: collect while the update before is learnt, so
-            that experience is one version old (deterministic, as 0); "any": as many as there are slots for.
-        max_lag: with "any", rollouts whose weights are older than so many versions are dropped, and counted.
+        rollout: steps of each lane in a rollout.
+        batch: steps of an update, a multiple of the steps of a rollout; None: one rollout of every split.
+        lag: 0: collect with the newest weights, and wait for them; 1: collect during the previous update, so that
+            experience is one version old (deterministic, as 0); "any": as many as there are slots for.
+        max_lag: with "any", rollouts of weights more than this many versions old are dropped, and counted.
         stagger: whether the lanes of a split begin their first episodes at different times.
         learning_rate … adam_eps: of Adam. anneal: whether the rate falls to 0 over the steps of the run.
         gamma, lam: of the returns. off_policy: "vtrace" corrects for lag, with rho and c as its clips; or "none".
@@ -71,17 +57,17 @@ class Settings:
             standard deviation; None: not.
         exploration: "entropy", or "symmetric_kl" to the uniform distribution (of discrete actions).
         exploration_coefficient, value_coefficient: of the losses.
-        target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: changes the learning rate
-            so that updates diverge by so much; None: it stays.
-        reward_scale, reward_clip: of what is learnt; the trace has rewards as they were.
-        reward_shaping: what each reset is given as options["reward_shaping"], numbers by name, for environments that
-            weigh the parts of their reward by them; a population changes them.
+        target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: divergence to which the
+            learning rate is adapted; None: the rate stays.
+        reward_scale, reward_clip: for learning only; the trace has the original rewards.
+        reward_shaping: numbers by name that each reset gets as options["reward_shaping"], for environments that weigh
+            the parts of their reward with them; a population changes them.
         hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
         rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder, see
             docs/TRAINING.md; None: one by the space.
-        initial_std, adaptive_std: of continuous actions; adaptive: the network says it for each observation.
+        initial_std, adaptive_std: of continuous actions; adaptive: the network gives it for each observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
-        device: where is learnt, and a server acts. learner_threads: of PyTorch; what is learnt depends on it.
+        device: of learner and server. learner_threads: of PyTorch; the weights depend on it.
     """
 
     workers: int = 2
@@ -139,38 +125,29 @@ class Settings:
             value = getattr(self, name)
             if value not in choices or isinstance(value, bool):
                 raise InvalidOption(f"{name}={value!r}: pass one of {', '.join(map(str, choices))}")
-        for name, least in _AT_LEAST.items():
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise InvalidOption(f"{name}={value!r}: pass {least:g} or more")
-        for name, most in _AT_MOST.items():
-            if not getattr(self, name) <= most:
-                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass {most:g} or less")
+            if value is not None and (not least <= value <= most or value == _EXCEPT.get(name)):
+                words = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+                but = f", but not {_EXCEPT[name]}" if name in _EXCEPT else ""
+                raise InvalidOption(f"{name}={value!r}: pass {words}{but}")
         if len(self.hidden) > _MOST_LAYERS or not all(0 < width <= _WIDEST for width in self.hidden):
             raise InvalidOption(f"hidden={self.hidden!r}: pass at most {_MOST_LAYERS} sizes, of 1 to {_WIDEST}")
-        if not (0 <= self.adam_beta1 < 1 and 0 <= self.adam_beta2 < 1):
-            raise InvalidOption(
-                f"adam_beta1={self.adam_beta1!r}, adam_beta2={self.adam_beta2!r}: pass 0 to less than 1"
-            )
-        for name in ("initial_std", "adam_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass more than 0")
         shaping = {f"reward_shaping: {name}": value for name, value in (self.reward_shaping or {}).items()}
         for name, value in {**asdict(self), **shaping}.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidOption(f"{name}={value!r}: pass a finite number")
-        for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass 0 to 1")
         if self.batch is not None and self.batch % self.rollout_steps:
             raise InvalidOption(f"batch={self.batch}: pass a multiple of num_envs x rollout = {self.rollout_steps}")
-        if self.lag != ANY and self.batch_steps % (self.workers * self.splits * self.rollout_steps):
-            each = self.workers * self.splits * self.rollout_steps
-            raise InvalidOption(f"batch={self.batch}: with lag={self.lag} pass a multiple of the {each} steps that all "
-                                "splits collect, or lag='any'")  # fmt: skip
+        each = self.workers * self.splits * self.rollout_steps
+        if self.lag != ANY and self.batch_steps % each:
+            raise InvalidOption(
+                f"batch={self.batch}: with lag={self.lag} pass a multiple of the {each} steps that all splits collect, "
+                "or lag='any'"
+            )
         pieces = self.batch_steps // self.rollout if self.rnn else self.batch_steps
         if self.minibatches > pieces:
-            raise InvalidOption(f"minibatches={self.minibatches}: an update has no more than {pieces} to share out")
+            raise InvalidOption(f"minibatches={self.minibatches}: an update has only {pieces} parts to distribute")
         if self.workers * self.splits * self.slots_per_split > _MOST_SLOTS:
             raise InvalidOption(f"batch={self.batch_steps}: takes more than {_MOST_SLOTS} rollouts in memory")
 
@@ -181,7 +158,7 @@ class Settings:
 
     @property
     def batch_steps(self) -> int:
-        """Steps that an update learns from."""
+        """Steps of an update."""
         return self.workers * self.splits * self.rollout_steps if self.batch is None else self.batch
 
     @property
@@ -196,7 +173,7 @@ class Settings:
         return self.rollouts_per_batch // (self.workers * self.splits) * (int(self.lag) + 1)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the settings as JSON restores them."""
         return {**asdict(self), "hidden": list(self.hidden)}
 
 
@@ -207,8 +184,11 @@ _IN_WORDS = {
 }
 
 
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 def settings_from(given: Mapping[str, Any]) -> Settings:
-    """Settings of names and values, which may be texts, as a command line or a file has them. Raises InvalidOption."""
+    """Return settings from names and values, which may be text from a command line or a file. Raises InvalidOption."""
     types = {field.name: str(field.type) for field in fields(Settings)}
     for name in given:
         if name not in types:
@@ -218,31 +198,27 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
 
 
 def _value(name: str, type_: str, value: Any) -> Any:
-    kinds = [kind.strip() for kind in type_.split("|")]
+    kind, *others = (part.strip() for part in type_.split("|"))
+    is_text = isinstance(value, str)
     try:
-        if value is None or (isinstance(value, str) and value.lower() == "none" and "None" in kinds):
-            if "None" in kinds:
-                return None
-        elif kinds[0].startswith("tuple"):
-            parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+        if "None" in others and (value is None or (is_text and value.lower() == "none")):
+            return None
+        if "str" in others and value == ANY:
+            return ANY
+        if kind.startswith("tuple"):
+            parts = value.split(",") if is_text else [value] if isinstance(value, int) else value
             return tuple(int(part) for part in parts)
-        elif kinds[0].startswith("dict"):
-            pairs = [part.split("=") for part in value.split(",")] if isinstance(value, str) else value.items()
+        if kind.startswith("dict"):
+            pairs = [part.split("=") for part in value.split(",")] if is_text else value.items()
             return {str(key): float(number) for key, number in pairs}
-        elif kinds[0] == "bool":
-            if isinstance(value, str):
-                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-            if isinstance(value, bool):
-                return value
-        elif kinds[0] == "int" and not isinstance(value, bool):
-            if "str" in kinds and value == ANY:
-                return ANY
-            if float(value) == int(float(value)):
-                return int(float(value))
-        elif kinds[0] == "float" and not isinstance(value, bool):
+        if kind == "bool":
+            return value if isinstance(value, bool) else _BOOLEANS[value.lower()]
+        if kind == "int" and not isinstance(value, bool) and float(value) == int(float(value)):
+            return int(float(value))
+        if kind == "float" and not isinstance(value, bool):
             return float(value)
-        elif kinds[0] == "str" and isinstance(value, str):
+        if kind == "str" and is_text:
             return value
     except (KeyError, ValueError, TypeError, OverflowError, AttributeError):
         pass
-    raise InvalidOption(f"{name}={value!r}: pass {' or '.join(_IN_WORDS[kind] for kind in kinds)}")
+    raise InvalidOption(f"{name}={value!r}: pass {' or '.join(_IN_WORDS[one] for one in (kind, *others))}")

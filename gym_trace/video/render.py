@@ -7,21 +7,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from gym_trace.errors import InvalidOption, RenderingError
-from gym_trace.model.episode import Episode
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, observation_rows
+from gym_trace.replay.resimulate import MakeEnv, Verdict, observation_rows
 from gym_trace.showing.pictures import picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
-from gym_trace.video.captions import Words
-from gym_trace.video.frames import picture_leaf, rendered_frame
-from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
+from gym_trace.video.frames import Words, picture_leaf, rendered_frame
+from gym_trace.video.simulate import DEFAULT_FPS, Making, Played, fps_of, replays, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
 _PATTERN = "{}"
@@ -117,106 +116,94 @@ def render_episodes(
     trace = as_trace(trace)
     chosen = list(dict.fromkeys(range(len(trace))[index] for index in episodes))
     paths = destination.paths(chosen)
-    studio = _Studio(trace, destination.form, overlay, fps, on_frame)
+    if destination.form != "cast":
+        import gym_trace.video.writers  # lazy: needs an optional package; raises here if it is missing
+    if overlay and destination.form != "cast":
+        import gym_trace.video.overlay  # noqa: F401 - as above
+    film = partial(_Film, trace, destination.form, overlay, fps, on_frame)
     if source == "observations":
-        return (studio.observed(index, path) for index, path in paths.items())
+        return (_observed(trace, index, film(index, path)) for index, path in paths.items())
     if source != "simulation":
         raise InvalidOption(f'source={source!r}: unknown; pass "simulation" or "observations"')
     mode = "ansi" if destination.form == "cast" else "rgb_array"
     return (
         rendered
         for played in replays(trace, chosen, Making(trust, env_kwargs, make_env), mode)
-        if (rendered := studio.simulated(played.replay, played.position, played.index, paths[played.index])) is not None
+        if (rendered := _simulated(played, film(played.index, paths[played.index]))) is not None
     )
 
 
 # -- videos -----------------------------------------------------------------------------------------------------------
 
 
-class _Studio:
-    """Renders videos of one format."""
+def _simulated(played: Played, film: _Film) -> Rendered | None:
+    """Render a replay of the episode; return None if the replay cannot start."""
 
-    def __init__(self, trace: Trace, form: str, overlay: bool, fps: float | None, on_frame: Callable[[], None]):
-        self._trace, self._form, self._fps, self._on_frame = trace, form, fps, on_frame
-        self._overlay = overlay
-        self._writer_class: Any = CastWriter
-        if form != "cast":
-            from gym_trace.video.writers import WRITERS  # lazy: needs an optional package
+    def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
+        film.show(rendered_frame(env), step, fps_of(env))
 
-            self._writer_class = WRITERS[form]
-        if overlay and form != "cast":
-            from gym_trace.video.overlay import Caption
+    with film:
+        verdict = played.replay.film(played.position, watch)
+        if film.writer is None:
+            reason = verdict.reason or str(verdict.difference)
+            warnings.warn(f"episode {film.index}: not rendered: {reason}", UserWarning, stacklevel=3)
+            return None
+    warn_of(verdict, str(film.path))
+    return Rendered(film.index, film.path, film.frames, verdict)
 
-            self._caption = Caption
 
-    def simulated(self, replay: LaneReplay, position: int, index: int, path: Path) -> Rendered | None:
-        """Render a replay of the episode; return None if the replay cannot start."""
-        film = self._film(index, path)
-
-        def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
-            film.show(rendered_frame(env), step, fps_of(env))
-
-        with film:
-            verdict = replay.film(position, watch)
-            if film.writer is None:
-                reason = verdict.reason or str(verdict.difference)
-                warnings.warn(f"episode {index}: not rendered: {reason}", UserWarning, stacklevel=3)
-                return None
-        warn_of(verdict, str(path))
-        return Rendered(index, path, film.frames, verdict)
-
-    def observed(self, index: int, path: Path) -> Rendered:
-        """Render the recorded images of the episode."""
-        if self._form == "cast":
-            raise InvalidOption("observations: images cannot be rendered as an asciicast; use mp4, gif or png")
-        rows = observation_rows(self._trace, index)
-        leaf = picture_leaf(rows.layout)
-        if leaf is None:
-            raise RenderingError(
-                "observations: no images, which are uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
-            )
-        film = self._film(index, path)
-        with film:
-            for step in range(len(rows) - (not self._trace[index].has_final_observation)):
-                film.show(picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
-        return Rendered(index, path, film.frames, None)
-
-    def _film(self, index: int, path: Path) -> _Film:
-        caption = self._caption() if self._overlay and self._form != "cast" else None
-        episode = self._trace[index]
-
-        def open_writer(fps: float) -> Any:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rate = self._fps or fps
-            if self._form != "cast":
-                return self._writer_class(path, rate)
-            name = self._trace.writer_of(index).about.environment.get("id")
-            return self._writer_class(path, rate, f"{name or 'episode'} {index}")
-
-        return _Film(open_writer, episode if self._overlay else None, caption, self._on_frame)
+def _observed(trace: Trace, index: int, film: _Film) -> Rendered:
+    """Render the recorded images of the episode."""
+    if film.form == "cast":
+        raise InvalidOption("observations: images cannot be rendered as an asciicast; use mp4, gif or png")
+    rows = observation_rows(trace, index)
+    leaf = picture_leaf(rows.layout)
+    if leaf is None:
+        raise RenderingError(
+            "observations: no images, which are uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
+        )
+    with film:
+        for step in range(len(rows) - (not trace[index].has_final_observation)):
+            film.show(picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
+    return Rendered(index, film.path, film.frames, None)
 
 
 class _Film:
-    """One video in progress; removes its files on failure."""
+    """A video in progress; removes its files on failure."""
 
     def __init__(
-        self, open_writer: Callable[[float], Any], episode: Episode | None, caption: Any, on_frame: Callable[[], None]
-    ):
+        self, trace: Trace, form: str, overlay: bool, fps: float | None, on_frame: Callable[[], None], index: int,
+        path: Path,
+    ):  # fmt: skip
+        self._trace, self._fps, self._on_frame = trace, fps, on_frame
+        self.form, self.index, self.path = form, index, path
         self.writer: Any = None
         self.frames = 0
-        self._open_writer, self._caption, self._on_frame = open_writer, caption, on_frame
-        self._words = None if episode is None else Words(episode)
+        self._words = Words(trace[index]) if overlay else None
+        self._caption: Any = None
+
+    def _open(self, fps: float) -> Any:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rate = self._fps or fps
+        if self.form != "cast":
+            from gym_trace.video.writers import WRITERS
+
+            return WRITERS[self.form](self.path, rate)
+        name = self._trace.writer_of(self.index).about.environment.get("id")
+        return CastWriter(self.path, rate, f"{name or 'episode'} {self.index}")
 
     def show(self, frame: Any, step: int, fps: float) -> None:
-        if self._caption is not None and self._words is not None:
+        if self._words is not None and self.form != "cast":
+            from gym_trace.video.overlay import Caption
             from gym_trace.video.writers import as_picture
 
+            self._caption = self._caption or Caption()
             frame = self._caption.under(as_picture(frame), self._words.at(step))
         elif self._words is not None:
             frame = "\n".join([str(frame).rstrip("\n"), "", *self._words.at(step)])
         if self.writer is None:
-            self.writer = self._open_writer(fps)
-        with _naming(self.writer.path):
+            self.writer = self._open(fps)
+        with _naming(self.path):
             self.writer.write(frame)
         self.frames += 1
         self._on_frame()
@@ -229,7 +216,7 @@ class _Film:
             return
         try:
             if kind is None:
-                with _naming(self.writer.path):
+                with _naming(self.path):
                     self.writer.close()
                 return
         except BaseException:

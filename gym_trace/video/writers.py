@@ -130,7 +130,9 @@ class _Encoder:
 
 
 class _Writer(ABC):
-    """Base class of the writers: temporary name, images of one size."""
+    """Base class of the writers: temporary name, images of one size, at most one encoder."""
+
+    _encoder: Any = None
 
     def __init__(self, path: Path, fps: float):
         self.path = path
@@ -181,37 +183,27 @@ class _Writer(ABC):
     def _add(self, picture: Array) -> None:
         """Add an image."""
 
-    @abstractmethod
     def _finish(self) -> None:
-        """Finish the file."""
+        if self._encoder is not None:
+            self._encoder.encode(None)
+            self._encoder.close()
 
-    @abstractmethod
     def _abandon(self) -> None:
-        """Close the file without finishing it."""
+        if self._encoder is not None:
+            self._encoder.close()
 
 
 class Mp4Writer(_Writer):
     """Writes H.264 in MP4, yuv420p. Odd sizes are padded by repeating the last row or column."""
 
-    _encoder: _Encoder | None = None
-
     def _open(self, height: int, width: int) -> None:
         self._padding = ((0, height % 2), (0, width % 2), (0, 0))
         self._reformatter = VideoReformatter()
+        colours = dict.fromkeys(("colorspace", "color_primaries", "color_trc"), _BT709)
         self._encoder = _Encoder(
-            self._part,
-            "mp4",
-            "libx264",
-            self.fps,
-            width + width % 2,
-            height + height % 2,
-            pix_fmt="yuv420p",
-            options={"preset": "veryfast", "crf": "18"},
-            colorspace=_BT709,
-            color_primaries=_BT709,
-            color_trc=_BT709,
-            color_range=int(ColorRange.MPEG),
-        )
+            self._part, "mp4", "libx264", self.fps, width + width % 2, height + height % 2, pix_fmt="yuv420p",
+            options={"preset": "veryfast", "crf": "18"}, color_range=int(ColorRange.MPEG), **colours,
+        )  # fmt: skip
 
     def _add(self, picture: Array) -> None:
         if any(map(any, self._padding)):
@@ -224,17 +216,7 @@ class Mp4Writer(_Writer):
             threads=1,
         )
         frame.pts, frame.time_base = self.frames, 1 / self.fps
-        assert self._encoder is not None
         self._encoder.encode(frame)
-
-    def _finish(self) -> None:
-        assert self._encoder is not None
-        self._encoder.encode(None)
-        self._encoder.close()
-
-    def _abandon(self) -> None:
-        if self._encoder is not None:
-            self._encoder.close()
 
     def leave(self) -> None:
         """Close the file without finishing it: another process is writing it."""
@@ -248,7 +230,6 @@ class GifWriter(_Writer):
     Frames beyond 50 per second are skipped, because viewers cannot show them; the speed stays right.
     """
 
-    _encoder: _Encoder | None = None
     _spool: Any = None
 
     def _open(self, height: int, width: int) -> None:
@@ -291,8 +272,7 @@ class GifWriter(_Writer):
             self._encode_all(graph)
         pictures.push(None)
         self._encode_all(graph)
-        self._encoder.encode(None)
-        self._encoder.close()
+        super()._finish()
         self._spool.close()
 
     def _timed(self) -> Iterator[tuple[int, Array]]:
@@ -309,7 +289,6 @@ class GifWriter(_Writer):
                     yield tick, np.frombuffer(data, np.uint8).reshape(self._shape)
 
     def _encode_all(self, graph: Graph) -> None:
-        assert self._encoder is not None
         while (frame := _pulled(graph)) is not None:
             self._encoder.encode(frame)
 
@@ -323,8 +302,7 @@ class GifWriter(_Writer):
     def _abandon(self) -> None:
         if self._spool is not None:
             self._spool.close()
-        if self._encoder is not None:
-            self._encoder.close()
+        super()._abandon()
 
 
 class PngWriter(_Writer):
@@ -347,12 +325,6 @@ class PngWriter(_Writer):
         fd = open_regular(self._part / f"frame-{self.frames:06d}.png", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "wb") as file:
             file.write(b"".join(map(bytes, packets)))
-
-    def _finish(self) -> None:
-        pass
-
-    def _abandon(self) -> None:
-        pass
 
 
 def _pulled(graph: Graph) -> Any:

@@ -20,25 +20,18 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from odd_objects import array_for, reward_for, value_for
 from runs import record_lengths, record_nested, recorded
-from shell import ok, process, run
+from shell import ok, process, run, strict_json
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
 from gym_trace.formats.steps import windows
-from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.windows import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
 from gym_trace.model.values import ABSENT, EnumMember, Unstored
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
-
-
-def strict(text: str) -> Any:
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 # -- a reader of docs/STEPS.md, which knows nothing of how it is written ----------------------------------------------
@@ -126,7 +119,7 @@ def read_back(text: str) -> list[dict[str, Any]]:
     """Return the episodes: facts of each, and one list of rows per column."""
     declared: dict[str, Any] = {}
     episodes: list[dict[str, Any]] = []
-    for said in map(strict, text.splitlines()):
+    for said in map(strict_json, text.splitlines()):
         kind = said.pop("type")
         if kind == "columns":
             declared |= said
@@ -136,10 +129,10 @@ def read_back(text: str) -> list[dict[str, Any]]:
             columns = episodes[-1]["columns"]
             assert said["episode"] == episodes[-1]["episode"]
             for name, item in said.items():
+                if name in ("episode", "step"):
+                    continue
                 if name == "annotations":
                     found = {key: row(inner, declared[name][key]) for key, inner in item.items()}
-                elif name in ("episode", "step"):
-                    continue
                 else:
                     found = row(item, declared[name])
                 columns.setdefault(name if (kind, name) != ("start", "infos") else "reset_info", []).append(found)
@@ -270,15 +263,8 @@ def test_no_window_has_more_steps_than_it_may(pending: int, tmp_path: Path, monk
     record_lengths(tmp_path, [40, 3, 0], flush_after=9)
     trace = open_trace(tmp_path)
     found = list(windows.step_windows(trace, range(3), choose(trace, None)))
-    assert [(window.start, window.steps) for window in found[:6]] == [
-        (0, 7),
-        (7, 7),
-        (14, 7),
-        (21, 7),
-        (28, 7),
-        (35, 5),
-    ]
-    assert [window.steps for window in found[6:]] == [3, 0]
+    assert [window.start for window in found[:6]] == [0, 7, 14, 21, 28, 35]
+    assert [window.steps for window in found] == [7, 7, 7, 7, 7, 5, 3, 0]
     assert [len(window.columns[("observations",)]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
 
 
@@ -321,10 +307,8 @@ def test_columns_are_chosen_with_their_leaves() -> None:
 
 
 def test_elements_of_a_tuple_keep_their_places() -> None:
-    text = ok(
-        "cat", SAMPLES / "blackjack", "--columns", "observations/1", "--steps", "0:0", "--limit", 1, "--json"
-    ).stdout
-    declared, _, start = map(strict, text.splitlines())
+    words = ("--columns", "observations/1", "--steps", "0:0", "--limit", 1, "--json")
+    declared, _, start = map(strict_json, ok("cat", SAMPLES / "blackjack", *words).stdout.splitlines())
     assert declared["observations"] == {"tuple": [None, {"dtype": "<i8", "shape": []}, None]}
     assert start["observations"] == [None, open_trace(SAMPLES / "blackjack")[0].observations[1][0], None]
 
@@ -408,7 +392,7 @@ def test_npz_has_an_array_a_column(name: str, tmp_path: Path, monkeypatch: pytes
     if name == "minigrid":
         assert bits(found["observations/image"]) == bits(np.concatenate([piece["image"] for piece in pieces]))
         missions = [text for piece in pieces for text in piece["mission"]]
-        assert list(map(strict, found["observations/mission.jsonl"].splitlines())) == missions
+        assert list(map(strict_json, found["observations/mission.jsonl"].splitlines())) == missions
     else:
         assert bits(found["observations"]) == bits(np.concatenate(pieces))
     if name == "filtered":
@@ -436,10 +420,8 @@ def test_npz_that_cannot_be_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_npz_can_be_piped(tmp_path: Path) -> None:
-    with (
-        open(tmp_path / "s.npz", "wb") as file,
-        process("cat", SAMPLES / "taxi", "--format", "npz", stdout=file) as cat,
-    ):
+    words = ("cat", SAMPLES / "taxi", "--format", "npz")
+    with open(tmp_path / "s.npz", "wb") as file, process(*words, stdout=file) as cat:
         assert cat.wait() == 0
     assert len(loaded(tmp_path / "s.npz")["rewards"]) == 484
 
@@ -483,7 +465,7 @@ def test_cat_of_a_damaged_trace_prints_what_a_scan_yields(tmp_path: Path) -> Non
         warnings.simplefilter("ignore")
         parts = list(open_trace(SAMPLES / "damaged").scan(on_damage="skip"))
     expected = [(part.episode_id, part.first_step + i) for part in parts for i in range(len(part))]
-    lines = map(strict, run("cat", SAMPLES / "damaged", "--json").stdout.splitlines())
+    lines = map(strict_json, run("cat", SAMPLES / "damaged", "--json").stdout.splitlines())
     assert [(line["episode"], line["step"]) for line in lines if line["type"] == "step"] == sorted(expected)
 
 
@@ -496,9 +478,9 @@ def test_a_chunk_in_the_midst_costs_no_more_than_itself_and_the_step_behind_it(t
     content[offset + length - 8] ^= 1
     Path(batch.path).write_bytes(content)
     result = run("cat", tmp_path, "--json")
-    steps = [line["step"] for line in map(strict, result.stdout.splitlines()) if line["type"] == "step"]
+    steps = [line["step"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "step"]
     assert (result.exit_code, steps) == (5, [*range(10), *range(21, 40)])
-    assert [line["step"] for line in map(strict, result.stdout.splitlines()) if line["type"] == "start"] == [0, 21]
+    assert [line["step"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "start"] == [0, 21]
 
 
 def test_a_trace_that_is_being_recorded_has_its_steps_so_far(tmp_path: Path) -> None:
@@ -557,9 +539,8 @@ def test_episodes_without_steps_are_their_first_observation(form: str, tmp_path:
 
 def test_the_return_of_several_objectives_is_that_of_a_listing() -> None:
     sample = Path(__file__).parents[2] / "sample_traces/format-1.1/mismatch"
-    (episode,) = (
-        line for line in ok("cat", sample, "--json", "--limit", 1).stdout.splitlines() if '"episode_id"' in line
-    )
+    told = ok("cat", sample, "--json", "--limit", 1).stdout.splitlines()
+    (episode,) = (line for line in told if '"episode_id"' in line)
     (listed,) = ok("ls", sample, "--json", "--limit", 1).stdout.splitlines()
     assert json.loads(episode)["return"] == json.loads(listed)["return"] == [21.0, -6.0]
 
@@ -575,7 +556,7 @@ def test_a_file_planted_beside_the_output_is_left_alone(tmp_path: Path, planted:
     assert sorted(os.listdir(tmp_path)) == ["precious", "steps.csv", "steps.csv.part"]
 
 
-def test_an_output_that_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+def test_an_irregular_output_file_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "steps.csv")
     assert "not a regular file" in run("cat", SAMPLES / "cartpole", "-o", tmp_path / "steps.csv").stderr
     assert (tmp_path / "steps.csv").is_fifo()

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from collected import children, whole_episodes
@@ -17,14 +19,17 @@ from shell import ok, process, run, wait_for
 from gym_trace import check_trace, open_trace
 from gym_trace.processes.run_log import EVENTS
 
-ENV_ARG = ("--env-arg", "max_episode_steps=5")
+
+def recording(directory: Path, *args: object, **kwargs: Any) -> subprocess.Popen[str]:
+    """Start two workers that do not end by themselves."""
+    endless = ("-j", 2, "--episodes", 10**7, "--seed", 1)
+    return process("record", "CartPole-v1", "-o", directory, *endless, *args, **kwargs)
 
 
 def test_several_processes_record_what_one_records(tmp_path: Path) -> None:
     for workers in (1, 2):
-        printed = ok(
-            "record", "CartPole-v1", "-o", tmp_path / str(workers), "--episodes", 30, "--seed", 4, "-j", workers
-        )
+        words = ("--episodes", 30, "--seed", 4, "-j", workers)
+        printed = ok("record", "CartPole-v1", "-o", tmp_path / str(workers), *words)
         assert "recorded 30 episodes" in printed.output
     assert "30 episodes, identical" in ok("diff", tmp_path / "1", tmp_path / "2").output
     again = ok("record", "CartPole-v1", "-o", tmp_path / "1", "--episodes", 30, "-j", 2, "--resume")
@@ -32,19 +37,8 @@ def test_several_processes_record_what_one_records(tmp_path: Path) -> None:
 
 
 def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
-    ok(
-        "record",
-        "CartPole-v1",
-        "-o",
-        tmp_path / "t",
-        "--episodes",
-        2,
-        "-j",
-        1,
-        "--infos",
-        "--env-arg",
-        "max_episode_steps=5",
-    )
+    words = ("--episodes", 2, "-j", 1, "--infos", "--env-arg", "max_episode_steps=5")
+    ok("record", "CartPole-v1", "-o", tmp_path / "t", *words)
     start = json.loads((tmp_path / "t" / EVENTS).read_text().splitlines()[0])
     assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 5}}
     assert start["packages"]["gymnasium"]
@@ -77,7 +71,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, arguments: 
 
 @pytest.mark.parametrize("number", [*([signal.SIGINT] if LONG else []), signal.SIGTERM])
 def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    running = process("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", 10**7, "--seed", 1)
+    running = recording(tmp_path / "t")
     wait_for(lambda: (tmp_path / "t").is_dir() and len(list((tmp_path / "t").glob("*.gtb*"))) == 2)
     workers = children(running.pid)
     running.send_signal(number)
@@ -96,9 +90,7 @@ def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, numb
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM, signal.SIGHUP] if LONG else [])])
 def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, number: signal.Signals) -> None:
-    running = process(
-        "record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", 10**7, "--seed", 1, start_new_session=True
-    )
+    running = recording(tmp_path / "t", start_new_session=True)
     wait_for(lambda: len(children(running.pid)) >= 2)  # the first worker, and what multiprocessing has of its own
     os.killpg(running.pid, number)
     _, errors = running.communicate(timeout=60)
@@ -111,9 +103,7 @@ def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef act(observation):\n    time.sleep(1000)\n    return 0\n")
-    running = process(
-        "record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--policy", "slow:act", "--episodes", 5, cwd=tmp_path
-    )
+    running = recording(tmp_path / "t", "--policy", "slow:act", cwd=tmp_path)
     wait_for(lambda: len(children(running.pid)) >= 2 and len(list((tmp_path / "t").glob("*.ring"))) == 2)
     workers = children(running.pid)
     running.send_signal(signal.SIGINT)
@@ -147,13 +137,8 @@ def test_an_exported_network_acts(tmp_path: Path) -> None:
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     # The pole's angle and its speed, pushed against: the second output is larger when it falls to the right.
     weights = helper.make_tensor("w", kind, (4, 2), [0, 0, 0, 0, 0, 1, 0, 1])
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "policy",
-        [helper.make_tensor_value_info("x", kind, (None, 4))],
-        [helper.make_tensor_value_info("y", kind, (None, 2))],
-        [weights],
-    )
+    inputs, outputs = ([helper.make_tensor_value_info(name, kind, (None, size))] for name, size in (("x", 4), ("y", 2)))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "policy", inputs, outputs, [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, os.fspath(tmp_path / "pole.onnx"))
     for more in ([], ["-j", 2]):

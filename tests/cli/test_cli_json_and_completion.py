@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from gym_trace_cli.main import cli
 from runs import record_lengths
-from shell import run
+from shell import run, strict_json
 
 import gym_trace
 
@@ -21,12 +20,9 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def said(*args: object, code: int = 0) -> Any:
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} is not JSON")
-
     result = run(*args, "--json")
     assert result.exit_code == code, result.output
-    return json.loads(result.stdout, parse_constant=refuse)
+    return strict_json(result.stdout)
 
 
 def proposed(*words: str) -> list[str]:
@@ -64,9 +60,8 @@ def test_import_says_as_json_what_it_wrote(tmp_path: Path) -> None:
 
 def test_render_says_as_json_which_files_it_made(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    found = said(
-        "render", SAMPLES / "format-1.1" / "pong", "--from", "observations", "--episodes", 0, "-o", tmp_path / "f.gif"
-    )
+    words = ("--from", "observations", "--episodes", 0, "-o", tmp_path / "f.gif")
+    found = said("render", SAMPLES / "format-1.1" / "pong", *words)
     assert found == {"episode": 0, "path": str(tmp_path / "f.gif"), "frames": 49}
 
 

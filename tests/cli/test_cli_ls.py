@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from gym_trace_cli import ls, show
 from runs import manifest_entries, recorded
-from shell import ok, run
+from shell import ok, run, strict_json
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.format import wire
-from gym_trace.statistics.listing import find_traces, list_trace
+from gym_trace.statistics.describe import find_traces, list_trace
 from gym_trace.storage.local import LocalStorage
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
@@ -25,10 +25,7 @@ ESCAPE = "\x1b[31mred"
 
 
 def lines(*args: object) -> list[dict[str, Any]]:
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} is not JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in run("ls", *args, "--json").stdout.splitlines()]
+    return list(map(strict_json, run("ls", *args, "--json").stdout.splitlines()))
 
 
 def states(directory: Path) -> dict[str, str]:
@@ -39,7 +36,15 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
     table = ok("ls", SAMPLES).stdout.splitlines()
     assert len(table) == 1 + len(list(SAMPLES.iterdir()))
     assert table[0].split() == [
-        *["trace", "environment", "episodes", "steps", "return", "size", "state", "started", "UTC"]
+        "trace",
+        "environment",
+        "episodes",
+        "steps",
+        "return",
+        "size",
+        "state",
+        "started",
+        "UTC",
     ]
     (pong,) = (line for line in table if line.startswith("pong "))
     *told, _, unit, state = pong.split()[1:8]

@@ -7,22 +7,18 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gym_trace_cli.options import EnvArg
-from shell import in_directory, ok, process, run, wait_for
+from shell import ok, process, run, wait_for
 
 import gym_trace
 from gym_trace.collecting.rollout import episode_seed
 
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from in_directory(tmp_path, monkeypatch)
+needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 
 def test_record_writes_the_episodes_and_says_what_to_do_next(here: Path) -> None:
@@ -169,9 +165,8 @@ def test_quiet_says_nothing(here: Path) -> None:
 def test_on_a_terminal_progress_is_one_line_that_is_gone_in_the_end(here: Path) -> None:
     terminal, theirs = os.openpty()
     arguments = ["-o", "t", "--env-arg", "delay=0.05", "--episodes", 1]
-    with process(
-        "record", "clicks:CliClock-v0", *arguments, stderr=theirs, env={**os.environ, "TERM": "xterm"}
-    ) as running:
+    environ = {**os.environ, "TERM": "xterm"}
+    with process("record", "clicks:CliClock-v0", *arguments, stderr=theirs, env=environ) as running:
         os.close(theirs)
         assert running.stdout is not None
         output = running.stdout.read()
@@ -209,7 +204,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path)
     assert (len(episode), episode.outcome) == (3, "closed")
 
 
-@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
+@needs_vectors
 def test_a_ctrl_c_that_the_processes_of_a_vector_environment_get_as_well_ends_in_good_order(here: Path) -> None:
     arguments = ["-o", "t", "--num-envs", 2, "--vectorization-mode", "async", "--seconds", 60]
     with process("record", "CartPole-v1", *arguments, start_new_session=True) as running:
@@ -223,7 +218,7 @@ def test_a_ctrl_c_that_the_processes_of_a_vector_environment_get_as_well_ends_in
     assert f"the last {cut} cut short" in output or cut < 2
 
 
-@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
+@needs_vectors
 @pytest.mark.parametrize(
     "words", [(), ("--autoreset", "same-step"), ("--autoreset", "disabled"), ("--vectorization-mode", "async"),
               ("--vectorization-mode", "vector_entry_point")]

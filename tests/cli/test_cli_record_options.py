@@ -16,7 +16,7 @@ from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.record_config import toml_of
 from hypothesis import given
 from hypothesis import strategies as st
-from shell import in_directory, ok, run
+from shell import ok, run
 
 from gym_trace import open_trace
 
@@ -49,9 +49,9 @@ nothing = lambda env: None
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "around.py").write_text(WRAPPERS)
-    yield from in_directory(tmp_path, monkeypatch)
+def around(here: Path) -> Iterator[None]:
+    (here / "around.py").write_text(WRAPPERS)
+    yield
     sys.modules.pop("around", None)
 
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 
-from click.testing import CliRunner, Result
-from gym_trace_cli.main import cli
 from runs import batch_reader
+from shell import run
 from telltale import STEPS, record
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words])
 
 
 def break_chunk(batch, number):
@@ -22,30 +17,19 @@ def break_chunk(batch, number):
     return offset, offset + length
 
 
-def test_check_of_a_sound_trace_says_so_and_exits_with_0(tmp_path):
-    record(tmp_path / "t")
+def test_check_names_damage_by_file_and_byte_and_exits_with_5(tmp_path):
+    batch = record(tmp_path / "t")
     result = run("check", tmp_path / "t")
     assert result.exit_code == 0
     assert f"5 episodes, {STEPS} steps can be read" in result.output
     assert "no damage" in result.output
-
-
-def test_check_names_damage_by_file_and_byte_and_exits_with_5(tmp_path):
-    batch = record(tmp_path / "t")
-    start, end = break_chunk(batch, 3)
-    result = run("check", tmp_path / "t")
-    assert result.exit_code == 5
-    assert f"{batch}: bytes {start} to {end}: " in result.output
-    assert "gym-trace repair" in result.output
-
-
-def test_quiet_check_prints_nothing_but_damage(tmp_path):
-    batch = record(tmp_path / "t")
     assert run("check", tmp_path / "t", "--quiet").output == ""
-    break_chunk(batch, 3)
-    result = run("check", tmp_path / "t", "--quiet")
-    assert result.exit_code == 5
-    assert str(batch) in result.output
+    start, end = break_chunk(batch, 3)
+    for options in ([], ["--quiet"]):
+        result = run("check", tmp_path / "t", *options)
+        assert result.exit_code == 5
+        assert f"{batch}: bytes {start} to {end}: " in result.output
+        assert "gym-trace repair" in result.output
 
 
 def test_repair_tells_what_is_kept_and_what_is_lost(tmp_path):

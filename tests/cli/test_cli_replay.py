@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from shell import in_directory, ok, run
+from shell import ok, run
 
 import gym_trace
 from gym_trace.collecting.rollout import episode_seed
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from in_directory(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -6,55 +6,24 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import gymnasium
 import pytest
 from gym_trace_cli.exit_codes import TABLE
 from gym_trace_cli.reports import Outcome, Reports
-from shell import in_directory, ok, process, run, wait_for
-
-import gym_trace
-from gym_trace import TraceRecordingWrapper
+from shell import ok, process, run, strict_json, wait_for
+from test_cli_verify import damage, record
 
 FILES = ("--report", "r.json", "--junit", "j.xml")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from in_directory(tmp_path, monkeypatch)
-
-
-def record(name: str, episodes: int = 3, **options: Any) -> None:
-    env = TraceRecordingWrapper(gymnasium.make("Pendulum-v1"), "t", uid=name, on_exist="append", **options)
-    env.action_space.seed(1)
-    for episode in range(episodes):
-        env.reset(seed=episode)
-        for _ in range(5):
-            env.step(env.action_space.sample())
-        env.flush()
-    env.close()
-
-
-def damage(name: str) -> None:
-    (path,) = Path("t").glob(f"{name}.*.gtb")
-    trace = gym_trace.open_trace("t")
-    batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
-    raw = bytearray(path.read_bytes())
-    raw[int(batch.chunks["offset"][-2]) + 200] ^= 255
-    path.write_bytes(raw)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def report() -> dict[str, Any]:
-    """As strict JSON."""
-
-    def refuse(text: str) -> Any:
-        raise AssertionError(f"{text} is not valid JSON")
-
-    found: dict[str, Any] = json.loads(Path("r.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    found: dict[str, Any] = strict_json(Path("r.json").read_text(encoding="utf-8"))
     assert sum(found["verdicts"].values()) == len(found["episodes"])
     return found
 
@@ -90,7 +59,7 @@ def test_reports_say_what_came_of_each_episode() -> None:
     record("fine")
     record("parts", frame_filter=lambda step: step != 2)
     record("harmed")
-    damage("harmed")
+    damage("harmed", 200)
     result = run("replay", "t", "--verify", "--skip-damaged", *FILES)
     found = report()
     assert (found["ended"], found["exit_code"], found["chosen"]) == ("complete", result.exit_code, 12)
@@ -114,7 +83,7 @@ def test_a_difference_is_a_failure_that_says_where() -> None:
 def test_damage_that_ends_it_is_an_error_beside_what_was_verified() -> None:
     record("a-fine")
     record("harmed")
-    damage("harmed")
+    damage("harmed", 200)
     assert run("verify", "t", *FILES).exit_code == 5
     found = report()
     assert (found["ended"], found["exit_code"], found["verdicts"]) == ("damaged", 5, {"identical": 5})
@@ -124,8 +93,8 @@ def test_damage_that_ends_it_is_an_error_beside_what_was_verified() -> None:
 
 def test_an_environment_that_cannot_be_had_is_in_the_reports_too() -> None:
     record("fine")
-    assert run("verify", "t", "--env", "Nothing-v0", *FILES).exit_code == 1
-    assert (report()["ended"], report()["exit_code"]) == ("error", 1)
+    assert run("verify", "t", "--env", "Nothing-v0", *FILES).exit_code == 4
+    assert (report()["ended"], report()["exit_code"]) == ("error", 4)
     assert kinds() == ["error"]
     assert "Nothing" in suite()[0][0].attrib["message"]
 

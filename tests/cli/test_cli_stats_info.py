@@ -14,34 +14,32 @@ import cradle
 import gymnasium
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from gym_trace_cli import info, show
-from gym_trace_cli.main import cli
 from gymnasium import spaces
+from shell import ok, run, strict_json
 from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
 from gym_trace.model.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 
+KILLED = """
+import os, sys
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])
+env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)
+"""
 ESCAPE = "\x1b[31mred\x07"  # text of a trace that must not reach a terminal
 
 
-def _run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+def _output(*arguments: object) -> str:
+    return ok(*arguments).stdout
 
 
-def _output(*arguments: str | Path) -> str:
-    result = _run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def _json(*arguments: str | Path) -> Any:
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(_output(*arguments, "--json"), parse_constant=refuse)
+def _json(*arguments: object) -> Any:
+    return strict_json(_output(*arguments, "--json"))
 
 
 def _record(directory: Path, env: Any, episodes: int, *, seed: int | None = 0, **options: Any) -> None:
@@ -58,10 +56,6 @@ def cartpole(tmp_path: Path) -> Path:
     return tmp_path / "cartpole"
 
 
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "draws", lambda: True)
-
-
 # -- stats ------------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +69,7 @@ def test_stats_prints_plain_lines_without_a_terminal(cartpole: Path) -> None:
 
 
 def test_stats_draws_on_a_terminal(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _terminal(monkeypatch)
+    monkeypatch.setattr(show, "draws", lambda: True)
     monkeypatch.chdir(cartpole.parent)
     lines = _output("stats", cartpole.name, "--columns").splitlines()
     (curve,) = (line for line in lines if line.startswith("return over time"))
@@ -88,9 +82,7 @@ def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     rows = np.array([[1, np.nan], [np.inf, 2]])
     script = [(rows[0], [Told(rows[1], float("nan"), True)])]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(1)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     summary = _json("stats", tmp_path, "--columns", "--by", "outcome")
     assert summary["return"]["nan"] == 1
     assert summary["groups"]["terminated"]["observations"][0]["dimensions"][1]["nan"] == 1
@@ -99,9 +91,7 @@ def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
 def test_stats_shows_nan_beside_the_moments(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     script = [(np.array([np.nan]), [Told(np.array([2.0]), float("nan"), True)])]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(1)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "return: left out 1 episode with NaN" in output.splitlines()
     assert any(line.split() == ["count", "mean", "std", "min", "max", "nan"] for line in output.splitlines())
@@ -132,7 +122,7 @@ def test_stats_says_that_frames_were_filtered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--columns"], ["--by", "outcome", "--columns"]])
 def test_stats_of_an_empty_trace(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
-    _terminal(monkeypatch)
+    monkeypatch.setattr(show, "draws", lambda: True)
     assert "episodes  0" in _output("stats", tmp_path, *options)
 
 
@@ -140,10 +130,7 @@ def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
     space = spaces.Dict({"state": spaces.Discrete(1000), "wide": spaces.Box(0, 1, (100,), np.float64)})
     steps = [Told({"state": i, "wide": np.zeros(100)}, terminated=i == 99) for i in range(100)]
     script = [({"state": 500, "wide": np.zeros(100)}, steps)]
-    with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        for _ in range(100):
-            env.step(0)
+    _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     lines = _output("stats", tmp_path, "--columns").splitlines()
     (others,) = (line.split() for line in lines if " others " in line)
     assert others == ["observations/state", "81", "others", "81", "80.2%"]
@@ -153,9 +140,7 @@ def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:observations")
 def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> None:
     script = [(0, [Told("text", "reward", terminated=True)])]
-    with TraceRecordingWrapper(ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), tmp_path) as env:
-        env.reset()
-        env.step(0)
+    _record(tmp_path, ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
     assert "rewards: 1 left out, no numbers" in output
@@ -168,10 +153,8 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(
     script = [({ESCAPE: ESCAPE}, [Told({ESCAPE: "\ud800"}, terminated=True)])]
     env = ScriptedEnv(space, spaces.Discrete(2), script)
     env.render_mode = ESCAPE
-    with TraceRecordingWrapper(env, tmp_path, split=ESCAPE, metadata={ESCAPE: [ESCAPE]}) as recorded:
-        recorded.reset()
-        recorded.step(0)
-    _terminal(monkeypatch)
+    _record(tmp_path, env, 1, split=ESCAPE, metadata={ESCAPE: [ESCAPE]})
+    monkeypatch.setattr(show, "draws", lambda: True)
     for arguments in (["stats", "--columns", "--by", "split"], ["info"]):
         output = _output(*arguments, tmp_path)
         assert "red" in output
@@ -184,7 +167,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
     data[len(data) // 2] ^= 1
     batch.write_bytes(data)
     assert "episodes     20" in _output("stats", cartpole)
-    result = _run("stats", cartpole, "--columns")
+    result = run("stats", cartpole, "--columns")
     assert result.exit_code == 5
     assert result.stderr.startswith("error: ")
     assert "gym-trace repair" in result.stderr
@@ -194,7 +177,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
 @pytest.mark.parametrize("command", ["stats", "info"])
 def test_a_directory_without_a_trace_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
-        result = _run(command, directory)
+        result = run(command, directory)
         assert result.exit_code == 1
         assert result.output.count("\n") == 1
         assert str(directory) in result.output
@@ -249,18 +232,8 @@ def test_info_shows_metadata_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> None:
-    script = (
-        "import os, sys\n"
-        "from zoo import CountingEnv\n"
-        "from gym_trace import TraceRecordingWrapper\n"
-        "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])\n"
-        "env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)\n"
-    )
-    killed = cradle.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        check=False,
-    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    killed = cradle.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environ, check=False)
     assert killed.returncode == -signal.SIGKILL
     with open(next(tmp_path.glob("*.part")), "ab") as file:
         file.write(b"\xf7GTREC\r\n torn")
@@ -284,7 +257,7 @@ def test_info_names_damage_and_what_to_do(cartpole: Path) -> None:
 
 def _follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: Any, *options: str) -> Result:
     monkeypatch.setattr(info, "time", SimpleNamespace(sleep=sleep))
-    return _run("info", tmp_path, "--follow", *options)
+    return run("info", tmp_path, "--follow", *options)
 
 
 def test_info_follow_prints_a_line_a_change_until_the_last_writer_is_done(
@@ -306,12 +279,8 @@ def test_info_follow_prints_a_line_a_change_until_the_last_writer_is_done(
     result = _follow(tmp_path, monkeypatch, sleep, "--json")
     assert result.exit_code == 0
     told = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(now["episodes"], now["steps"], now["recording"]) for now in told] == [
-        (0, 0, 1),
-        (1, 2, 1),
-        (2, 4, 1),
-        (2, 4, 0),
-    ]
+    counts = [(now["episodes"], now["steps"], now["recording"]) for now in told]
+    assert counts == [(0, 0, 1), (1, 2, 1), (2, 4, 1), (2, 4, 0)]
 
 
 def test_info_follow_of_a_finished_trace_ends_at_once(cartpole: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
-from shell import in_directory, ok, run
+from shell import ok, run
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
@@ -36,9 +36,8 @@ def broken():
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "factories.py").write_text(FACTORY)
-    yield from in_directory(tmp_path, monkeypatch)
+def factories(here: Path) -> None:
+    (here / "factories.py").write_text(FACTORY)
 
 
 def record(name: str, episodes: int = 3, steps: int = 5, **options: Any) -> None:
@@ -95,11 +94,6 @@ def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:
     assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()].count("damaged") == 1
 
 
-def test_an_unverifiable_trace_is_reported_without_an_error() -> None:
-    record("parts", frame_filter=lambda step: step > 2)
-    assert code() == 4
-
-
 def test_the_trace_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     record("fine")
     opened: list[Any] = []
@@ -139,18 +133,18 @@ def test_lanes_are_made_by_a_function_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "exit_code", "told"),
     [
-        ("factories:nothing", "return a gymnasium.Env"),
-        ("factories:broken", "RuntimeError: out of coffee"),
-        ("factories:missing", "no attribute"),
-        ("factories", "MODULE:NAME"),
+        ("factories:nothing", 4, "return a gymnasium.Env"),
+        ("factories:broken", 4, "RuntimeError: out of coffee"),
+        ("factories:missing", 2, "no attribute"),
+        ("factories", 2, "MODULE:NAME"),
     ],
 )
-def test_a_function_that_makes_no_environment_is_an_error_in_a_line(name: str, told: str) -> None:
+def test_a_function_that_makes_no_environment_is_an_error_in_a_line(name: str, exit_code: int, told: str) -> None:
     record("fine")
     result = run("replay", "t", "--verify", "--make", name)
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == exit_code
     assert told in result.stderr
 
 
@@ -174,7 +168,9 @@ def test_the_window_shows_the_environment_that_is_named(monkeypatch: pytest.Monk
 
 def test_many_unverifiable_episodes_with_one_reason_are_listed_briefly() -> None:
     record("parts", episodes=5, frame_filter=lambda step: step != 2)
-    told = run("verify", "t").stdout.splitlines()
+    result = run("verify", "t")
+    assert (result.exit_code, result.stderr) == (4, "")
+    told = result.stdout.splitlines()
     assert [line.startswith("episode") for line in told] == [True, True, True, False, False]
     assert told[3].startswith("2 more episodes cannot be verified: steps before")
     assert told[4].endswith("5 that cannot be verified")
@@ -197,12 +193,18 @@ def imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def test_an_error_shows_the_command_with_the_imports_of_the_recording(imported: Callable[[], None]) -> None:
     result = run("verify", "t")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "It would import clicks, as was done for the recording (--import clicks)" in result.output
     assert result.output.endswith("\nimport what the recording imported: gym-trace verify t --json --import "
                                   "clicks\n")  # fmt: skip
     assert "clicks" not in sys.modules
     ok("verify", "t", "--import", "clicks")
+
+
+def test_an_environment_that_cannot_be_made_exits_with_4_also_beside_others(imported: Callable[[], None]) -> None:
+    record("fine")
+    result = run("verify", "t")
+    assert (result.exit_code, "3 identical, bit for bit, 1 that cannot be verified" in result.stdout) == (4, True)
 
 
 def test_trust_imports_what_the_recording_imported(imported: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The current directory may be a stranger's: no module in it is imported unless the user names it."""
+"""The current directory may be untrusted: no module in it is imported unless the user names it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_workers_do_not_start_where_an_old_python_would_import_what_lies_there(
         pass
 
 
-def test_what_an_environment_starts_finds_modules_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_an_environment_find_modules_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with safe_start.started_safely():
         safe_start.forget_safe_path()  # as a worker does

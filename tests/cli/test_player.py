@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,10 +36,8 @@ def record(path: Path, env: Any, episodes: int = 1, **options: Any) -> Trace:
         recorder.action_space.seed(0)
         for episode in range(episodes):
             recorder.reset(seed=episode)
-            over = False
-            while not over:
-                _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
-                over = terminated or truncated
+            while not any(recorder.step(recorder.action_space.sample())[2:4]):
+                pass
     return open_trace(path)
 
 
@@ -145,12 +144,7 @@ def test_next_goes_on_behind_the_end_of_an_episode_and_ends_with_the_last(tmp_pa
 
 def test_without_keys_all_is_played_to_the_end(tmp_path: Path) -> None:
     trace = record(tmp_path, painted(), 2)
-
-    def patience() -> Iterable[None]:
-        while True:
-            yield None
-
-    player, scripted = played(trace, patience(), paused=False)
+    player, scripted = played(trace, itertools.repeat(None), paused=False)
     assert player.played == {0, 1}
     assert "episode 1 (2 of 2)" in scripted.drawn.text
     assert "step 6 " in scripted.drawn.text
@@ -303,7 +297,7 @@ def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
     trace = record(tmp_path, painted(length=40), 3)
     told: list[Any] = []
     monkeypatch.setattr(Player, "told", lambda self, verdict: told.append(verdict.index))
-    _, scripted = played(trace, [], meanwhile=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
+    _, scripted = played(trace, [], unasked=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
     assert "episode 0" in scripted.screens[0]
     assert "playing it again" in scripted.screens[0]
     assert "episode 1" in scripted.screens[-1]

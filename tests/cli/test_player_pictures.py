@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gym_trace_cli.player.pictures import as_picture, colours_of, fitting, half_blocks, shades
-from gym_trace_cli.player.screen import Screen, fitted
-from gym_trace_cli.player.sixel import sixel
+from gym_trace_cli.player.screen import Screen, as_picture, colours_of, fitted, fitting, half_blocks, shades, sixel
 from gym_trace_cli.player.terminal import Abilities
 from hypothesis import given
 from hypothesis import strategies as st

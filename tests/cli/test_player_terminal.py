@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shell import in_directory, ok, run
+from shell import ok, run
 from terminals import Console, console
 
 TAKEN, GIVEN_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -53,18 +53,16 @@ gymnasium.register("Loud-v0", entry_point="loud:Loud")
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    yield from in_directory(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture
-def trace() -> None:
+def trace(here: Path) -> None:
     ok("record", "CartPole-v1", "-o", "t", "--episodes", 3, "--seed", 0)
 
 
 @pytest.fixture
-def loud(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+def loud(here: Path) -> Iterator[tuple[str, ...]]:
     import gymnasium
 
     Path("loud.py").write_text(LOUD)

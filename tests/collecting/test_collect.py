@@ -23,16 +23,16 @@ from hypothesis import strategies as st
 from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
-from gym_trace.collecting.supervisor import Supervisor
+from gym_trace.collecting.supervisor import EpisodeRanges, EpisodeSet, Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.processes.backend import Lost
+from gym_trace.processes.fleet import Lost
 from gym_trace.processes.local import LocalProcesses
 from gym_trace.processes.run_log import EVENTS
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
-LANES = [None, pytest.param(3, marks=pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="old"))]
+needs_lanes = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+LANES = [None, pytest.param(3, marks=needs_lanes)]
 
 
 class Murderous(LocalProcesses):
@@ -120,7 +120,7 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
         assert any(reason in given for given in reasons), reasons
 
 
-@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+@needs_lanes
 @pytest.mark.parametrize(("workers", "num_envs"), [(1, 1), (2, 3)])
 def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, workers: int, num_envs: int) -> None:
     make = partial(Troubled, str(tmp_path))
@@ -135,17 +135,11 @@ def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, wo
         assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
 
 
-@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+@needs_lanes
 def test_random_actions_are_the_same_with_lanes_as_without(tmp_path: Path) -> None:
     for name, options in (("a", {}), ("b", {"num_envs": 4})):
         collect(CARTPOLE, directory=tmp_path / name, episodes=12, seed=2, **options)
     assert whole_episodes(tmp_path / "a", 2) == whole_episodes(tmp_path / "b", 2)
-
-
-def test_annotations_of_a_policy_are_recorded(tmp_path: Path) -> None:
-    collect(partial(Troubled, str(tmp_path)), acts_by_the_observation, tmp_path / "trace", episodes=2, seed=1)
-    for episode in open_trace(tmp_path / "trace"):
-        assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
 
 
 def test_a_policy_is_seeded_for_each_episode(tmp_path: Path) -> None:
@@ -168,6 +162,8 @@ def test_one_process_records_the_same_episodes_as_workers(tmp_path: Path, calm: 
     assert (result.stopped, result.episodes, result.restarts) == ("done", 90, 0)
     assert [worker.state for worker in result.workers] == ["ended"]
     assert whole_episodes(tmp_path / "t", 1) == calm
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
 
 
 def test_an_error_in_one_process_is_raised_as_it_is_and_the_run_can_be_resumed(tmp_path: Path) -> None:
@@ -194,13 +190,15 @@ def test_an_episode_that_always_fails_is_abandoned_and_reported(tmp_path: Path) 
     assert sorted(whole_episodes(tmp_path / "trace", 1)) == [0, 1, 2, 3, 5, 6, 7]
 
 
-def test_workers_that_cannot_start_are_abandoned(tmp_path: Path) -> None:
-    result = collect(
-        partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, episodes=3, workers=2, max_restarts=2
-    )
-    assert result.stopped == "failed"
-    assert result.restarts == 2
+@pytest.mark.parametrize(("limit", "workers"), [({"episodes": 3}, 2), ({"seconds": 30}, 1)])
+def test_a_run_whose_workers_cannot_start_fails_before_its_limit(
+    tmp_path: Path, limit: dict[str, Any], workers: int
+) -> None:
+    make = partial(gymnasium.make, "CartPole-v1", nonsense=1)
+    result = collect(make, directory=tmp_path, workers=workers, max_restarts=workers, **limit)
+    assert (result.stopped, result.restarts) == ("failed", workers)
     assert all("nonsense" in worker.trouble for worker in result.workers)
+    assert "nonsense" in result.trouble
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +276,6 @@ def test_an_episode_that_kills_its_process_is_identified_and_abandoned(tmp_path:
     assert result.stopped == "failed"
     assert list(result.failed) == [7]
     assert sorted(whole_episodes(tmp_path, 1)) == [k for k in range(40) if k != 7]
-
-
-def test_a_run_whose_workers_cannot_start_fails_before_its_time_limit(tmp_path: Path) -> None:
-    result = collect(partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, seconds=30, max_restarts=1)
-    assert result.stopped == "failed"
-    assert "nonsense" in result.trouble
 
 
 def test_resuming_with_other_settings_raises(tmp_path: Path) -> None:

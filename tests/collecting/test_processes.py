@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from gym_trace.errors import InvalidOption
-from gym_trace.processes.backend import Job, Key, Lost
-from gym_trace.processes.fleet import Fleet, Member
+from gym_trace.processes.fleet import Fleet, Job, Key, Lost, Member, Meter
 from gym_trace.processes.local import LocalProcesses, portable
-from gym_trace.processes.meter import Meter
 
 JOB = Job("any", print, ())
 

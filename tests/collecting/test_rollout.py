@@ -58,12 +58,6 @@ def test_the_random_actions_of_an_episode_do_not_depend_on_the_episodes_before()
     assert [actions[:3] for actions in long.actions] == short.actions
 
 
-def test_episode_seeds_are_distinct_and_fit_into_31_bits() -> None:
-    seeds = {episode_seed(root, k) for root in (0, 1, 2**40) for k in range(300)}
-    assert len(seeds) == 900
-    assert all(0 <= seed < 2**31 for seed in seeds)
-
-
 def test_episode_seeds_stay_what_they_are_in_every_release() -> None:
     assert [episode_seed(0, k) for k in range(3)] == [1151150034, 1668693542, 807915961]
 
@@ -75,20 +69,14 @@ def test_without_a_seed_each_run_gets_its_own_and_tells_it() -> None:
     assert [first.seeds[0], second.seeds[0]] == [episode_seed(run.seed, 0) for run in runs]
 
 
-def test_episodes_are_run_whole() -> None:
-    done = record_episodes(Countdown(5), episodes=3)
-    assert (done.episodes, done.steps, done.open_steps) == (3, 15, 0)
-
-
-@pytest.mark.parametrize(
-    ("steps", "episodes", "open_steps"), [(1, 0, 1), (5, 1, 0), (13, 2, 3), (0, 0, 0)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("steps", "episodes", "open_steps"), [(1, 0, 1), (5, 1, 0), (13, 2, 3), (0, 0, 0)])
 def test_a_limit_on_steps_is_exact_and_begins_no_episode_in_vain(steps: int, episodes: int, open_steps: int) -> None:
     env = Countdown(5)
     done = record_episodes(env, steps=steps)
     assert (done.steps, done.episodes, done.open_steps) == (steps, episodes, open_steps)
     assert sum(map(len, env.actions)) == steps
     assert all(env.actions)
+    assert env.closed == 0
 
 
 def test_a_limit_on_seconds_ends_in_the_middle_of_an_episode() -> None:
@@ -103,7 +91,8 @@ def test_a_limit_on_seconds_ends_a_run_of_episodes_of_one_step() -> None:
 
 
 def test_the_first_limit_that_is_met_ends_the_run() -> None:
-    assert record_episodes(Countdown(5), episodes=2, steps=1000, seconds=1000).steps == 10
+    done = record_episodes(Countdown(5), episodes=2, steps=1000, seconds=1000)
+    assert (done.episodes, done.steps, done.open_steps) == (2, 10, 0)
     assert record_episodes(Countdown(5), episodes=1000, steps=7, seconds=1000).steps == 7
 
 
@@ -158,12 +147,6 @@ def test_progress_tells_the_returns_of_the_last_hundred_episodes() -> None:
     done = record_episodes(Countdown(1), episodes=250)  # the return of episode k is k + 1
     assert (done.min_return, done.mean_return, done.max_return) == (151, 200.5, 250)
     assert record_episodes(Countdown(5), steps=3).mean_return is None
-
-
-def test_the_environment_is_left_open() -> None:
-    env = Countdown()
-    record_episodes(env, episodes=1)
-    assert env.closed == 0
 
 
 def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wrappers(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from unittest import mock
 import numpy as np
 import pytest
 from asking import TellingEnv, tried
-from edited import check_clean, contents, record_anything
+from edited import SAMPLES, check_clean, contents, record_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
-from runs import batch_reader, record_lengths, record_nested, recorded
+from runs import chunks_of, flip, record_lengths, record_nested, recorded
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
@@ -26,8 +26,6 @@ from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
-
-SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("format-*/*"))
 
 
 def record_many(directory: Path, writers: int, episodes: int = 2, **options: Any) -> None:
@@ -84,7 +82,7 @@ def test_many_short_writers_take_a_tenth_of_the_bytes_in_one_file_and_one_chunk(
     record_many(tmp_path / "t", 60)
     report = edit.compact(tmp_path / "t", tmp_path / "c")
     (batch,) = (tmp_path / "c").glob("*.gtb")
-    assert len(batch_reader(batch).chunks) == 1
+    assert len(chunks_of(batch)) == 1
     assert size_of(tmp_path / "c") == report.bytes < size_of(tmp_path / "t") / 8
     assert report.episodes == 120
     assert len(report.writers) == 60
@@ -159,7 +157,7 @@ def test_replays_of_a_compacted_trace_verify_with_unseeded_resets_too(tmp_path: 
     assert [found.difference for found in diff_traces(tmp_path / "t", tmp_path / "c")] == [None] * 12
 
 
-def test_what_killed_writers_left_in_rings_is_compacted_with_their_pending_actions(tmp_path: Path) -> None:
+def test_rings_of_killed_writers_are_compacted_with_their_pending_actions(tmp_path: Path) -> None:
     for name, action in (("v", 3), ("w", 4)):
         run = Run().play(5, 100, 7, open_end=True)
         run.slab.ask(action)
@@ -191,7 +189,7 @@ def test_small_chunks_and_batches_of_one_writer_become_few_and_large_ones_are_co
     assert contents(tmp_path / "copied") == contents(tmp_path / "t")
 
 
-def test_readers_of_another_version_are_told_that_they_need_a_newer_one(tmp_path: Path) -> None:
+def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Path) -> None:
     record_many(tmp_path / "t", 2)
     edit.compact(tmp_path / "t", tmp_path / "c")
     (batch,) = (tmp_path / "c").glob("*.gtb")
@@ -202,21 +200,15 @@ def test_readers_of_another_version_are_told_that_they_need_a_newer_one(tmp_path
         assert batch.read_bytes()[8:16] == bytes([1, 0, 1, 0, 0, 0, 0, 0])
 
 
-def flipped(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
-
-
 def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_steps_these_were(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.editing.pieces.SMALL_CHUNK", 700):
+    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 700):
         record_many(tmp_path / "t", 8)
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
-    chunks = batch_reader(path).chunks
+    chunks = chunks_of(path)
     assert len(chunks) > 3
     old = contents(tmp_path / "t")
-    flipped(path, int(chunks["offset"][2] + chunks["length"][2]) - 40)
+    flip(path, chunks[2][1] - 40)
     trace = open_trace(tmp_path / "c")
     with pytest.warns(UserWarning, match="skipped bytes"):
         left = [(episode.writer, episode.episode_id) for episode in trace.scan(on_damage="skip")]
@@ -236,27 +228,21 @@ def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_s
 def test_repair_of_a_compacted_trace_keeps_origins_apart_where_episodes_go_over_chunks(tmp_path: Path) -> None:
     for number in range(3):
         record_lengths(tmp_path / "t", [9, 12], flush_after=3, on_exist="append", metadata=number)
-    with mock.patch("gym_trace.editing.pieces.SMALL_CHUNK", 400):
+    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 400):
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
-    chunks = batch_reader(path).chunks
-    for number in range(1, len(chunks) - 1):
-        shutil.copytree(tmp_path / "c", tmp_path / f"d{number}")
-        flipped(tmp_path / f"d{number}" / path.name, int(chunks["offset"][number] + chunks["length"][number]) - 40)
-        repair_trace(tmp_path / f"d{number}", tmp_path / f"r{number}")
-        check_clean_but_killed(tmp_path / f"r{number}")
-        trace = open_trace(tmp_path / f"r{number}")
-        for episode in trace:
+    for number, (_, end) in list(enumerate(chunks_of(path)))[1:-1]:
+        broken, repaired = tmp_path / f"d{number}", tmp_path / f"r{number}"
+        shutil.copytree(tmp_path / "c", broken)
+        flip(broken / path.name, end - 40)
+        repair_trace(broken, repaired)
+        assert check_trace(repaired).damages == open_trace(repaired).damage == []
+        for episode in open_trace(repaired):
             assert np.diff(episode.observations[:, 0]).tolist() == [1] * len(episode)
 
 
-def check_clean_but_killed(directory: Path) -> None:
-    assert check_trace(directory).damages == []
-    assert open_trace(directory).damage == []
-
-
 def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
-    """A batch that says what a stranger might."""
+    """Write a batch with hostile origins."""
     recorded(directory)
     trace = open_trace(directory)
     schema = {**trace.readers[0].schema, "writer": "forged", ORIGINS: packed_origins(origins)}
@@ -307,7 +293,7 @@ def test_fragments_that_no_origin_claims_are_damage(tmp_path: Path, origins: Any
         [{"writer": "a"}, {"writer": "a"}, {"writer": "a", "without": ["recorder", "metadata"], "manifest": [None]}],
     ],
 )
-def test_origins_that_a_stranger_has_written_are_read_and_named_as_files_may_be(tmp_path: Path, origins: Any) -> None:
+def test_hostile_origins_are_read_and_get_names_that_files_may_have(tmp_path: Path, origins: Any) -> None:
     write_with_origins(tmp_path / "t", origins, [0, 1 << ID_BITS, 2 << ID_BITS])
     trace = open_trace(tmp_path / "t")
     assert len([episode.observations for episode in trace]) == len(trace) == 3
@@ -333,7 +319,7 @@ def test_where_no_batch_says_who_the_origins_are_the_manifest_does(tmp_path: Pat
     record_many(tmp_path / "t", 3)
     edit.compact(tmp_path / "t", tmp_path / "c")
     (batch,) = (tmp_path / "c").glob("*.gtb")
-    flipped(batch, wire.HEADER_SIZE + 100)
+    flip(batch, wire.HEADER_SIZE + 100)
     assert open_trace(tmp_path / "c").writers == open_trace(tmp_path / "t").writers
 
 
@@ -365,7 +351,7 @@ def test_where_origins_are_too_many_for_one_file_there_are_several(tmp_path: Pat
         assert open_trace(tmp_path / name).writers == open_trace(tmp_path / "t").writers
 
 
-def test_what_is_recorded_damaged_or_a_view_is_not_compacted(tmp_path: Path) -> None:
+def test_views_and_traces_that_are_recorded_are_not_compacted(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t")
     env.reset()
     with pytest.raises(TraceError, match="still recording"):

@@ -1,4 +1,4 @@
-"""Columns that a trace can do without are left out of it; what it says of itself is set, and told."""
+"""Columns are dropped from a trace; facts are set and unset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
 
 
 class Informing(TellingEnv):
-    """Has an info at a reset."""
+    """An environment with an info at resets."""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         observation, _ = super().reset(**options)
@@ -102,7 +102,9 @@ def test_a_trace_without_infos_still_verifies(tmp_path: Path) -> None:
         ("", "no ''"),
     ],
 )
-def test_what_cannot_be_dropped_is_refused_with_what_can(tmp_path: Path, column: str, said: str) -> None:
+def test_dropping_a_required_or_unknown_column_raises_and_lists_the_others(
+    tmp_path: Path, column: str, said: str
+) -> None:
     record_annotated(tmp_path / "t", writers=1)
     with pytest.raises(InvalidOption, match=said):
         edit.drop(tmp_path / "t", [column], tmp_path / "d")

@@ -13,19 +13,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from edited import check_clean, contents, record_anything
+from edited import SAMPLES, check_clean, contents, record_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
-from runs import manifest_entries, record_lengths, record_nested, recorded
+from runs import chunks_of, flip, manifest_entries, record_lengths, record_nested, recorded
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import video_name
-
-SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("format-*/*"))
 
 
 def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int, killed: bool = False) -> list[Path]:
@@ -152,7 +150,7 @@ def test_a_writer_that_was_killed_keeps_its_open_episode_and_the_action_that_was
     assert [episode.pending_action for episode in open_trace(tmp_path / "others")] == [None, None]
 
 
-def test_of_a_trace_that_is_being_recorded_the_episodes_that_are_over_are_taken(tmp_path: Path) -> None:
+def test_running_episodes_are_skipped(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(4), tmp_path / "t")
     for seed in range(3):
         env.reset(seed=seed)
@@ -184,7 +182,7 @@ def test_an_episode_that_is_not_the_same_in_two_traces_is_named_and_nothing_is_w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_what_is_a_copy_in_another_trace_is_read_and_not_decoded(tmp_path: Path) -> None:
+def test_copies_of_chunks_in_another_trace_are_read_but_not_decoded(tmp_path: Path) -> None:
     record_lengths(tmp_path / "a", [3] * 40, flush_after=7, uid="w")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with mock.patch("gym_trace.editing.sources._compare", side_effect=AssertionError):
@@ -192,10 +190,7 @@ def test_what_is_a_copy_in_another_trace_is_read_and_not_decoded(tmp_path: Path)
     assert (report.episodes, report.duplicates) == (40, 40)
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
     path = tmp_path / "a" / "w.000000.gtb"
-    offset, length, _, _ = open_trace(tmp_path / "a").readers[0].batches[0].chunks[3].tolist()
-    data = bytearray(path.read_bytes())
-    data[offset + length - 100] ^= 1
-    path.write_bytes(data)
+    flip(path, chunks_of(path)[3][1] - 100)
     with pytest.raises(CorruptTrace, match=r"a/w\.000000\.gtb"):
         edit.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "d")
 
@@ -292,7 +287,7 @@ def test_a_hash_of_the_seed_decides_the_part_of_an_episode_however_much_is_recor
         ({"fractions": {"a": 0.5, "b": 0.4}}, r"add up to 0\.9"),
         ({"fractions": {"a": 1.5, "b": -0.5}}, "at most 1"),
         ({"fractions": {"..": 0.5, "b": 0.5}}, "directory"),
-        ({"fractions": {"a": 0.5, "A": 0.5}}, "capitals"),
+        ({"fractions": {"a": 0.5, "A": 0.5}}, "differ only in capitals"),
         ({"fractions": {"a": 1 - 1e-9, "b": 1e-9}}, "part 'b' would have no episode"),
     ],
 )
@@ -333,12 +328,9 @@ def test_a_lost_batch_is_not_covered_up(tmp_path: Path) -> None:
 def test_damage_in_a_chunk_is_copied_as_it_is_or_ends_the_edit(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [50, 50], flush_after=100, uid="w")
     path = tmp_path / "t" / "w.000000.gtb"
-    data = bytearray(path.read_bytes())
-    offset, length, _, _ = open_trace(tmp_path / "t").readers[0].batches[0].chunks[0].tolist()
-    data[offset + length - 100] ^= 1
-    path.write_bytes(data)
+    flip(path, chunks_of(path)[0][1] - 100)
     edit.merge([tmp_path / "t"], tmp_path / "copy")
-    assert (tmp_path / "copy" / path.name).read_bytes() == data
+    assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
     with pytest.raises(CorruptTrace, match=r"w\.000000\.gtb"):
         edit.filter(tmp_path / "t", tmp_path / "some", [0])
     assert not (tmp_path / "some").exists()
@@ -382,7 +374,7 @@ def test_checksums_of_files_are_known_from_those_of_their_parts(a: bytes, b: byt
     assert wire.replaced_crc(crc32(a + rest), a, other, len(rest)) == crc32(other + rest)
 
 
-def test_one_trace_is_no_list_to_merge(tmp_path: Path) -> None:
+def test_merging_one_trace_instead_of_a_list_raises(tmp_path: Path) -> None:
     for one in ("traces", tmp_path):
         with pytest.raises(InvalidOption, match="a list of one or more"):
             edit.merge(one, tmp_path / "new")

@@ -39,14 +39,14 @@ def make_trace(directory: Path) -> None:
     (directory / "logs" / "deep").mkdir(parents=True)
     (directory / "logs" / "deep" / "events").write_text("events")
     (directory / "link").symlink_to("notes.txt")
-    edit.annotate(directory, {"author": "somebody"})
+    edit.annotate(directory, {"author": "Ada"})
 
 
 def check_beside(directory: Path) -> None:
     assert (directory / "notes.txt").read_text() == "notes"
     assert (directory / "logs" / "deep" / "events").read_text() == "events"
     assert os.readlink(directory / "link") == "notes.txt"
-    assert open_trace(directory).facts == {"author": "somebody"}
+    assert open_trace(directory).facts == {"author": "Ada"}
 
 
 def replace_with(directory: Path, then: Callable[[Path], Any]) -> None:
@@ -141,10 +141,10 @@ def test_every_file_system_event_from_the_exchange_on_leaves_the_new_trace(tmp_p
     assert contents(target) == expected
 
 
-def test_a_trace_that_is_recorded_into_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_trace_that_is_recorded_into_during_the_edit_is_not_replaced(tmp_path: Path) -> None:
     make_trace(tmp_path / "t")
     expected = contents(tmp_path / "t")
-    with pytest.raises(TraceError, match="recorded into it meanwhile"):
+    with pytest.raises(TraceError, match="recorded into during the edit"):
         replace_with(tmp_path / "t", lambda fresh: recorded(tmp_path / "t", on_exist="append"))
     assert expected.items() < contents(tmp_path / "t").items()
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append")
@@ -155,12 +155,12 @@ def test_a_trace_that_is_recorded_into_meanwhile_is_not_replaced(tmp_path: Path)
     assert not list(tmp_path.glob(".*"))
     trace = open_trace(tmp_path / "t")
     recorded(tmp_path / "t", on_exist="append")
-    with pytest.raises(TraceError, match="since it was opened"):
+    with pytest.raises(TraceError, match="changed since it was opened"):
         edit.compact(trace, in_place=True)
     check_beside(tmp_path / "t")
 
 
-def test_what_comes_in_the_moment_of_the_exchange_is_kept(tmp_path: Path) -> None:
+def test_files_that_arrive_during_the_exchange_are_kept(tmp_path: Path) -> None:
     target = tmp_path / "t"
     make_trace(target)
     expected = contents(target)
@@ -212,7 +212,7 @@ def test_where_directories_cannot_change_places_it_is_said_before_the_work_is_do
     ):
         edit.compact(tmp_path / "t", in_place=True)
     monkeypatch.chdir(tmp_path / "t" / "logs")
-    with pytest.raises(InvalidOption, match="you are in this directory"):
+    with pytest.raises(InvalidOption, match="is the current directory"):
         edit.compact(tmp_path / "t", in_place=True)
     monkeypatch.chdir(tmp_path)
     with mock.patch("os.path.ismount", return_value=True), pytest.raises(InvalidOption, match="mount point"):

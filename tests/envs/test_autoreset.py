@@ -1,4 +1,4 @@
-"""Single environments that reset themselves in step(): each episode is an episode, and the reset is no step of it."""
+"""Single environments that reset themselves in step(): each episode is an episode, and the reset is not a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_episodes_of_an_environment_that_resets_itself_are_those_of_one_that_doe
     assert [episode.reset_info for episode in episodes] == [{}, {}, {}]
 
 
-def test_what_the_agent_is_told_is_what_it_is_told_without_a_recorder(tmp_path: Path) -> None:
+def test_the_agent_gets_the_same_values_as_without_a_recorder(tmp_path: Path) -> None:
     bare, env = Autoreset(TellingEnv(3)), TraceRecordingWrapper(Autoreset(TellingEnv(3)), tmp_path)
     assert bits(env.reset()) == bits(bare.reset())
     for action in range(9):

@@ -1,4 +1,4 @@
-"""Environments and arguments of other packages' making, whose objects cannot be copied, asked or believed as usual."""
+"""Environments and arguments of other packages, whose objects cannot be copied or have unusual attributes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gymnasium import spaces
 from runs import play
 from zoo import CountingEnv
 
+import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption
 
@@ -20,7 +21,7 @@ needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"
 
 
 class Schedule:
-    """Whose method is a filter, and which cannot be copied."""
+    """Owner of a filter method; cannot be copied."""
 
     def __init__(self) -> None:
         self.lock, self.asked = threading.Lock(), 0
@@ -106,9 +107,7 @@ class OfSuperSuit(Batched):
 
 @needs_vectors
 def test_supersuits_lanes_are_reset_in_the_step_that_ends_their_episode(tmp_path: Path) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
-    env = TraceRecordingVectorWrapper(OfSuperSuit(), tmp_path / "t", record_infos=True)
+    env = gym_trace.TraceRecordingVectorWrapper(OfSuperSuit(), tmp_path / "t", record_infos=True)
     env.reset()
     for _ in range(7):
         env.step(np.zeros(2, np.int64))
@@ -121,14 +120,12 @@ def test_supersuits_lanes_are_reset_in_the_step_that_ends_their_episode(tmp_path
 
 @needs_vectors
 def test_a_vector_environment_that_does_not_say_what_a_lane_has_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
     envs: Any = Batched()
     with pytest.raises(InvalidOption, match="set its single_observation_space"):
-        TraceRecordingVectorWrapper(envs, tmp_path / "t")
+        gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
     assert not (tmp_path / "t").exists()
     envs.single_observation_space, envs.single_action_space = envs.observation_space, envs.action_space
-    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env = gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.close()
 
@@ -166,20 +163,16 @@ class OfEnvPool(gymnasium.vector.VectorEnv):  # type: ignore[type-arg]
 
 @needs_vectors
 def test_an_asynchronous_envpool_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
     with pytest.raises(InvalidOption, match=r"2 of its 4 environments.*batch_size=num_envs"):
-        TraceRecordingVectorWrapper(OfEnvPool(batch_size=2), tmp_path / "t")
+        gym_trace.TraceRecordingVectorWrapper(OfEnvPool(batch_size=2), tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 
 @needs_vectors
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_masked_reset_that_answers_with_the_lanes_it_reset_is_recorded(tmp_path: Path, filtered: bool) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
     more: dict[str, Any] = {"episode_filter": lambda episode: True} if filtered else {}
-    envs = TraceRecordingVectorWrapper(OfEnvPool(), tmp_path / "t", record_infos=True, **more)
+    envs = gym_trace.TraceRecordingVectorWrapper(OfEnvPool(), tmp_path / "t", record_infos=True, **more)
     envs.reset()
     envs.step(np.zeros(4, np.int64))
     envs.reset(options={"reset_mask": np.array([False, True, False, True])})
@@ -199,8 +192,6 @@ def test_a_masked_reset_that_answers_with_the_lanes_it_reset_is_recorded(tmp_pat
 @needs_vectors
 @pytest.mark.parametrize("where", ["of another kind", "in its arguments"])
 def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: Path, where: str) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
     envs: Any = OfSuperSuit()
     if where == "of another kind":
         envs.spec = threading.Lock()
@@ -208,7 +199,7 @@ def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: P
         envs.spec = gymnasium.envs.registration.EnvSpec(
             "Lock-v0", "nowhere:Env", kwargs={"lock": threading.Lock(), "num_envs": 2}
         )
-    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env = gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.close()
     description = open_trace(tmp_path / "t").readers[0].schema["environment"]
@@ -217,12 +208,10 @@ def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: P
 
 
 @needs_vectors
-def test_what_a_wrapper_that_could_not_be_made_leaves_does_not_close_the_environment(tmp_path: Path) -> None:
-    from gym_trace import TraceRecordingVectorWrapper
-
+def test_a_recorder_that_could_not_be_made_leaves_the_environment_open(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     with pytest.raises(InvalidOption):
-        TraceRecordingVectorWrapper(envs, tmp_path / "t", reward_classes=[1], frame_filter=bool)
+        gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t", reward_classes=[1], frame_filter=bool)
     assert not envs.closed
     envs.close()
 

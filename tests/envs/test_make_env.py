@@ -1,4 +1,4 @@
-"""The recorded spaces and environment, made again, and what a trace alone must not bring about."""
+"""Rebuilding recorded spaces and environments, without executing what only the trace names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from runs import NESTED, record_lengths, record_nested
 from zoo import OddSpace, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.errors import (
-    EnvironmentUnavailable,
-)
+from gym_trace.errors import EnvironmentUnavailable
 
 
 def test_spaces_come_back_equal(tmp_path: Path) -> None:
@@ -97,7 +95,7 @@ gymnasium.register("Recorded/Unheard-v0", "{name}:Env")
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module that leaves a mark when it is imported, and a way to forget that it ever was."""
-    name = "environments_of_somebody_else"
+    name = "environments_of_another_package"
     mark = tmp_path / "imported.txt"
     (tmp_path / f"{name}.py").write_text(MODULE.format(mark=str(mark), name=name))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -111,36 +109,27 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     forget()
 
 
-def test_a_module_that_only_the_trace_names_is_not_imported_unless_allowed(tmp_path: Path, module: Any) -> None:
+@pytest.mark.parametrize("kind", ["Env", "Wrapper"])
+def test_a_module_that_only_the_trace_names_is_not_imported_unless_allowed(
+    tmp_path: Path, module: Any, kind: str
+) -> None:
     name, mark, forget = module
-    __import__(name)
-    env = TraceRecordingWrapper(gymnasium.make("Recorded/Unheard-v0", disable_env_checker=True), tmp_path / "trace")
+    recorded = __import__(name)
+    made = gymnasium.make("Recorded/Unheard-v0" if kind == "Env" else "CartPole-v1", disable_env_checker=True)
+    env = TraceRecordingWrapper(made if kind == "Env" else recorded.Wrapper(made), tmp_path / "trace")
     env.reset()
     env.close()
     forget()
     trace = open_trace(tmp_path / "trace")
     assert [len(episode) for episode in trace] == [0]
-    assert trace.observation_space == spaces.Discrete(2)
     with pytest.raises(EnvironmentUnavailable, match="trust") as caught:
         trace.make_env()
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not mark.exists()
-    assert trace.make_env(trust=True, disable_env_checker=True).reset()[0] == 0
-    assert mark.exists()
-
-
-def test_a_wrapper_that_only_the_trace_names_is_not_imported_unless_allowed(tmp_path: Path, module: Any) -> None:
-    name, mark, forget = module
-    wrapped = __import__(name).Wrapper(gymnasium.make("CartPole-v1"))
-    env = TraceRecordingWrapper(wrapped, tmp_path / "trace")
-    env.close()
-    forget()
-    trace = open_trace(tmp_path / "trace")
-    with pytest.raises(EnvironmentUnavailable, match="trust"):
-        trace.make_env()
-    assert not mark.exists()
-    assert type(trace.make_env(trust=True)).__name__ == "Wrapper"
+    again = trace.make_env(trust=True, disable_env_checker=True)
+    assert type(again).__name__ == ("OrderEnforcing" if kind == "Env" else "Wrapper")
+    again.reset()
     assert mark.exists()
 
 

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import FlattenObservation, RecordEpisodeStatistics, RescaleAction, TimeLimit
+from gymnasium.wrappers import ClipAction, FlattenObservation, RecordEpisodeStatistics, RescaleAction, TimeLimit
 from painted import painted
 from zoo import OddSpace, ScriptedEnv, Told
 
@@ -22,7 +22,7 @@ from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs.identity import installed_versions
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
 from gym_trace.model.values import Unstored
-from gym_trace.video.window import play_for_humans
+from gym_trace.video.simulate import play_for_humans
 
 IS_NEW = hasattr(gymnasium.wrappers, "AddRenderObservation")  # since 1.0
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
@@ -57,14 +57,14 @@ class Silent(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Bare(Silent):
-    """Has nothing to say."""
+    """Takes no arguments."""
 
     def __init__(self, env: Any):
         super().__init__(env, 2.0)
 
 
 class Scaled(TimeLimit):
-    """Of its arguments only those of its base class are known."""
+    """Only the arguments of its base class are known."""
 
     def __init__(self, env: Any, max_episode_steps: int, scale: float = 1.0):
         super().__init__(env, max_episode_steps)
@@ -141,7 +141,7 @@ def test_an_argument_that_cannot_be_stored_is_named_with_the_way_out(tmp_path: P
     assert verdicts(tmp_path, make_env=Keeps) == {"identical"}
 
 
-def test_another_class_than_the_recorded_one_is_told(tmp_path: Path, register: Any) -> None:
+def test_a_class_that_differs_from_the_recorded_one_warns(tmp_path: Path, register: Any) -> None:
     record(gymnasium.make(register(lambda: Keeps())), tmp_path)
     register("gymnasium.envs.classic_control.cartpole:CartPoleEnv")
     with pytest.warns(UserWarning, match=r"recorded was test_recipe\.Keeps, made here is .*CartPoleEnv"):
@@ -205,11 +205,8 @@ def test_arguments_that_are_registered_need_not_be_stored(tmp_path: Path, regist
 
 @pytest.mark.parametrize("name", ["table", "settings", "nested"])
 def test_arguments_that_replace_registered_ones_cannot_be_left_out(tmp_path: Path, register: Any, name: str) -> None:
-    others = {
-        "table": Table(9.0),
-        "settings": Settings(table=Table(4.0), names=["a"]),
-        "nested": {"modes": [Mode.HARD]},
-    }
+    settings = Settings(table=Table(4.0), names=["a"])
+    others = {"table": Table(9.0), "settings": settings, "nested": {"modes": [Mode.HARD]}}
     kept = register(Keeps, kwargs={name: REGISTERED[name]})
     record(gymnasium.make(kept, **{name: others[name]}), tmp_path)
     with pytest.raises(EnvironmentUnavailable, match="could not be stored"):
@@ -247,9 +244,7 @@ def test_atari_with_a_tuple_is_made_again(tmp_path: Path) -> None:
     "wrap",
     [
         lambda env: TimeLimit(TimeLimit(env, 5), 50),
-        lambda env: (
-            gymnasium.wrappers.DtypeObservation(env, np.float16) if IS_NEW else gymnasium.wrappers.ClipAction(env)
-        ),
+        lambda env: gymnasium.wrappers.DtypeObservation(env, np.float16) if IS_NEW else ClipAction(env),
         lambda env: RescaleAction(env, np.float32(-1), np.float32(1)),
         lambda env: RecordEpisodeStatistics(FlattenObservation(env)),
     ],
@@ -373,7 +368,7 @@ def test_a_replay_env_stands_in_for_spaces_that_it_cannot_have(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not IS_NEW, reason="needs gymnasium 1.0")
-def test_what_is_rendered_is_there_where_observations_are_made_of_it(tmp_path: Path) -> None:
+def test_observations_made_of_renderings_are_verified(tmp_path: Path) -> None:
     env = painted(render_mode="rgb_array")
     record(gymnasium.wrappers.AddRenderObservation(env), tmp_path, 4)
     assert verdicts(tmp_path) == {"identical"}
@@ -426,7 +421,7 @@ def test_wrappers_of_lanes_are_made_again(tmp_path: Path, mode: str) -> None:
 
 
 @needs_vectors
-def test_what_make_vec_hands_on_to_make_is_no_argument_of_the_environment(tmp_path: Path, mode: str) -> None:
+def test_arguments_that_make_vec_passes_to_make_do_not_reach_the_environment(tmp_path: Path, mode: str) -> None:
     options: dict[str, Any] = {"max_episode_steps": 4, "disable_env_checker": True}
     record(gymnasium.make_vec("Pendulum-v1", 2, vectorization_mode=mode, **options), tmp_path)
     trace = open_trace(tmp_path)
@@ -481,7 +476,7 @@ class Handed(Keeps):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_could_not_be_stored_is_compared_by_what_is_known_of_it(tmp_path: Path) -> None:
+def test_infos_that_could_not_be_stored_are_compared_by_type(tmp_path: Path) -> None:
     record(Handed(), tmp_path, 3, record_infos=True)
     assert verdicts(tmp_path, make_env=Handed) == {"identical"}
     assert verdicts(tmp_path, make_env=Keeps) == {"differs"}

@@ -15,9 +15,7 @@ from zoo import bits
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.column_decoder import decode, packed_values
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, parse_column
+from gym_trace.format.columns import Column, ColumnEncoder, Workspace, decode, packed_values, parse_column
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.packing import pack
 
@@ -224,21 +222,14 @@ GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]
 )  # fmt: skip
 def test_an_inconsistent_column_descriptor_raises(place: int, value: Any) -> None:
     parse_column(GOOD)
-    bad = list(GOOD)
-    bad[place] = value
     with pytest.raises(CorruptTrace):
-        parse_column(bad)
-
-
-@pytest.mark.parametrize("descriptor", [None, 1, [], GOOD[:7], [*GOOD, 1], "abcdefgh", {}], ids=repr)
-def test_a_malformed_column_descriptor_raises(descriptor: Any) -> None:
-    with pytest.raises(CorruptTrace):
-        parse_column(descriptor)
+        parse_column([*GOOD[:place], value, *GOOD[place + 1 :]])
 
 
 @pytest.mark.parametrize(
     "descriptor",
     [
+        *(None, 1, [], GOOD[:7], [*GOOD, 1], "abcdefgh", {}),
         [["a"], "msgpack", [], 1 << 30, 8, 1, 1, 0],  # a row of one byte, a billion times
         [["a"], "msgpack", [], 3, 0, 4, 4, 0],  # no space for the lengths
         [["a"], "msgpack", [], 1, 4, 5, 5, 0],
@@ -247,7 +238,7 @@ def test_a_malformed_column_descriptor_raises(descriptor: Any) -> None:
     ],
     ids=repr,
 )
-def test_a_column_beyond_the_memory_limits_raises(descriptor: Any) -> None:
+def test_a_malformed_or_too_large_column_descriptor_raises(descriptor: Any) -> None:
     with pytest.raises(CorruptTrace):
         parse_column(descriptor)
 
@@ -256,17 +247,10 @@ def test_a_blob_of_the_wrong_size_raises() -> None:
     rows = rows_of("<f4", 100, (10,), 1, smooth=True)
     column, blob = by_the_document(rows, ZSTD)
     compress = zstandard.ZstdCompressor().compress
-    bombs = [
-        b"",
-        blob[:-1],
-        blob[: len(blob) // 2],
-        b"\0" * len(blob),
-        compress(bytes(column.raw - 1)),
-        compress(bytes(column.raw + 1)),
-        compress(bytes(10**7)),
-        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes()[:-1]),
-        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes() + b"\0"),
-    ]
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress
+    bombs = [b"", blob[:-1], blob[: len(blob) // 2], b"\0" * len(blob)]
+    bombs += [compress(bytes(size)) for size in (column.raw - 1, column.raw + 1, 10**7)]
+    bombs += [unsized(rows.tobytes()[:-1]), unsized(rows.tobytes() + b"\0")]
     for bomb in bombs:
         with pytest.raises(CorruptTrace):
             decode(column._replace(stored=len(bomb)), bomb)

@@ -19,7 +19,8 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from forgery import Forgery, Record, taken_apart
+from forgery import Forgery, taken_apart
+from hostile_forgeries import first, put_values, rows_of
 from longer import LONG
 from runs import batch_reader
 from telltale import all_steps, record, skimmed, steps_of
@@ -118,41 +119,85 @@ def test_zeros_at_the_end_of_an_open_batch_are_not_damage(tmp_path):
 
 # -- malicious files --------------------------------------------------------------------------------------------------
 
-HUGE = (1 << 31) - 1
-FRAGMENTS, REWARDS, INFOS = ("fragments",), ("rewards",), ("infos",)
-_hostile: dict[str, Callable[[Forgery], Any]] = {}
+FRAGMENTS, REWARDS, INFOS, OBSERVATIONS = ((name,) for name in ("fragments", "rewards", "infos", "observations"))
+_frame = zstandard.ZstdCompressor(level=3).compress
+_bomb = functools.cache(lambda: _frame(bytes(1 << 30)))
+_frame_without_size = zstandard.ZstdCompressor(write_content_size=False).compress
+_frame_of_a_huge_window = zstandard.ZstdCompressor(
+    compression_params=zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
+).compress
 
 
-def hostile(change: Callable[[Forgery], Any]) -> Callable[[Forgery], Any]:
-    _hostile[change.__name__] = change
-    return change
+def _extension(code: int, *content: Any) -> bytes:
+    return msgpack.packb(msgpack.ExtType(code, b"".join(content)))
 
 
-def _first(forgery: Forgery) -> Record:
-    """Return the first chunk with steps."""
-    return next(chunk for chunk in forgery.chunks if REWARDS in chunk.columns)
+def _nested(times: int, inner: Any, around: Callable[[Any], Any]) -> Any:
+    return functools.reduce(lambda value, _: around(value), range(times), inner)
 
 
-@functools.cache
-def _bomb(size: int) -> bytes:
-    """Return a small zstd frame that declares its size and inflates to it."""
-    return zstandard.ZstdCompressor(level=3).compress(bytes(size))
+# Columns of the first chunk, and what their descriptors say.
+DESCRIBED = {
+    "constant_rows_that_fill_the_memory": (REWARDS, {"rows": 1 << 28, "encoding": 8, "raw": 8}),
+    "a_column_of_objects": (REWARDS, {"dtype": "O"}),
+    "a_column_of_structures": (REWARDS, {"dtype": "<i4,<f4"}),
+    "a_column_of_a_wrong_shape": (OBSERVATIONS, {"shape": [4]}),
+    "a_column_of_negative_shape": (OBSERVATIONS, {"shape": [-1, -3]}),
+    "negative_rows": (REWARDS, {"rows": -1}),
+    "a_column_that_reaches_out_of_its_record": (REWARDS, {"stored": 1 << 30}),
+}
+# Compressed rewards of a number of rows, and what their descriptor says.
+REWARDS_STORED: dict[str, tuple[Callable[[int], bytes], dict[str, Any]]] = {
+    "a_zstd_bomb": (lambda rows: _bomb(), {}),
+    "a_zstd_bomb_that_is_declared": (lambda rows: _bomb(), {"raw": 1 << 30, "rows": 1 << 27}),
+    "a_zstd_frame_without_its_size": (lambda rows: _frame_without_size(bytes(1 << 20)), {}),
+    "a_truncated_zstd_frame": (lambda rows: _frame(np.random.default_rng(0).bytes(8 * rows))[:-3], {}),
+    "two_zstd_frames": (lambda rows: _frame(bytes(8 * rows)) * 2, {}),
+    "a_zstd_frame_of_a_huge_window": (lambda rows: _frame_of_a_huge_window(bytes(100)), {}),
+}
+# Infos.
+PACKED = {
+    "a_msgpack_bomb": b"\xdd" + (1 << 15).to_bytes(4, "big") + b"\x90" * (1 << 15),
+    "a_larger_msgpack_bomb_than_any_limit": b"\xdd" + (1 << 26).to_bytes(4, "big"),  # and as many values
+    "a_msgpack_value_that_claims_more_than_there_is": b"\xdd\xff\xff\xff\xff",
+    "msgpack_values_nested_deep": b"\x91" * 100_000 + b"\xc0",
+    "extension_types_nested_deep": _nested(3000, b"\xc0", lambda value: _extension(4, b"\x91", value)),
+    "an_array_of_a_shape_that_is_too_large": _extension(1, msgpack.packb(["<f8", [1 << 40], b""])),
+    "an_array_of_negative_shape": _extension(1, msgpack.packb(["<f8", [-1, -1], bytes(8)])),
+    "an_object_array": _extension(1, msgpack.packb(["|O", [1], bytes(8)])),
+}
+# Fields of all fragments.
+FIELDS = {
+    "fragments_of_four_billion_steps": {"steps": 0xFFFFFFFF},
+    "fragments_that_overflow_their_counters": {"first_step": (1 << 64) - 1, "episode": (1 << 64) - 1},
+    "outcomes_and_flags_that_there_are_not": {
+        "flags": 0xFFFFFFFF,
+        "outcome": 0xFFFFFFFF,
+        "start_time": -(1 << 63),
+    },
+}
+# Fields of the observation space.
+SPACE = {
+    "a_schema_of_a_huge_space": {"shape": [1 << 31, 1 << 31]},
+    "a_schema_of_a_space_of_negative_shape": {"shape": [-3]},
+    "a_schema_of_a_space_of_too_many_dimensions": {"shape": [1] * 100},
+    "a_schema_of_a_space_nested_deep": _nested(200, {"type": "Discrete"}, lambda s: {"type": "Tuple", "spaces": [s]}),
+}
+# Fields in the header of the first chunk.
+CLAIMS = {
+    "a_record_that_claims_to_be_huge": {"body_length": 1 << 62},
+    "a_record_with_metadata_beyond_the_file": {"metadata_length": 0xFFFFFFFF},
+    "a_record_of_an_unknown_required_type": {"type": 77},
+}
 
 
-@hostile
 def rows_beyond_any_limit(forgery):
-    for path in _first(forgery).columns:
-        _first(forgery).describe(path, rows=1 << 40)
+    for path in first(forgery).columns:
+        first(forgery).describe(path, rows=1 << 40)
 
 
-@hostile
-def constant_rows_that_fill_the_memory(forgery):
-    _first(forgery).describe(REWARDS, rows=1 << 28, encoding=8, raw=8)
-
-
-@hostile
 def a_constant_chunk_that_fits_its_absurd_fragments(forgery):
-    chunk, steps = _first(forgery), wire.MAX_ROWS // 8
+    chunk, steps = first(forgery), wire.MAX_ROWS // 8
     chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=steps))
     del chunk.metadata["columns"][1:], chunk.blobs[1:]
     for path, dtype, shape, raw in [
@@ -165,211 +210,79 @@ def a_constant_chunk_that_fits_its_absurd_fragments(forgery):
         chunk.store(tuple(path), bytes(raw))
 
 
-@hostile
-def a_zstd_bomb(forgery):
-    _first(forgery).store(REWARDS, _bomb(1 << 30), encoding=1)
-
-
-@hostile
-def a_zstd_bomb_that_is_declared(forgery):
-    _first(forgery).store(REWARDS, _bomb(1 << 30), encoding=1, raw=1 << 30, rows=1 << 27)
-
-
-@hostile
-def a_zstd_frame_without_its_size(forgery):
-    frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
-    _first(forgery).store(REWARDS, frame, encoding=1)
-
-
-@hostile
-def a_truncated_zstd_frame(forgery):
-    chunk = _first(forgery)
-    rows = chunk.metadata["columns"][chunk.columns[REWARDS]][3]
-    frame = zstandard.ZstdCompressor().compress(np.random.default_rng(0).bytes(8 * rows))
-    chunk.store(REWARDS, frame[:-3], encoding=1)
-
-
-@hostile
-def two_zstd_frames(forgery):
-    chunk = _first(forgery)
-    rows = chunk.metadata["columns"][chunk.columns[REWARDS]][3]
-    chunk.store(REWARDS, zstandard.compress(bytes(8 * rows)) * 2, encoding=1)
-
-
-@hostile
-def a_zstd_frame_of_a_huge_window(forgery):
-    options = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
-    frame = zstandard.ZstdCompressor(compression_params=options).compress(bytes(100))
-    _first(forgery).store(REWARDS, frame, encoding=1)
-
-
-@hostile
-def a_msgpack_bomb(forgery):
-    _put_value(_first(forgery), b"\xdd" + (1 << 15).to_bytes(4, "big") + b"\x90" * (1 << 15))
-
-
-@hostile
-def a_larger_msgpack_bomb_than_any_limit(forgery):
-    _put_value(_first(forgery), b"\xdd" + (1 << 26).to_bytes(4, "big") + b"\x90" * (1 << 26))
-
-
-@hostile
-def a_msgpack_value_that_claims_more_than_there_is(forgery):
-    _put_value(_first(forgery), b"\xdd\xff\xff\xff\xff")
-
-
-@hostile
-def msgpack_values_nested_deep(forgery):
-    _put_value(_first(forgery), b"\x91" * 100_000 + b"\xc0")
-
-
-@hostile
-def extension_types_nested_deep(forgery):
-    value = b"\xc0"
-    for _ in range(3000):
-        value = msgpack.packb(msgpack.ExtType(4, b"\x91" + value))
-    _put_value(_first(forgery), value)
-
-
-@hostile
-def an_array_of_a_shape_that_is_too_large(forgery):
-    array = msgpack.packb(["<f8", [1 << 40], b""])
-    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, array)))
-
-
-@hostile
-def an_array_of_negative_shape(forgery):
-    array = msgpack.packb(["<f8", [-1, -1], bytes(8)])
-    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, array)))
-
-
-@hostile
-def an_object_array(forgery):
-    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, msgpack.packb(["|O", [1], bytes(8)]))))
-
-
-@hostile
-def a_column_of_objects(forgery):
-    _first(forgery).describe(REWARDS, dtype="O")
-
-
-@hostile
-def a_column_of_structures(forgery):
-    _first(forgery).describe(REWARDS, dtype="<i4,<f4")
-
-
-@hostile
-def a_column_of_a_wrong_shape(forgery):
-    _first(forgery).describe(("observations",), shape=[4])
-
-
-@hostile
-def a_column_of_negative_shape(forgery):
-    _first(forgery).describe(("observations",), shape=[-1, -3])
-
-
-@hostile
-def negative_rows(forgery):
-    _first(forgery).describe(REWARDS, rows=-1)
-
-
-@hostile
-def a_column_that_reaches_out_of_its_record(forgery):
-    _first(forgery).describe(REWARDS, stored=1 << 30)
-
-
-@hostile
 def the_same_column_twice(forgery):
-    chunk = _first(forgery)
+    chunk = first(forgery)
     chunk.metadata["columns"].append(chunk.metadata["columns"][-1])
     chunk.blobs.append(chunk.blobs[-1])
 
 
-@hostile
 def a_chunk_without_rewards(forgery):
-    chunk = _first(forgery)
+    chunk = first(forgery)
     place = chunk.columns[REWARDS]
     del chunk.metadata["columns"][place], chunk.blobs[place]
 
 
-@hostile
 def columns_that_are_no_list(forgery):
-    _first(forgery).metadata = {"columns": {"rewards": 1}}
-    _first_any(forgery).blobs.clear()
+    first(forgery).metadata = {"columns": {"rewards": 1}}
+    next(chunk for chunk in forgery.chunks if "columns" in chunk.metadata).blobs.clear()
 
 
-@hostile
-def fragments_of_four_billion_steps(forgery):
-    for chunk in forgery.chunks:
-        chunk.change_fragments(lambda table: _set(table, steps=0xFFFFFFFF))
-
-
-@hostile
 def a_million_fragments_in_a_constant_column(forgery):
-    chunk = _first(forgery)
+    chunk = first(forgery)
     row = chunk.table("fragments", wire.FRAGMENT)[:1].copy()
     row["steps"], row["flags"] = 0, wire.LEADS
     chunk.store(FRAGMENTS, row.tobytes(), rows=1 << 24, encoding=8, raw=80)
 
 
-@hostile
-def fragments_that_overflow_their_counters(forgery):
-    for chunk in forgery.chunks:
-        chunk.change_fragments(lambda table: _set(table, first_step=(1 << 64) - 1, episode=(1 << 64) - 1))
-
-
-@hostile
-def outcomes_and_flags_that_there_are_not(forgery):
-    for chunk in forgery.chunks:
-        chunk.change_fragments(lambda table: _set(table, flags=0xFFFFFFFF, outcome=0xFFFFFFFF, start_time=-(1 << 63)))
-
-
-@hostile
-def a_schema_of_a_huge_space(forgery):
-    forgery.records[0].metadata["observation_space"]["shape"] = [1 << 31, 1 << 31]
-
-
-@hostile
-def a_schema_of_a_space_of_negative_shape(forgery):
-    forgery.records[0].metadata["observation_space"]["shape"] = [-3]
-
-
-@hostile
-def a_schema_of_a_space_of_too_many_dimensions(forgery):
-    forgery.records[0].metadata["observation_space"]["shape"] = [1] * 100
-
-
-@hostile
-def a_schema_of_a_space_nested_deep(forgery):
-    space = forgery.records[0].metadata["observation_space"]
-    for _ in range(200):
-        space = {"type": "Tuple", "spaces": [space]}
-    forgery.records[0].metadata["observation_space"] = space
-
-
-@hostile
 def a_schema_of_nothing(forgery):
     forgery.records[0].metadata = {}
 
 
-@hostile
 def a_schema_that_names_another_directory(forgery):
     forgery.records[0].metadata["writer"] = "../../escaped"
 
 
-@hostile
-def a_record_that_claims_to_be_huge(forgery):
-    _first(forgery).claims = {"body_length": 1 << 62}
+CHANGES: list[Callable[[Forgery], Any]] = [
+    rows_beyond_any_limit,
+    a_constant_chunk_that_fits_its_absurd_fragments,
+    the_same_column_twice,
+    a_chunk_without_rewards,
+    columns_that_are_no_list,
+    a_million_fragments_in_a_constant_column,
+    a_schema_of_nothing,
+    a_schema_that_names_another_directory,
+]
 
 
-@hostile
-def a_record_with_metadata_beyond_the_file(forgery):
-    _first(forgery).claims = {"metadata_length": 0xFFFFFFFF}
-
-
-@hostile
-def a_record_of_an_unknown_required_type(forgery):
-    _first(forgery).claims = {"type": 77}
+def _forgeries(batch: Path) -> Iterator[tuple[str, Forgery]]:
+    """Yield malicious batches, each made from a sound one."""
+    for change in CHANGES:
+        change(forgery := taken_apart(batch))
+        yield change.__name__, forgery
+    for name, (path, fields) in DESCRIBED.items():
+        first(forgery := taken_apart(batch)).describe(path, **fields)
+        yield name, forgery
+    for name, (blob, fields) in REWARDS_STORED.items():
+        chunk = first(forgery := taken_apart(batch))
+        chunk.store(REWARDS, blob(rows_of(chunk, REWARDS)), encoding=1, **fields)
+        yield name, forgery
+    for name, value in PACKED.items():
+        chunk = first(forgery := taken_apart(batch))
+        value += b"\x90" * (1 << 26) if name == "a_larger_msgpack_bomb_than_any_limit" else b""
+        put_values(chunk, INFOS, [value] * rows_of(chunk, INFOS))
+        yield name, forgery
+    for name, fields in FIELDS.items():
+        forgery = taken_apart(batch)
+        for chunk in forgery.chunks:
+            chunk.change_fragments(lambda table, fields=fields: _set(table, **fields))
+        yield name, forgery
+    for name, fields in SPACE.items():
+        forgery = taken_apart(batch)
+        forgery.records[0].metadata["observation_space"].update(fields)
+        yield name, forgery
+    for name, fields in CLAIMS.items():
+        first(forgery := taken_apart(batch)).claims = fields
+        yield name, forgery
 
 
 def _set(table: Any, **values: Any) -> Any:
@@ -377,17 +290,6 @@ def _set(table: Any, **values: Any) -> Any:
     for name, value in values.items():
         table[name] = value
     return table
-
-
-def _first_any(forgery: Forgery) -> Record:
-    return next(chunk for chunk in forgery.chunks if "columns" in chunk.metadata)
-
-
-def _put_value(chunk: Record, value: bytes) -> None:
-    """Replace all infos of a chunk with one packed value."""
-    rows = chunk.metadata["columns"][chunk.columns[INFOS]][3]
-    raw = np.full(rows, len(value), "<u4").tobytes() + value * rows
-    chunk.store(INFOS, zstandard.compress(raw), raw=len(raw), encoding=1)
 
 
 def _index_cases(forgery: Forgery) -> Iterator[tuple[str, bytes]]:
@@ -415,7 +317,7 @@ def _index_cases(forgery: Forgery) -> Iterator[tuple[str, bytes]]:
     yield "index_that_lists_all_three_times", forgery.data(reindexed=False)
 
 
-def _manifests(first: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _manifests(head: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     batch = {"type": "batch", "bytes": 1, "crc32": 2, "episodes": 3, "steps": 4}
     for name, file in [
         ("manifest_that_names_a_file_elsewhere", "../../../../etc/passwd"),
@@ -423,10 +325,10 @@ def _manifests(first: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
         ("manifest_that_names_no_text", ["x"]),
         ("manifest_with_a_nul", "w.000001.gtb\0"),
     ]:
-        yield name, (json.dumps(first) + "\n" + json.dumps({**batch, "file": file}) + "\n").encode()
+        yield name, (json.dumps(head) + "\n" + json.dumps({**batch, "file": file}) + "\n").encode()
     yield "manifest_nested_deep", b"[" * 100_000 + b"\n"
     yield "manifest_of_nothing", b"\n\n\n{}\n[]\nnull\n"
-    yield "manifest_of_absurd_numbers", (json.dumps({**first, "created": 10**400}) + "\n").encode()
+    yield "manifest_of_absurd_numbers", (json.dumps({**head, "created": 10**400}) + "\n").encode()
     yield "manifest_that_is_no_text", bytes(range(256)) + b"\n"
 
 
@@ -437,17 +339,13 @@ def hostile_traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     batch = record(root / "sound", record_infos=True)
     manifest = (root / "sound" / "w.manifest.jsonl").read_bytes()
     cases = []
-    for name, change in _hostile.items():
-        for kind in ("sealed", "open"):
-            forgery = taken_apart(batch)
-            change(forgery)
-            if kind == "open":
-                forgery.without_index()
-            suffix = "" if kind == "sealed" else ".part"
-            cases.append((f"{name}-{kind}", f"w.000000.gtb{suffix}", forgery.data(), manifest))
+    for (name, sealed), (_, unsealed) in zip(_forgeries(batch), _forgeries(batch)):
+        unsealed.without_index()
+        cases.append((f"{name}-sealed", "w.000000.gtb", sealed.data(), manifest))
+        cases.append((f"{name}-open", "w.000000.gtb.part", unsealed.data(), manifest))
     cases += [(name, "w.000000.gtb", data, manifest) for name, data in _index_cases(taken_apart(batch))]
-    first = json.loads(manifest.splitlines()[0])
-    cases += [(name, "w.000000.gtb", batch.read_bytes(), lines) for name, lines in _manifests(first)]
+    head = json.loads(manifest.splitlines()[0])
+    cases += [(name, "w.000000.gtb", batch.read_bytes(), lines) for name, lines in _manifests(head)]
     for name, file, data, lines in cases:
         (root / name).mkdir()
         (root / name / file).write_bytes(data)

@@ -78,7 +78,7 @@ def test_an_exporter_that_is_wrong_is_found_out(
 
 
 @pytest.mark.parametrize("missing", ["infos", "annotations", "identity"])
-def test_what_is_not_loaded_must_be_said_to_be_lost(zoo: dict[str, Path], tmp_path: Path, missing: str) -> None:
+def test_missing_content_must_be_reported_as_lost(zoo: dict[str, Path], tmp_path: Path, missing: str) -> None:
     source = Source(open_trace(zoo["infos"]))
     PlainExporter().plan(source).write(Target(tmp_path, tmp_path))
     loaded = [Loaded(**{**said, missing: None}) for said in read_plain(tmp_path)]

@@ -16,7 +16,7 @@ import pytest
 
 import gym_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
@@ -271,15 +271,15 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
 
 
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.formats.rllib.items import unpacked
+    from gym_trace.formats.rllib.importing import unpacked
 
-    monkeypatch.setattr("gym_trace.model.containers.MAX_CONTAINERS", 1000)
+    monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
     with pytest.raises(UnreadableRecording, match="lists and maps"):
         unpacked(b"\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000)
 
 
 def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.formats.lerobot.columns import values_of
+    from gym_trace.formats.lerobot.features import values_of
     from gym_trace.formats.rlds.values import all_from_json
 
     monkeypatch.setattr("gym_trace.formats.foreign._MOST_MEMORY", 1 << 20)

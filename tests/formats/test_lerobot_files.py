@@ -24,7 +24,7 @@ pytest.importorskip("PIL")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.formats.lerobot import statistics, tables
+from gym_trace.formats.lerobot import statistics, writer
 from gym_trace.formats.lerobot.exporter import LeRobotExporter
 from gym_trace.formats.lerobot.importer import LeRobotImporter
 
@@ -58,9 +58,9 @@ def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatc
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ROWS", 20)
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ENDS", 1)
     monkeypatch.setattr("gym_trace.formats.lerobot.writer._LONGEST", 1)
-    monkeypatch.setattr("gym_trace.formats.lerobot.tables.DATA_MB", 0)
-    monkeypatch.setattr("gym_trace.formats.lerobot.tables.CHUNK", 2)
-    monkeypatch.setattr("gym_trace.formats.lerobot.steps._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer.DATA_MB", 0)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer.CHUNK", 2)
+    monkeypatch.setattr("gym_trace.formats.parquet.tables._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
     folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"
@@ -140,14 +140,13 @@ def test_imports_of_foreign_datasets_invent_nothing(tmp_path: Path, foreign: Pat
 
 def of_two_tasks(out: Path) -> None:
     """A robot dataset with names of elements; even steps are of the second task."""
-    tables.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
+    writer.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
     for file in (out / "data").glob("*/*.parquet"):
         table = pq.read_table(file)
         place = table.schema.get_field_index("task_index")
         pq.write_table(table.set_column(place, "task_index", [[1 - i % 2 for i in range(len(table))]]), file)
-    features = info_of(out)["features"]
-    features["observation.state"]["names"] = {"motors": ["a", "b"]}
-    with_info(out, robot_type="so100", total_tasks=2, features=features)
+    with_feature(out, "observation.state", names={"motors": ["a", "b"]})
+    with_info(out, robot_type="so100", total_tasks=2)
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
@@ -204,68 +203,32 @@ def with_info(out: Path, **changes: Any) -> None:
     (out / "meta" / "info.json").write_text(json.dumps({**info_of(out), **changes}))
 
 
-def of_version_2(out: Path) -> None:
-    with_info(out, codebase_version="v2.1")
-
-
-def of_more_episodes(out: Path) -> None:
-    with_info(out, total_episodes=4)
-
-
-def without_features(out: Path) -> None:
-    with_info(out, features=[])
-
-
-def of_wider_rows(out: Path) -> None:
+def with_feature(out: Path, name: str, **changes: Any) -> None:
     features = info_of(out)["features"]
-    features["observation.state"]["shape"] = [7]
-    with_info(out, features=features)
+    with_info(out, features={**features, name: {**features[name], **changes}})
 
 
-def of_larger_pictures(out: Path) -> None:
-    features = info_of(out)["features"]
-    features["observation.images.camera"]["shape"] = [240, 200, 3]
-    with_info(out, features=features)
+def table_of(out: Path, *parts: str) -> Path:
+    return next(out.joinpath(*parts).glob("*/*.parquet"))
 
 
-def with_paths_elsewhere(out: Path) -> None:
-    with_info(out, data_path="../../{chunk_index}/{file_index}.parquet")
-
-
-def with_paths_that_ask(out: Path) -> None:
-    with_info(out, video_path="{video_key.__class__}")
-
-
-def cut_off(out: Path) -> None:
-    table = next((out / "data").glob("*/*.parquet"))
-    table.write_bytes(table.read_bytes()[:-10])
-
-
-def without_tables(out: Path) -> None:
-    shutil.rmtree(out / "data")
-
-
-def of_no_parquet(out: Path) -> None:
-    next((out / "meta" / "episodes").glob("*/*.parquet")).write_bytes(os.urandom(100))
-
-
-DAMAGES = [
-    of_version_2,
-    of_more_episodes,
-    without_features,
-    of_wider_rows,
-    of_larger_pictures,
-    with_paths_elsewhere,
-    with_paths_that_ask,
-    cut_off,
-    without_tables,
-    of_no_parquet,
-]
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "version 2": lambda out: with_info(out, codebase_version="v2.1"),
+    "more episodes": lambda out: with_info(out, total_episodes=4),
+    "no features": lambda out: with_info(out, features=[]),
+    "wider rows": lambda out: with_feature(out, "observation.state", shape=[7]),
+    "larger images": lambda out: with_feature(out, "observation.images.camera", shape=[240, 200, 3]),
+    "paths elsewhere": lambda out: with_info(out, data_path="../../{chunk_index}/{file_index}.parquet"),
+    "paths that ask": lambda out: with_info(out, video_path="{video_key.__class__}"),
+    "truncated": lambda out: os.truncate(table_of(out, "data"), table_of(out, "data").stat().st_size - 10),
+    "no tables": lambda out: shutil.rmtree(out / "data"),
+    "not Parquet": lambda out: table_of(out, "meta", "episodes").write_bytes(os.urandom(100)),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_malformed_datasets_raise(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
-    damage(foreign)
+def test_malformed_datasets_raise(tmp_path: Path, foreign: Path, damage: str) -> None:
+    DAMAGES[damage](foreign)
     with pytest.raises(UnreadableRecording, match=str(foreign)):
         gym_trace.import_trace(foreign, tmp_path / "back")
     assert not (tmp_path / "back").exists()

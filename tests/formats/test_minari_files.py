@@ -138,53 +138,35 @@ def test_a_data_set_is_called_as_minari_finds_it(
 # -- untrusted files --------------------------------------------------------------------------------------------------
 
 
-def _broken(out: Path, change: Any) -> None:
-    file = out / "data" / "main_data.hdf5" if out.is_dir() else out
-    with h5py.File(file, "r+") as opened:
-        change(opened if out.is_file() else opened["episode_0"], file)
-
-
-def _external(group: Any, file: Path) -> None:
-    del group["rewards"]
-    group["rewards"] = h5py.ExternalLink("/etc/passwd", "/rewards")
-
-
-def _soft(group: Any, file: Path) -> None:
-    del group["rewards"]
-    group["rewards"] = h5py.SoftLink("/nowhere")
-
-
-def _elsewhere(group: Any, file: Path) -> None:
-    del group["rewards"]
+def _outside(group: Any, file: Path) -> None:
     (file.parent / "raw").write_bytes(bytes(8 * 20))
     group.create_dataset("rewards", (6,), "f8", external=[(str(file.parent / "raw"), 0, 48)])
 
 
-def _huge(group: Any, file: Path) -> None:
-    del group["rewards"]
-    group.create_dataset("rewards", (1 << 40,), "f8", chunks=(1 << 16,), compression="gzip")
-
-
-def _compound(group: Any, file: Path) -> None:
-    del group["rewards"]
-    group["rewards"] = np.zeros(6, [("a", "f8")])
-
-
-def _short(group: Any, file: Path) -> None:
-    rows = group["rewards"][:-1]
-    del group["rewards"]
-    group["rewards"] = rows
-
-
-def _missing(group: Any, file: Path) -> None:
-    del group["rewards"]
+# In place of the rewards of a group: called with the group, its file and the rewards.
+CHANGED: dict[str, Any] = {
+    "external link": lambda group, file, _: group.update(rewards=h5py.ExternalLink("/etc/passwd", "/rewards")),
+    "soft link": lambda group, file, _: group.update(rewards=h5py.SoftLink("/nowhere")),
+    "external storage": lambda group, file, _: _outside(group, file),
+    "huge": lambda group, file, _: group.create_dataset(
+        "rewards", (1 << 40,), "f8", chunks=(1 << 16,), compression="gzip"
+    ),
+    "compound": lambda group, file, _: group.update(rewards=np.zeros(6, [("a", "f8")])),
+    "short": lambda group, file, rewards: group.update(rewards=rewards[:-1]),
+    "missing": lambda group, file, _: None,
+}
 
 
 @pytest.mark.parametrize(("form", "options"), [FORMS[0], FORMS[3]])
-@pytest.mark.parametrize("change", [_external, _soft, _elsewhere, _huge, _compound, _short, _missing])
-def test_a_changed_file_is_said_to_be(tmp_path: Path, form: str, options: dict[str, Any], change: Any) -> None:
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_changed_file_raises(tmp_path: Path, form: str, options: dict[str, Any], change: str) -> None:
     out = export(record(tmp_path / "trace"), tmp_path, form, options)
-    _broken(out, change)
+    file = out / "data" / "main_data.hdf5" if out.is_dir() else out
+    with h5py.File(file, "r+") as opened:
+        group = opened["episode_0"] if out.is_dir() else opened
+        rewards = group["rewards"][()]
+        del group["rewards"]
+        CHANGED[change](group, file, rewards)
     with pytest.raises(UnreadableRecording, match="out-v0"):
         gym_trace.import_trace(out, tmp_path / "back", form)
     assert not (tmp_path / "back").exists()

@@ -18,9 +18,8 @@ from gym_trace.formats.conformance import check_round_trip, make_zoo
 from gym_trace.formats.exporting import export
 from gym_trace.formats.importing import import_trace
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.blocks import step_blocks
-from gym_trace.formats.steps.choice import choose
 from gym_trace.formats.steps.plain import json_text, tagged
+from gym_trace.formats.steps.windows import choose, step_blocks
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -83,53 +83,38 @@ def test_each_split_is_one_of_the_data_set(tmp_path: Path) -> None:
     assert [episode.split for episode in back] == ["train"] * 4 + ["my eval"] * 4
 
 
-def cut_off(out: Path) -> None:
-    shard = next(out.glob("*.tfrecord-*"))
-    shard.write_bytes(shard.read_bytes()[:-10])
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-def one_record_less(out: Path) -> None:
-    said = json.loads((out / "dataset_info.json").read_text())
-    said["splits"][0]["shardLengths"] = ["3"]
-    (out / "dataset_info.json").write_text(json.dumps(said))
+def in_shard(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def damage(out: Path) -> None:
+        shard = next(out.glob("*.tfrecord-*"))
+        shard.write_bytes(change(shard.read_bytes()))
+
+    return damage
 
 
-def flipped(out: Path) -> None:
-    shard = next(out.glob("*.tfrecord-*"))
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+def in_text(file: str, before: str, after: str) -> Callable[[Path], None]:
+    def damage(out: Path) -> None:
+        text = (out / file).read_text()
+        assert before in text
+        (out / file).write_text(text.replace(before, after))
 
-
-def features_of_another(out: Path) -> None:
-    text = (out / "features.json").read_text().replace('"float64"', '"float32"')
-    (out / "features.json").write_text(text)
-
-
-def no_json(out: Path) -> None:
-    (out / "dataset_info.json").write_text("[" * 100_000)
-
-
-def another_file_format(out: Path) -> None:
-    text = (out / "dataset_info.json").read_text().replace('"tfrecord"', '"array_record"')
-    (out / "dataset_info.json").write_text(text)
-
-
-def elsewhere(out: Path) -> None:
-    text = (out / "dataset_info.json").read_text().replace('"train"', '"../train"')
-    (out / "dataset_info.json").write_text(text)
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (cut_off, "up to byte|checksum"),
-        (flipped, "checksum differs"),
-        (one_record_less, "4 episodes where dataset_info.json says 3"),
-        (features_of_another, "do not all have"),
-        (no_json, "dataset_info.json: not a JSON object"),
-        (another_file_format, "array_record"),
-        (elsewhere, "not the name of a split"),
+        (in_shard(lambda data: data[:-10]), "up to byte|checksum"),
+        (in_shard(flipped), "checksum differs"),
+        (in_text("dataset_info.json", '"4"', '"3"'), "4 episodes where dataset_info.json says 3"),
+        (in_text("features.json", '"float64"', '"float32"'), "do not all have"),
+        (in_text("dataset_info.json", "{", "[" * 100_000), "dataset_info.json: not a JSON object"),
+        (in_text("dataset_info.json", '"tfrecord"', '"array_record"'), "array_record"),
+        (in_text("dataset_info.json", '"train"', '"../train"'), "not the name of a split"),
     ],
 )
 def test_malformed_files_raise_with_their_path(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:

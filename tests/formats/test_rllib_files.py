@@ -125,7 +125,7 @@ def test_malformed_files_raise_with_their_path(name: str, tmp_path: Path) -> Non
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "in", piece("a", 0, 2)) / "0.parquet"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UnreadableRecording, match=r"0\.parquet: no Parquet"):
+    with pytest.raises(UnreadableRecording, match=r"0\.parquet: cannot be read"):
         gym_trace.import_trace(tmp_path / "in", tmp_path / "back", "rllib")
 
 
@@ -134,6 +134,6 @@ def test_a_value_that_many_rows_share_takes_memory_once(tmp_path: Path) -> None:
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), shared)
     pq.write_table(pa.table({"item": rows}), tmp_path / "a.parquet", store_schema=False)
     before = pa.total_allocated_bytes()
-    items = pytest.importorskip("gym_trace.formats.rllib.items").Items([tmp_path / "a.parquet"])
+    items = pytest.importorskip("gym_trace.formats.rllib.importing").Items([tmp_path / "a.parquet"])
     assert items[0] == items[199]
     assert pa.total_allocated_bytes() - before < 20 << 20

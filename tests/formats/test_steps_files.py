@@ -21,11 +21,11 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.formats.conformance import Loaded, check_exporter, check_importer, make_zoo
 from gym_trace.formats.exporting import export
 from gym_trace.formats.importing import import_trace
-from gym_trace.formats.steps.choice import choose
 from gym_trace.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
 from gym_trace.formats.steps.jsonl import json_lines
 from gym_trace.formats.steps.jsonl_importer import JsonLinesImporter
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
+from gym_trace.formats.steps.windows import choose, step_windows
 
 SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "ends", "parts", "seeds", "infos")
 
@@ -179,8 +179,8 @@ def test_csv_has_the_numbers_of_every_trace(tmp_path: Path) -> None:
 
 def test_the_output_of_cat_can_be_imported(tmp_path: Path) -> None:
     trace = open_trace(make_zoo(tmp_path, ["dict"])["dict"])
-    lines = json_lines(trace, range(len(trace)), choose(trace, None))
-    (tmp_path / "printed").write_text("".join(f"{line}\n" for line in lines))
+    choice = choose(trace, None)
+    (tmp_path / "printed").write_text("".join(json_lines(step_windows(trace, range(len(trace)), choice), choice)))
     report = import_trace(tmp_path / "printed", tmp_path / "back")
     assert "printed, not exported" in report.notes[0]
     for ours, theirs in zip(trace, open_trace(tmp_path / "back"), strict=True):

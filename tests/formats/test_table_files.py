@@ -53,7 +53,7 @@ def refusal(path: Path, **options: Any) -> str:
 def test_a_table_with_usual_names_is_imported_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("gym_trace.formats.parquet.table_importer._MOST_ROWS", rows)
+    monkeypatch.setattr("gym_trace.formats.parquet.tables._MOST_ROWS", rows)
     report = import_trace(written(tmp_path / "a.parquet", **usual(lap=ACTIONS)), tmp_path / "t")
     assert (report.format, report.episodes, report.steps) == ("table", 2, ROWS)
     assert any("observations from observation, actions from action" in note for note in report.notes)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from longer import LONG
-from runs import batch_reader, recorded
+from runs import chunks_of, flip, recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
@@ -24,18 +24,6 @@ from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
-
-
-def flip(path: Path, *places: int) -> None:
-    data = bytearray(path.read_bytes())
-    for place in places:
-        data[place] ^= 0x10
-    path.write_bytes(data)
-
-
-def chunks_of(path: Path) -> list[tuple[int, int]]:
-    """Return the first and last byte (exclusive) of each chunk."""
-    return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
 def facts(episode: Episode) -> dict[str, Any]:

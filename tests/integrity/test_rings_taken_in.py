@@ -1,4 +1,4 @@
-"""What is in the rings of dead writers goes into their batches, whole and once, whatever happens meanwhile."""
+"""Rings of dead writers are written into their batches, whole and once, also after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import cradle
 import pytest
 import rings
 from longer import LONG
+from runs import flip
 
 from gym_trace import Trace, check_trace, open_trace
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.model.episode import infos_of
 from gym_trace.model.packing import pack_lenient
-from gym_trace.ring import splitting
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
@@ -57,7 +57,7 @@ def test_the_ring_of_a_dead_writer_becomes_sealed_batches(tmp_path: Path, writte
     assert take_in_rings(tmp_path) == (["w"], [])
     assert names(tmp_path) == ["w.000000.gtb", "w.manifest.jsonl"]
     assert held(tmp_path) == before
-    assert told(reader) == before[0]  # of a trace that was open meanwhile
+    assert told(reader) == before[0]  # a trace that was already open
     reader.refresh()
     assert told(reader) == before[0]
     checked = check_trace(tmp_path)
@@ -84,7 +84,6 @@ def half_written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.put(run.ring())
     writer.write(run.slabs[0])
     with monkeypatch.context() as patch:
-        patch.setattr(splitting, "most_bytes", lambda: 400)
         patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
         write, count = writer.files.write, itertools.count()
         patch.setattr(writer.files, "write", lambda *chunk: write(*chunk) if next(count) < 3 else None)
@@ -113,7 +112,7 @@ class Killed(BaseException):
 
 
 def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the process die at the so-manieth change of the disk, or in the midst of it."""
+    """Let the process die at this change of the disk, or in the middle of it."""
     counter = itertools.count()
 
     def dying(owner: Any, name: str) -> None:
@@ -134,8 +133,13 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         dying(LocalStorage, method)
 
 
-def test_a_death_at_any_moment_leaves_the_trace_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_bytes", [None, 1000], ids=["one chunk", "several chunks"])
+def test_a_death_at_any_moment_leaves_the_trace_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int | None
+) -> None:
     half_written(tmp_path / "t", monkeypatch)
+    if most_bytes is not None:
+        monkeypatch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: most_bytes)
     before = held(tmp_path / "t")
     for number in itertools.count():
         place = tmp_path / str(number)
@@ -170,10 +174,7 @@ def test_rings_of_writers_that_live_and_of_another_start_are_left_alone(tmp_path
 
 def test_a_damaged_batch_keeps_its_ring_and_is_named(tmp_path: Path) -> None:
     rings.killed(tmp_path, rings.Run().play(100, 100, 100, open_end=True), written=2)
-    part = tmp_path / "w.000000.gtb.part"
-    data = bytearray(part.read_bytes())
-    data[70] ^= 1
-    part.write_bytes(data)
+    flip(tmp_path / "w.000000.gtb.part", 70)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     done, (problem,) = take_in_rings(tmp_path)
     assert done == []

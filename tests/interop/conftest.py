@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
-# Of what each file is about, the packages whose versions are told; otherwise the one that it is named after.
+# Packages of each file, whose versions are printed; by default the one that the file is named after.
 _PACKAGES = {
     "d4rl": ["h5py"],
     "mcap": ["mcap"],

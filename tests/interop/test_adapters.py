@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
-from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.errors import InvalidOption, MissingExtra, TraceExists
 from gym_trace.formats.conformance import Loaded, check_adapter
 from gym_trace.model.episode import infos_of
 
 NO_ARRAYS = {"text"}
+
+
+def adapter(name: str) -> Any:
+    """Return a module of gym_trace.adapters; skip the test where its library is not installed."""
+    try:
+        return getattr(gym_trace.adapters, name)
+    except MissingExtra as missing:
+        pytest.skip(str(missing))
 
 
 def ends_of(count: int, terminated: bool, truncated: bool) -> np.ndarray:
@@ -30,8 +39,7 @@ def ends_of(count: int, terminated: bool, truncated: bool) -> np.ndarray:
 
 
 def d3rlpy_episodes(trace: Trace) -> Iterator[Loaded]:
-    from gym_trace.adapters.d3rlpy import replay_buffer
-
+    replay_buffer = adapter("d3rlpy").replay_buffer
     for episode in replay_buffer(trace).episodes:
         assert episode.rewards.dtype == np.float32
         observations = episode.observations
@@ -53,8 +61,7 @@ def test_d3rlpy_holds_the_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "algorithm"), [("CartPole", "DiscreteCQL"), ("Pendulum", "CQL")])
 def test_d3rlpy_trains(name: str, algorithm: str, record: Callable[[str], Path]) -> None:
     d3rlpy = pytest.importorskip("d3rlpy")
-    from gym_trace.adapters.d3rlpy import replay_buffer
-
+    replay_buffer = adapter("d3rlpy").replay_buffer
     buffer = replay_buffer(record(name))
     made = getattr(d3rlpy.algos, f"{algorithm}Config")(batch_size=32).create()
     nowhere = d3rlpy.logging.NoopAdapterFactory()
@@ -63,18 +70,14 @@ def test_d3rlpy_trains(name: str, algorithm: str, record: Callable[[str], Path])
 
 
 def test_d3rlpy_makes_no_transition_across_episodes(record: Callable[[str], Path]) -> None:
-    pytest.importorskip("d3rlpy")
-    from gym_trace.adapters.d3rlpy import replay_buffer
-
+    replay_buffer = adapter("d3rlpy").replay_buffer
     trace = open_trace(record("CartPole"))
     terminated = np.count_nonzero(trace.episodes["outcome"] == "terminated")
     assert replay_buffer(trace).transition_count == trace.episodes["steps"].sum() - len(trace) + terminated
 
 
 def test_d3rlpy_takes_one_image_of_a_dict(record: Callable[[str], Path]) -> None:
-    pytest.importorskip("d3rlpy")
-    from gym_trace.adapters.d3rlpy import replay_buffer
-
+    replay_buffer = adapter("d3rlpy").replay_buffer
     buffer, trace = replay_buffer(record("nested"), observation="camera"), open_trace(record("nested"))
     images = trace[0].observations["camera"][:-1]
     assert np.array_equal(np.moveaxis(buffer.episodes[0].observations, 1, -1), images)
@@ -86,8 +89,7 @@ def test_d3rlpy_takes_one_image_of_a_dict(record: Callable[[str], Path]) -> None
 
 
 def imitation_trajectories(trace: Trace) -> Iterator[Loaded]:
-    from gym_trace.adapters.imitation import trajectories
-
+    trajectories = adapter("imitation").trajectories
     ended = trace[trace.episodes["steps"] > 0]
     for trajectory, episode in zip(trajectories(trace), ended, strict=True):
         assert trajectory.terminal == bool(episode.terminations[-1] or episode.truncations[-1])
@@ -105,8 +107,7 @@ def test_imitation_holds_the_trace(tmp_path: Path) -> None:
 
 def test_imitation_clones(record: Callable[[str], Path]) -> None:
     bc = pytest.importorskip("imitation.algorithms.bc")
-    from gym_trace.adapters.imitation import trajectories
-
+    trajectories = adapter("imitation").trajectories
     trace = open_trace(record("CartPole"))
     trainer = bc.BC(
         observation_space=trace.observation_space,
@@ -123,8 +124,7 @@ def test_imitation_clones(record: Callable[[str], Path]) -> None:
 
 
 def sb3_transitions(trace: Trace) -> Iterator[Loaded]:
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     buffer = replay_buffer(trace)
     assert buffer.full
     stops = (np.flatnonzero(buffer.dones[:, 0]) + 1).tolist()
@@ -199,8 +199,7 @@ def test_sb3_gets_what_it_would_have_collected_itself(
     make: Callable[[], Any], algorithm: str, policy: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     common: dict[str, Any] = {"buffer_size": 420, "learning_starts": 421, "seed": 0, "device": "cpu"}
     if options.get("her"):
         common |= {"replay_buffer_class": sb3.HerReplayBuffer, "replay_buffer_kwargs": {"copy_info_dict": True}}
@@ -227,8 +226,7 @@ def test_sb3_gets_what_it_would_have_collected_itself(
 
 def test_sb3_divides_the_steps_among_environments(record: Callable[[str], Path]) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     model = sb3.DQN("MlpPolicy", sb3.common.env_util.make_vec_env("CartPole-v1", 7), device="cpu", buffer_size=700)
     with pytest.warns(UserWarning, match="skipped the last 3 steps"):
         buffer = replay_buffer(record("CartPole"), model)
@@ -239,8 +237,7 @@ def test_sb3_divides_the_steps_among_environments(record: Callable[[str], Path])
 
 def test_sb3_has_images_as_cnn_policies_see_them(record: Callable[[str], Path]) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     trace = open_trace(record("Pong"))[:1]
     steps = len(trace[0])
     model = sb3.DQN("CnnPolicy", trace.make_env(), buffer_size=steps, device="cpu")
@@ -262,8 +259,7 @@ def test_sb3_models_that_do_not_fit_are_rejected(
     make: Callable[[Any], Any], problem: str, record: Callable[[str], Path]
 ) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     model = make(sb3)
     with pytest.raises(InvalidOption, match=problem):
         replay_buffer(record("CartPole"), model)
@@ -298,9 +294,7 @@ def test_the_environments_of_make_vec_env_record_into_one_directory(tmp_path: Pa
 
 
 def test_a_trace_without_finished_steps_is_rejected(tmp_path: Path) -> None:
-    pytest.importorskip("imitation")
-    from gym_trace.adapters.imitation import trajectories
-
+    trajectories = adapter("imitation").trajectories
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "trace")
     env.reset(seed=0)
     env.close()
@@ -312,8 +306,7 @@ def test_a_trace_without_finished_steps_is_rejected(tmp_path: Path) -> None:
 
 
 def rllib_episodes(trace: Trace) -> Iterator[Loaded]:
-    from gym_trace.adapters.rllib import episodes
-
+    episodes = adapter("rllib").episodes
     ended = trace[trace.episodes["steps"] > 0]
     for made, episode in zip(episodes(trace), ended, strict=True):
         assert made.is_done
@@ -349,9 +342,7 @@ def without_finals(tmp_path: Path) -> Trace:
 
 
 def test_sb3_gets_no_unknown_observation(without_finals: Trace) -> None:
-    pytest.importorskip("stable_baselines3")
-    from gym_trace.adapters.sb3 import replay_buffer
-
+    replay_buffer = adapter("sb3").replay_buffer
     buffer = replay_buffer(without_finals)
     assert buffer.size() == 8
     assert np.isfinite(buffer.next_observations).all()
@@ -360,15 +351,11 @@ def test_sb3_gets_no_unknown_observation(without_finals: Trace) -> None:
 
 
 def test_imitation_and_rllib_get_no_unknown_observation(without_finals: Trace) -> None:
-    pytest.importorskip("imitation")
-    from gym_trace.adapters.imitation import trajectories
-
+    trajectories = adapter("imitation").trajectories
     found = trajectories(without_finals)
     assert [(len(one), one.terminal) for one in found] == [(5, True), (3, False)]
     assert all(np.isfinite(one.obs).all() for one in found)
-    pytest.importorskip("ray.rllib")
-    from gym_trace.adapters.rllib import episodes
-
+    episodes = adapter("rllib").episodes
     made = list(episodes(without_finals))
     assert [(len(one), one.is_terminated, one.is_truncated) for one in made] == [(5, True, False), (3, False, True)]
     assert all(np.isfinite(one.get_observations()).all() for one in made)

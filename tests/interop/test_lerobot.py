@@ -24,13 +24,11 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import gym_trace
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_round_trip
-from gym_trace.formats.identity import KEY, read_about
-from gym_trace.formats.lerobot.columns import values_of
+from gym_trace.formats.identity import KEY
 from gym_trace.formats.lerobot.exporter import LeRobotExporter
-from gym_trace.formats.lerobot.features import ABOUT, Feature, feature_of
-from gym_trace.formats.lerobot.importer import LeRobotImporter
-from gym_trace.formats.lerobot.steps import shaped_pictures
-from gym_trace.model.schema import WriterSchema
+from gym_trace.formats.lerobot.features import ABOUT, Feature, feature_of, values_of
+from gym_trace.formats.lerobot.importer import LeRobotImporter, shaped_pictures
+from gym_trace.formats.rows import first_writer
 from gym_trace.model.values import ABSENT
 
 
@@ -48,7 +46,7 @@ def load(path: Path) -> Iterator[Loaded]:
     dataset = opened(path, return_uint8=True)
     kept = json.loads((path / ABOUT).read_text())
     features = [feature_of(one) for one in kept["features"]]
-    layouts = WriterSchema.of(next(iter(read_about(kept[KEY])["writers"].values()))).layouts
+    layouts = first_writer(kept[KEY])[1]
     table = dataset.hf_dataset.with_format(None)
     for episode in dataset.meta.episodes:
         begin, end = episode["dataset_from_index"], episode["dataset_to_index"]
@@ -199,7 +197,7 @@ def recorded_by_lerobot(root: Path, video: bool) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_what_lerobot_has_recorded_becomes_a_trace(tmp_path: Path, video: bool) -> None:
+def test_a_data_set_of_lerobot_becomes_a_trace(tmp_path: Path, video: bool) -> None:
     episodes = recorded_by_lerobot(tmp_path / "data", video)
     report = gym_trace.import_trace(tmp_path / "data", tmp_path / "trace")
     assert (report.format, report.episodes, report.steps) == ("lerobot", 2, 12)

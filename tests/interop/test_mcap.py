@@ -15,12 +15,11 @@ from mcap.reader import make_reader
 from PIL import Image
 
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter
-from gym_trace.formats.identity import read_about
-from gym_trace.formats.steps.untagged import array_from, untagged
+from gym_trace.formats.rows import first_writer
+from gym_trace.formats.steps.plain import array_from, untagged
 from gym_trace.formats.viewing.leaves import name_of
 from gym_trace.formats.viewing.mcap_out import McapExporter
 from gym_trace.model.layout import Layout
-from gym_trace.model.schema import WriterSchema
 
 # As https://github.com/foxglove/foxglove-sdk has it in schemas/jsonschema/CompressedImage.json.
 COMPRESSED_IMAGE = {"timestamp": "object", "frame_id": "string", "data": "string", "format": "string"}
@@ -31,8 +30,7 @@ def load(path: Path) -> Iterator[Loaded]:
     with path.open("rb") as file:
         reader = make_reader(file, validate_crcs=True)
         told = [record.metadata for record in reader.iter_metadata()]
-        about = next(iter(read_about(told[0]["about"])["writers"].values()))
-        layouts = WriterSchema.of(about).layouts
+        layouts = first_writer(told[0]["about"])[1]
         rows: dict[tuple[int, str], list[Any]] = defaultdict(list)
         forms: dict[str, dict[str, str]] = {}
         for schema, channel, message in reader.iter_messages():

@@ -16,6 +16,7 @@ import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from traces import run_example
 
 import gym_trace
 from gym_trace.format.facts import write_facts
@@ -76,7 +77,7 @@ def test_minari_reads_what_was_recorded(tmp_path: Path, kind: str) -> None:
 
 
 @of_each_kind
-def test_what_was_exported_comes_back(tmp_path: Path, kind: str) -> None:
+def test_an_export_comes_back_bit_for_bit(tmp_path: Path, kind: str) -> None:
     check_importer(MinariExporter(kind), MinariImporter(), tmp_path)
 
 
@@ -131,7 +132,8 @@ def test_minaris_command_line_lists_and_shows_it(
         "reference_scores": {"random": 20.0, "expert": 500.0},
     }
     trace = tmp_path / "trace"
-    gym_trace.import_trace(_exported(record("CartPole"), tmp_path / "first"), trace)
+    gym_trace.export(record("CartPole"), tmp_path / "first", "minari")
+    gym_trace.import_trace(tmp_path / "first", trace)
     write_facts(LocalStorage(trace), facts)
     gym_trace.export(trace, root / "cartpole" / "random-v0", "minari")
     told = [_minari("list", "local"), _minari("show", "cartpole/random-v0")]
@@ -144,11 +146,6 @@ def test_minaris_command_line_lists_and_shows_it(
     back = tmp_path / "back"
     gym_trace.import_trace(root / "cartpole" / "random-v0", back)
     assert gym_trace.open_trace(back).facts == facts
-
-
-def _exported(trace: Path, out: Path) -> Path:
-    gym_trace.export(trace, out, "minari")
-    return out
 
 
 def _minari(*words: str) -> str:
@@ -165,9 +162,7 @@ def test_minari_goes_on_with_what_was_exported(record: Callable[[str], Path], ro
     _collect(collector, 2)
     collector.add_to_dataset(dataset)
     assert len(minari.load_dataset("cartpole-v0")) == before + 2
-    back = root.parent / "back"
-    gym_trace.import_trace(root / "cartpole-v0", back)
-    trace = gym_trace.open_trace(back)
+    trace, _ = _imported(root / "cartpole-v0")
     assert len(trace) == before + 2
     assert len(trace.writers) == 2
 
@@ -187,14 +182,15 @@ def test_long_episodes_are_read_whole_or_refused(tmp_path: Path, kind: str) -> N
 # -- in ---------------------------------------------------------------------------------------------------------------
 
 
-def _collect(collector: minari.DataCollector, episodes: int, **options: Any) -> None:
+def _collect(collector: minari.DataCollector, episodes: int, most: int = 1000, **options: Any) -> None:
+    """Collects episodes of up to `most` steps."""
     collector.action_space.seed(0)
     for _ in range(episodes):
-        over = False
         collector.reset(**options)
-        while not over:
+        for _ in range(most):
             _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
-            over = terminated or truncated
+            if terminated or truncated:
+                break
 
 
 def _by_minari(
@@ -208,11 +204,15 @@ def _by_minari(
         return collector.create_dataset(name, algorithm_name="random", author="Ada", code_permalink="https://x.org")
 
 
+def _imported(path: Path) -> tuple[gym_trace.Trace, gym_trace.ImportReport]:
+    report = gym_trace.import_trace(path, path.parent.parent / "imported")
+    return gym_trace.open_trace(report.destination), report
+
+
 @of_each_kind
 def test_minaris_own_data_set_is_a_trace_that_verifies(root: Path, kind: str) -> None:
     dataset = _by_minari(gymnasium.make("CartPole-v1"), "cartpole-v0", kind, options={"low": -0.01, "high": 0.02})
-    report = gym_trace.import_trace(root / "cartpole-v0", root.parent / "trace")
-    trace = gym_trace.open_trace(root.parent / "trace")
+    trace, report = _imported(root / "cartpole-v0")
     assert report.kinds == ["Minari"]
     assert trace.facts == {"author": "Ada", "algorithm": "random", "code": "https://x.org"}
     metadata = list(dataset.storage.get_episode_metadata(range(3)))
@@ -229,8 +229,7 @@ def test_minaris_own_data_set_is_a_trace_that_verifies(root: Path, kind: str) ->
 @of_each_kind
 def test_infos_that_minari_kept_are_compared_when_it_is_verified(root: Path, kind: str) -> None:
     dataset = _by_minari(gymnasium.make("Taxi-v4", max_episode_steps=30), "taxi-v0", kind)
-    gym_trace.import_trace(root / "taxi-v0", root.parent / "trace")
-    trace = gym_trace.open_trace(root.parent / "trace")
+    trace, _ = _imported(root / "taxi-v0")
     assert trace[0].reset_info["prob"] == 1.0
     assert trace[0].infos[0]["action_mask"].tolist() == dataset[0].infos["action_mask"][1].tolist()
     assert [v.verdict for v in gym_trace.verify_trace(trace)] == ["identical"] * 3
@@ -264,8 +263,7 @@ class Everything(gymnasium.Env[Any, Any]):
 @of_each_kind
 def test_spaces_of_all_kinds_come_from_minari(root: Path, kind: str) -> None:
     dataset = _by_minari(Everything(), "everything-v0", kind, seed=3)
-    gym_trace.import_trace(root / "everything-v0", root.parent / "trace")
-    trace = gym_trace.open_trace(root.parent / "trace")
+    trace, _ = _imported(root / "everything-v0")
     assert trace.observation_space == dataset.observation_space
     assert trace.action_space == dataset.action_space
     for episode, wanted in zip(trace, dataset, strict=True):
@@ -289,9 +287,8 @@ def test_pictures_are_what_minari_gives(root: Path, kind: str, jpeg: bool) -> No
     gymnasium.register_envs(pytest.importorskip("ale_py"))
     env = gymnasium.make("ALE/Pong-v5", max_episode_steps=12)
     dataset = _by_minari(env, "pong-v0", kind, episodes=2, jpeg=jpeg, infos=False)
-    report = gym_trace.import_trace(root / "pong-v0", root.parent / "trace")
+    trace, report = _imported(root / "pong-v0")
     assert any("JPEG" in note for note in report.notes) is jpeg
-    trace = gym_trace.open_trace(root.parent / "trace")
     for episode, wanted in zip(trace, dataset, strict=True):
         assert np.array_equal(episode.observations, wanted.observations)
     verdicts = [v.verdict for v in gym_trace.verify_trace(trace, ignore=["observations"] if jpeg else [])]
@@ -301,30 +298,17 @@ def test_pictures_are_what_minari_gives(root: Path, kind: str, jpeg: bool) -> No
 @of_each_kind
 def test_episodes_that_minari_had_truncated_are_truncated(root: Path, kind: str) -> None:
     collector = minari.DataCollector(gymnasium.make("Pendulum-v1"), data_format=kind)
-    collector.action_space.seed(0)
-    for _ in range(2):
-        collector.reset(seed=1)
-        for _ in range(5):
-            collector.step(collector.action_space.sample())
+    _collect(collector, 2, most=5, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         collector.create_dataset("pendulum-v0")
-    report = gym_trace.import_trace(root / "pendulum-v0", root.parent / "trace")
-    trace = gym_trace.open_trace(root.parent / "trace")
+    trace, report = _imported(root / "pendulum-v0")
     assert [episode.outcome for episode in trace] == ["truncated"] * 2
     assert any("DataCollector" in note for note in report.notes)
     assert [v.verdict for v in gym_trace.verify_trace(trace, ignore=["truncations"])] == ["identical"] * 2
 
 
 def test_behaviour_is_cloned(record: Callable[[str], Path]) -> None:
-    assert _losses("train_minari.py", record("CartPole"))
-
-
-def _losses(example: str, trace: Path) -> str:
-    """What an example prints of its losses, in an environment of its own."""
-    place = Path(__file__).parents[2] / "examples" / example
-    done = subprocess.run([sys.executable, str(place), str(trace)], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    before, after = re.search(r"before ([\d.]+), after \d+ steps ([\d.]+)", done.stdout).groups()
+    told = run_example("train_minari", record("CartPole"), options=())
+    before, after = re.search(r"before ([\d.]+), after \d+ steps ([\d.]+)", told).groups()
     assert float(after) < float(before)
-    return done.stdout

@@ -1,9 +1,8 @@
-"""Parquet as DuckDB, Polars, pandas, Spark and Ray Data read it: each is told where it is, and nothing else."""
+"""Parquet as DuckDB, Polars, pandas, Spark and Ray Data read it: each gets the path alone."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import gymnasium
 import local_ray
 import numpy as np
 import pytest
+from traces import run_example
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.formats.conformance import (
@@ -28,12 +28,11 @@ from gym_trace.formats.exporting import export
 from gym_trace.formats.parquet.exporter import ParquetExporter
 from gym_trace.formats.parquet.importer import ParquetImporter
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_parquet.py"
 IS_NARROW = False  # whether who reads has only some of the types of numbers: Spark, and lists of Python
 Table = Any  # a pyarrow.Table
 Reader = Callable[[Path, str], Table]
@@ -199,7 +198,7 @@ def test_a_real_environment_comes_back_bit_for_bit(real: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("read", [with_pandas, with_spark, with_ray])
-def test_those_with_fewer_types_read_the_same_numbers(
+def test_readers_with_fewer_types_read_the_same_numbers(
     read: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "IS_NARROW", True)
@@ -244,10 +243,6 @@ def test_duckdb_has_returns_by_policy_and_by_seed(tmp_path: Path) -> None:
     assert by_seed.fetchall() == [(3, 7.5, 4), (8, 7.5, 2)]
 
 
-def test_an_agent_learns_from_it(record: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_agent_learns_from_it(record: Callable[[str], Path]) -> None:
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", EXAMPLE, record("CartPole")], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "loss" in done.stdout
+    assert "loss" in run_example("train_parquet", record("CartPole"))

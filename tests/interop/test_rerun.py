@@ -19,12 +19,11 @@ from PIL import Image
 from rerun.chunk import RrdReader
 
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter
-from gym_trace.formats.identity import read_about
 from gym_trace.formats.rlds.values import all_from_json, unpacked
+from gym_trace.formats.rows import first_writer
 from gym_trace.formats.viewing.leaves import name_of
 from gym_trace.formats.viewing.rerun_out import RerunExporter
 from gym_trace.model.layout import Layout
-from gym_trace.model.schema import WriterSchema
 
 
 def load(path: Path) -> Iterator[Loaded]:
@@ -44,7 +43,7 @@ def load(path: Path) -> Iterator[Loaded]:
             name = entities[chunk.entity_path.lstrip("/")]
             for episode, row in zip(table.column("episode").to_pylist(), decoded(table, forms[name]), strict=True):
                 rows[episode, name].append(row)
-    layouts = WriterSchema.of(next(iter(read_about(about)["writers"].values()))).layouts
+    layouts = first_writer(about)[1]
     for number, identity in sorted(identities.items()):
 
         def column(name: str, number: int = number) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,17 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.rlds import rlds_base
+from traces import run_example
 
 import gym_trace
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.formats.identity import read_about
 from gym_trace.formats.rlds.exporter import RldsExporter, name_of
 from gym_trace.formats.rlds.importer import RldsImporter
 from gym_trace.formats.rlds.values import all_from_json, unpacked
+from gym_trace.formats.rows import first_writer
 from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.schema import Layouts, WriterSchema
+from gym_trace.model.schema import Layouts
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 features = tfds.features
 
 
@@ -62,16 +60,14 @@ def load(path: Path) -> Iterator[Loaded]:
 
 
 def layouts_of(path: Path) -> Layouts:
-    about = json.loads((path / "metadata.json").read_text())["gym_trace"]
-    return WriterSchema.of(next(iter(read_about(about)["writers"].values()))).layouts
+    return first_writer(json.loads((path / "metadata.json").read_text())["gym_trace"])[1]
 
 
 def arranged(layout: Layout, tree: Any, rows: int | None = None) -> Any:
-    """Dicts of features as the space has them; so many rows of each."""
+    """Dicts of features as the space has them; `rows` rows of each."""
     if isinstance(layout, Leaf):
         return values(tree[:rows])
-    keys = range(len(layout.children)) if layout.keys is None else layout.keys
-    parts = {key: arranged(child, tree[name_of(key)], rows) for key, child in zip(keys, layout.children)}
+    parts = {key: arranged(child, tree[name_of(key)], rows) for key, child in layout.parts()}
     return tuple(parts.values()) if layout.keys is None else parts
 
 
@@ -228,14 +224,12 @@ def test_a_data_set_of_others_is_imported_as_tensorflow_datasets_reads_it(robot:
     assert any("do not have the observation after their last action" in note for note in report.notes)
 
 
-def test_what_was_imported_is_exported_again(robot: Path, tmp_path: Path) -> None:
+def test_an_imported_data_set_can_be_exported_again(robot: Path, tmp_path: Path) -> None:
     gym_trace.import_trace(robot, tmp_path / "back")
     check_export(RldsExporter(), load, tmp_path / "back", tmp_path / "out")
 
 
 def test_a_policy_is_trained(record: Any) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_rlds.py"), str(record("CartPole"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+    told = run_example("train_rlds", record("CartPole"))
+    losses = [float(line.split()[-1]) for line in told.splitlines() if "loss" in line]
     assert losses[-1] < losses[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,9 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.tune.registry import register_env
+from traces import EXAMPLES, recorded, run_example
 
 import gym_trace
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +30,8 @@ def running() -> None:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cartpole(tmp_path: Path) -> Path:
-    return recorded("CartPole-v1", 20, tmp_path / "cartpole")
-
-
-def recorded(name: str, episodes: int, directory: Path) -> Path:
-    env = gym_trace.TraceRecordingWrapper(gymnasium.make(name), directory)
-    env.action_space.seed(0)
-    for seed in range(episodes):
-        env.reset(seed=seed)
-        done = False
-        while not done:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            done = terminated or truncated
-    env.close()
-    return directory
-
-
-def test_the_example_trains(cartpole: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_rllib.py"), str(cartpole)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "BC: " in done.stdout
+def test_the_example_trains(tmp_path: Path) -> None:
+    assert "BC: " in run_example("train_rllib", recorded("CartPole-v1", 20, tmp_path / "trace"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +54,7 @@ def test_its_algorithms_train(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_ray_has_written_is_imported(running: None, whole: bool, tmp_path: Path) -> None:
+def test_episodes_that_ray_has_written_are_imported(running: None, whole: bool, tmp_path: Path) -> None:
     mode = "complete_episodes" if whole else "truncate_episodes"
     config = (
         BCConfig()

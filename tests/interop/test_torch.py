@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from traces import recorded
 
 import gym_trace
 
@@ -27,19 +28,17 @@ def test_gym_trace_torch_is_there_without_an_import_of_its_own() -> None:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    directory = tmp_path_factory.mktemp("traces") / "cartpole"
-    env = gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory)
-    gym_trace.record_episodes(env, episodes=40, seed=0)
-    env.close()
-    return gym_trace.open_trace(directory)
+    return gym_trace.open_trace(recorded("CartPole-v1", 40, tmp_path_factory.mktemp("traces") / "cartpole"))
 
 
 def pairs(loader: Any) -> list[tuple[int, int]]:
-    return [
-        pair
-        for batch in loader
-        for pair in zip(np.atleast_1d(batch["episode"]).tolist(), np.atleast_1d(batch["first_step"]).tolist())
-    ]
+    return [pair for batch in in_order(loader) for pair in batch]
+
+
+def in_order(loader: Any) -> list[list[tuple[int, int]]]:
+    """The episode and the first step of each item, batch by batch."""
+    names = ("episode", "first_step")
+    return [list(zip(*(np.atleast_1d(batch[name]).tolist() for name in names))) for batch in loader]
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +64,6 @@ class Pictures(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self._steps += 1
         return self.np_random.integers(0, 256, (128, 128), np.uint8), 0.0, False, self._steps == 64, {}
-
-
-def in_order(loader: Any) -> list[list[tuple[int, int]]]:
-    return [pairs([batch]) for batch in loader]
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk", None])
@@ -103,16 +98,9 @@ def test_items_are_the_same_with_any_number_of_workers(
     assert items[3]["observations"].shape == (6, 4)
     found = []
     for workers, method in ((0, None), (1, "fork"), (4, "fork"), (2, "spawn"))[: None if cache == "disk" else 3]:
-        loader = DataLoader(
-            items,
-            32,
-            shuffle=True,
-            num_workers=workers,
-            collate_fn=collated,
-            multiprocessing_context=method,
-            generator=torch.Generator().manual_seed(0),
-        )
-        found.append(in_order(loader))
+        shuffled = {"shuffle": True, "generator": torch.Generator().manual_seed(0)}
+        how = {"num_workers": workers, "multiprocessing_context": method, "collate_fn": collated}
+        found.append(in_order(DataLoader(items, 32, **shuffled, **how)))
     assert sorted(pair for batch in found[0] for pair in batch) == sorted(pairs(trace.windows(5, replacement=False)))
     assert found[1:] == found[:1] * (len(found) - 1)
 
@@ -122,16 +110,15 @@ def test_spawned_workers_of_several_ranks_have_the_share_of_their_rank(
 ) -> None:
     found = []
     for rank in range(2):
-        monkeypatch.setattr(
-            gym_trace.adapters.torch, "_rank", lambda rank=rank: (rank, 2)
-        )  # as where torch.distributed runs
+        # As where torch.distributed runs.
+        monkeypatch.setattr(gym_trace.adapters.torch, "_rank", lambda rank=rank: (rank, 2))
         batches = pickle.loads(pickle.dumps(BatchStream(trace.windows(5, 32, replacement=False))))
         monkeypatch.undo()
         found += pairs(batches)
     assert sorted(found) == sorted(pairs(trace.windows(5, replacement=False)))
 
 
-def test_a_data_loader_that_is_told_nothing_collates_items_as_well(trace: Any) -> None:
+def test_a_data_loader_without_options_collates_items_as_well(trace: Any) -> None:
     items = Items(trace.windows(5, cache="memory"))
     for told, gathered in zip(DataLoader(items, 32), DataLoader(items, 32, collate_fn=collated), strict=True):
         assert told.keys() == gathered.keys()

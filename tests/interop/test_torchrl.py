@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
 import torch
 from torchrl.data import ReplayBuffer, SamplerWithoutReplacement
 from torchrl.envs import GymEnv
+from traces import recorded, run_example
 
 import gym_trace
 from gym_trace.adapters.torchrl import TraceStorage
 from gym_trace.errors import InvalidOption
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -24,26 +20,9 @@ def cartpole(tmp_path: Path) -> Path:
     return recorded("CartPole-v1", 20, tmp_path / "cartpole")
 
 
-def recorded(name: str, episodes: int, directory: Path) -> Path:
-    env = gym_trace.TraceRecordingWrapper(gymnasium.make(name), directory)
-    env.action_space.seed(0)
-    for seed in range(episodes):
-        env.reset(seed=seed)
-        done = False
-        while not done:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            done = terminated or truncated
-    env.close()
-    return directory
-
-
 @pytest.mark.parametrize(("name", "loss"), [("CartPole-v1", "DQNLoss"), ("Pendulum-v1", "CQLLoss")])
 def test_its_losses_train(name: str, loss: str, tmp_path: Path) -> None:
-    directory = recorded(name, 4, tmp_path / "trace")
-    command = [sys.executable, str(EXAMPLES / "train_torchrl.py"), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert loss in done.stdout
+    assert loss in run_example("train_torchrl", recorded(name, 4, tmp_path / "trace"))
 
 
 def test_a_trace_is_a_storage_of_a_replay_buffer(tmp_path: Path) -> None:
@@ -87,7 +66,7 @@ def test_windows_are_items_of_a_storage(cartpole: Path) -> None:
         storage[torch.tensor([len(storage)])]
 
 
-def test_what_is_no_storage_is_refused(cartpole: Path) -> None:
+def test_batches_that_cannot_be_a_storage_raise(cartpole: Path) -> None:
     trace = gym_trace.open_trace(cartpole)
     with pytest.raises(InvalidOption, match="rewards"):
         TraceStorage(trace.transitions(columns=("observations", "actions", "terminations", "truncations")))

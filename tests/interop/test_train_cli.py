@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_what_the_document_shows_runs_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_document_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", DOCUMENT, re.S | re.M)
     assert len(shown) >= 6
@@ -228,7 +228,7 @@ def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
 def test_a_signal_while_the_learner_starts_is_not_waited_for(trained: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(trained, tmp_path / "r")
     (directory / "done").unlink()
-    with Run(directory).open_log():  # as a learner of before has it, for which the new one waits
+    with Run(directory).open_log():  # as the previous learner has it, for which the new one waits
         running = process("train", "--resume", directory, start_new_session=True)
         wait_for(lambda: any(does(pid, "learner") for pid in of_session(running.pid)))
         began = time.monotonic()

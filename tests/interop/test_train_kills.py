@@ -45,7 +45,7 @@ def of_session(session: int) -> list[int]:
 
 
 def does(pid: int, kind: str) -> bool:
-    """Whether a process of a run is its learner or an actor, by the files it holds."""
+    """Return True if a process of a run is its learner or an actor, by its open files."""
     try:
         if kind == "actor":
             return ".ring" in Path(f"/proc/{pid}/maps").read_text()
@@ -83,7 +83,7 @@ def test_a_run_of_which_a_process_is_killed_ends_or_goes_on_and_verifies(
     else:
         assert code == 0, said
         assert not victims or (directory / "done").exists()
-    # As after a reboot, or on another machine, where nobody can read a ring.
+    # As after a reboot, or on another machine, where no process can read a ring.
     elsewhere = shutil.copytree(directory, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("*.ring"))
     found = verify_run(elsewhere)
     assert (found.differs, found.versions) == ("", found.of)

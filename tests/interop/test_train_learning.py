@@ -1,4 +1,4 @@
-"""What is learnt is what the formulas say, of rollouts that are the same in memory, in the trace, and for the actor."""
+"""Updates follow the formulas, and rollouts are the same in memory, in the trace, and for the actor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gym_trace.training.network.model import ActorCritic, Distribution  # noqa: 
 from gym_trace.training.processes import actor as worker  # noqa: E402
 from gym_trace.training.processes.actor import Actor, Split  # noqa: E402
 from gym_trace.training.processes.inference import OwnModel  # noqa: E402
-from gym_trace.training.processes.shared import Slots, Weights  # noqa: E402
+from gym_trace.training.processes.shared import Plan, Slots, Weights  # noqa: E402
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Rollout  # noqa: E402
 from gym_trace.training.settings import Settings  # noqa: E402
 
@@ -94,8 +94,8 @@ def collected(
         return Sampled(observation_space, action_space)
 
     pipes: Any = dict.fromkeys(("free", "full"), theirs)
-    actor = Actor(number=0, life=0, make_env=make_env, settings=settings, shape=learner.shape, slots=slots,
-                  weights=weights, directory=str(directory), seed=9, **pipes)  # fmt: skip
+    plan = Plan(str(directory), learner.spaces, settings, learner.shape, weights.size, seed=9)
+    actor = Actor(plan, make_env, number=0, life=0, slots=slots, weights=weights, **pipes)
     split = Split(actor, 0, alive)
     acting, origins = OwnModel(learner.shape, settings, weights, [split.seed]), []
     for slot in range(count):
@@ -105,7 +105,7 @@ def collected(
     split.envs.close()
     for pipe in (ours, theirs):
         pipe.close()
-    return Collected(learner, [slots.rollout(slot) for slot in range(count)], origins, directory)
+    return Collected(learner, [slots.rollout(slot) for slot in range(count)], origins, directory / "trace")
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -137,7 +137,7 @@ def test_the_trace_has_what_the_learner_was_given(tmp_path: Path, name: str, rnn
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What targets were computed of."""
+    """Calls of vtrace() and their results."""
     calls: list[Any] = []
     actual = learning.vtrace
 
@@ -308,7 +308,7 @@ def test_statistics_merged_batch_by_batch_are_those_of_all_rows() -> None:
 def test_masks_that_leave_nothing_to_draw_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidOption, match=r"its shape is \(3,\), and there are 4 actions"):
         ActorCritic(leaves_of(MASKED), ActionForm(spaces.Discrete(4)), Settings())
-    with pytest.raises(InvalidOption, match="nothing in it"):
+    with pytest.raises(InvalidOption, match="empty except for masks"):
         ActorCritic(
             leaves_of(spaces.Dict(action_mask=MASKED["action_mask"])), ActionForm(spaces.Discrete(3)), Settings()
         )
@@ -319,7 +319,7 @@ def test_masks_that_leave_nothing_to_draw_are_refused(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e308])
 @pytest.mark.parametrize("where", ["rewards", "observations"])
-def test_what_is_not_finite_is_not_learnt_from(tmp_path: Path, where: str, value: float) -> None:
+def test_infinite_or_nan_experience_raises(tmp_path: Path, where: str, value: float) -> None:
     found = collected(tmp_path / "t", *SPACES["discrete"])
     array = found.rollouts[0].rewards if where == "rewards" else found.rollouts[0].observations[0]
     array[3, 1] = value

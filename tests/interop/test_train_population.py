@@ -22,7 +22,7 @@ from gym_trace.training.settings import Settings
 
 
 class Member:
-    """A driver that says what it is told to say."""
+    """Fake driver with given returns; it records its messages."""
 
     def __init__(self, run: Run, mean: float | None):
         self.run, self.mean, self.saved = run, mean, None
@@ -75,7 +75,7 @@ def test_the_worst_goes_on_from_the_best_with_a_checkpoint_of_its_own(tmp_path: 
     assert [kind for kind, _ in events] == ["exchange"]
 
 
-def test_nobody_goes_on_from_one_that_is_hardly_better(tmp_path: Path) -> None:
+def test_a_policy_that_is_hardly_better_is_not_taken_over(tmp_path: Path) -> None:
     made, members, _ = population(tmp_path, [10.0, 10.0, 10.0, 10.0], mutated=0.0)
     for number in range(4):
         after(made, members, 100, number)
@@ -159,7 +159,7 @@ def test_a_population_trains_is_resumed_and_comes_out_again(tmp_path: Path) -> N
     updates = [list(run.updates()) for run in runs_in(tmp_path)]
     assert found.versions == sum(map(len, updates))
     taken = [update.changed for log in updates for update in log if "checkpoint" in update.changed]
-    assert taken  # within sixteen periods, somebody was ahead
+    assert taken  # at least one exchange in sixteen periods
 
 
 class Weighed(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -195,13 +195,13 @@ def test_rewards_are_weighed_as_a_population_finds_and_the_trace_says_how_in_eac
     assert len(weights) > 2
 
 
-def test_what_is_compared_has_to_be_in_the_last_info(tmp_path: Path) -> None:
+def test_an_objective_that_is_missing_in_the_last_info_raises(tmp_path: Path) -> None:
     exchange, options = Exchange(objective="luck"), {"workers": 1, "num_envs": 2, "reward_shaping": {"step": 1.0}}
     with pytest.raises(TrainingFailed, match=r"objective=.luck.*which has stood"):
         train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, **options)
 
 
 @pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": ""}])
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_exchange_raises(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         Exchange(**wrong)

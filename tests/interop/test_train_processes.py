@@ -1,4 +1,4 @@
-"""Who acts and who learns: a server of actions, as a GPU has it, here on the CPU; processes as they are told."""
+"""Processes of a policy: with a server of actions, which a GPU would need; on chosen processors; all in one process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ pytest.importorskip("torch")
 
 from gym_trace.errors import InvalidOption
 from gym_trace.training import Run, Trained, train, verify_run
-from gym_trace.training.processes.cell import Cell
+from gym_trace.training.processes.cell import Cell, Turns
 
 SMALL: dict[str, Any] = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2, "hidden": (8,), "rnn_size": 8}
 SERVER: dict[str, Any] = {**SMALL, "inference": "server", "stall_timeout": 300.0}
+
+
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+
+
+def digests(directory: Path) -> list[str]:
+    return [update.digest for update in Run(directory).updates()]
 
 
 def pictures() -> gymnasium.Env[Any, Any]:
@@ -41,7 +48,7 @@ def pictures() -> gymnasium.Env[Any, Any]:
         ("any", "CartPole-v1", {"rnn": "lstm", "batch": 96}),
     ],
 )
-def test_what_a_server_drew_comes_out_again(tmp_path: Path, lag: Any, make: Any, given: dict[str, Any]) -> None:
+def test_experience_of_a_server_is_learnt_again(tmp_path: Path, lag: Any, make: Any, given: dict[str, Any]) -> None:
     if isinstance(make, str):
         make = partial(gymnasium.make, make)
     options = {**SERVER, "workers": 2, "splits": 2, "lag": lag, **given}
@@ -59,9 +66,8 @@ def test_what_a_server_drew_comes_out_again(tmp_path: Path, lag: Any, make: Any,
 
 def test_with_one_split_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        train(partial(gymnasium.make, "CartPole-v1"), tmp_path / name, steps=200, seed=3, workers=1, **SERVER)
-    one, two = ([update.digest for update in Run(tmp_path / name).updates()] for name in ("a", "b"))
-    assert one == two
+        train(CARTPOLE, tmp_path / name, steps=200, seed=3, workers=1, **SERVER)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +87,7 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
             servers[0].kill()
         return len(servers) > 1 and progress.version > killed[0] + 3
 
-    done = train(partial(gymnasium.make, "CartPole-v1"), tmp_path, until_return=1e9, seed=3, workers=2, splits=2,
+    done = train(CARTPOLE, tmp_path, until_return=1e9, seed=3, workers=2, splits=2,
                  on_progress=kills, **SERVER)  # fmt: skip
     assert killed
     assert len(servers) == 2
@@ -89,8 +95,8 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
     assert verify_run(tmp_path).differs == ""
 
 
-class Told(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole that says how its process runs."""
+class Reporting(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose first observation reports niceness, processor and threads of its process."""
 
     def reset(self, **options: Any) -> Any:
         seen, info = super().reset(**options)
@@ -98,14 +104,16 @@ class Told(gymnasium.Wrapper[Any, Any, Any, Any]):
         return seen, info
 
 
-def told() -> Any:
-    return Told(gymnasium.make("CartPole-v1"))
+def reporting() -> Any:
+    return Reporting(gymnasium.make("CartPole-v1"))
 
 
-def test_processes_run_as_they_are_told_and_leave_the_checkpoints_that_are_wanted(tmp_path: Path) -> None:
+def test_niceness_processors_and_checkpoint_options_are_applied(tmp_path: Path) -> None:
     cpu, before = max(os.sched_getaffinity(0)), os.nice(0)
-    often = {"checkpoint_seconds": 1e-3, "keep": 2, "milestone_seconds": 1e-3}
-    train(told, tmp_path, steps=320, seed=3, workers=1, cpus=[cpu], niceness=1, stall_timeout=300.0, **often, **SMALL)
+    often: dict[str, Any] = {"checkpoint_seconds": 1e-3, "keep": 2, "milestone_seconds": 1e-3}
+    train(
+        reporting, tmp_path, steps=320, seed=3, workers=1, cpus=[cpu], niceness=1, stall_timeout=300.0, **often, **SMALL
+    )
     for episode in Run(tmp_path).episodes():
         assert episode.observations[0][:3].tolist() == [before + 1, cpu, 1]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -115,7 +123,66 @@ def test_processes_run_as_they_are_told_and_leave_the_checkpoints_that_are_wante
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
-def test_a_device_that_there_is_not_is_refused_before_there_is_a_run(tmp_path: Path, device: str) -> None:
+def test_a_missing_device_raises_before_the_run_is_created(tmp_path: Path, device: str) -> None:
     with pytest.raises(InvalidOption, match=f"device='{device}'"):
-        train(partial(gymnasium.make, "CartPole-v1"), tmp_path / "r", steps=100, device=device)
+        train(CARTPOLE, tmp_path / "r", steps=100, device=device)
     assert not (tmp_path / "r").exists()
+
+
+# -- in one process ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"lag": 0}, {"lag": 1, "splits": 2}, {"lag": "any", "rnn": "gru"}])
+def test_one_process_learns_what_several_would(tmp_path: Path, given: dict[str, Any]) -> None:
+    pid = os.getpid()
+
+    def make() -> Any:
+        assert os.getpid() == pid
+        return gymnasium.make("CartPole-v1")
+
+    train(make, tmp_path / "here", steps=200, seed=3, workers=0, **SMALL, **given)
+    assert verify_run(tmp_path / "here").differs == ""
+    if given["lag"] == 1:
+        train(CARTPOLE, tmp_path / "there", steps=200, seed=3, workers=1, **SMALL, **given)
+        assert digests(tmp_path / "here") == digests(tmp_path / "there")
+
+
+def test_an_error_in_one_process_is_raised_unchanged_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    count = 0
+
+    class Falling(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == 100:
+                raise KeyError("floor")
+            return super().step(action)
+
+    def make() -> Any:
+        return Falling(gymnasium.make("CartPole-v1"))
+
+    with pytest.raises(KeyError, match="floor"):
+        train(make, tmp_path, steps=200, seed=3, workers=0, **SMALL)
+    assert len(list(Run(tmp_path).updates())) == 4
+    assert train(CARTPOLE, tmp_path, resume=True).steps == 224
+
+
+def test_experience_that_is_too_old_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poll = Turns.poll
+
+    def eager(cell: Turns, seconds: float) -> Any:
+        """Two rollouts for each update that takes one."""
+        next(cell._rollouts)
+        return poll(cell, seconds)
+
+    monkeypatch.setattr(Turns, "poll", eager)
+    options = {**SMALL, "workers": 0, "lag": "any", "max_lag": 0}
+    done = train(CARTPOLE, tmp_path, steps=320, seed=3, **options)
+    assert done.dropped in (8, 9, 10)
+    assert all(o.version == update.version - 1 for update in Run(tmp_path).updates() for o in update.rollouts)
+    assert verify_run(tmp_path).differs == ""
+
+
+def test_a_server_needs_a_process(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="inference='actor'"):
+        train(CARTPOLE, tmp_path, steps=200, workers=0, inference="server")

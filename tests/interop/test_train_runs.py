@@ -25,7 +25,7 @@ pytest.importorskip("safetensors")
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.training import Run, Trained, verify_run
-from gym_trace.training.learnt.versions import fresh
+from gym_trace.training.learnt import fresh
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Update, append
 
@@ -97,7 +97,7 @@ def trained(directory: Path, make_env: Any = Seen, **settings: Any) -> Trained:
 
 
 def digests(directory: Path) -> list[str]:
-    """Of all versions."""
+    """Return the digests of all versions."""
     return [update.digest for update in Run(directory).updates()]
 
 
@@ -152,8 +152,8 @@ REMOVE = "remove it, and versions after the checkpoint before it are learnt agai
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
     "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be learnt again", "steps 0"),
-    "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator is not what", REMOVE),
-    "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: is no checkpoint", REMOVE),
+    "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator differs when", REMOVE),
+    "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: invalid checkpoint", REMOVE),
     "log": (lambda run: flip(run / "updates.msgpack", -9), "updates.msgpack: checksum mismatch", ANOTHER),
     "half a log": (lambda run: os.truncate(run / "updates.msgpack", 200), "the log ends before version", "checkpoint"),
     "run.json": (lambda run: os.truncate(run / "run.json", 99), "run.json: cannot be read", "put back a copy"),
@@ -161,7 +161,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_damaged_is_named_and_what_to_do_next(run: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_reported_with_the_file_and_the_next_step(run: Path, tmp_path: Path, name: str) -> None:
     damage, what, next_step = DAMAGES[name]
     copy = tmp_path / "r"
     shutil.copytree(run, copy)
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_pa
     shutil.copytree(run, copy)
     (copy / "done").unlink()
     newest(copy).write_bytes(b"")
-    with pytest.raises(CorruptTrace, match=r"learner 0: .*4.safetensors: is no checkpoint.*; remove it"):
+    with pytest.raises(CorruptTrace, match=r"learner 0: .*4.safetensors: invalid checkpoint.*; remove it"):
         gym_trace.train(Seen, copy, resume=True)
     newest(copy).unlink()
     assert gym_trace.train(Seen, copy, resume=True).version == 4
@@ -254,7 +254,7 @@ def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: 
     assert len(refused) == 2
 
 
-def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_script_that_starts_a_run_on_import_raises_with_advice(tmp_path: Path) -> None:
     script = "import gym_trace, test_train_runs as t\ngym_trace.train(t.Seen, 'r', steps=99)\n"
     (tmp_path / "script.py").write_text(script)
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -279,7 +279,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, room: int = 0) -> Path:
-    """Leaves so many bytes free, until what this returns is removed."""
+    """Fill the disk except for `room` bytes, until the returned file is removed."""
     status = os.statvfs(disk)
     (disk / "filler").write_bytes(bytes(max(0, status.f_bavail * status.f_bsize - room)))
     return disk / "filler"
@@ -304,13 +304,13 @@ def test_a_full_disk_ends_the_run_at_once_and_it_goes_on_when_there_is_room(disk
     assert found.versions > before
 
 
-def test_what_there_is_no_room_for_leaves_log_and_checkpoints_as_they_were(run: Path, disk: Path) -> None:
+def test_a_full_disk_leaves_log_and_checkpoints_unchanged(run: Path, disk: Path) -> None:
     shutil.copytree(run, disk / "r")
     full, before = Run(disk / "r"), digests(run)
     with full.open_log() as log:
         filler = fill(disk)
         update = Update(5, (Origin("w" * 9000, 0, 0),), 0, "")
-        with pytest.raises(RecordingError, match="the log of updates cannot be written: No space left on device"):
+        with pytest.raises(RecordingError, match="log of updates: write failed: No space left on device"):
             append(log, update)
         assert digests(disk / "r") == before
         with pytest.raises(RecordingError, match=r"a checkpoint cannot be written to .*: No space left on device"):

@@ -20,30 +20,20 @@ IN_OTHER_TESTS = {"model", "reward_shaping", "max_lag", "rnn_size", "batch"}
 OTHERS: dict[str, Any] = {
     **{"num_envs": 2, "rollout": 8, "lag": 0, "stagger": True, "learning_rate": 2e-3, "anneal": True},
     **{"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_eps": 1e-2, "gamma": 0.9, "lam": 0.5, "off_policy": "none"},
-    **{
-        "rho": 0.5,
-        "c": 0.5,
-        "clip": 0.001,
-        "value_clip": 0.001,
-        "value_coefficient": 0.1,
-        "exploration": "symmetric_kl",
-    },
+    **{"rho": 0.5, "c": 0.5, "clip": 0.001, "value_clip": 0.001, "value_coefficient": 0.1},
+    **{"exploration": "symmetric_kl"},
     **{"exploration_coefficient": 0.1, "epochs": 1, "minibatches": 1, "max_grad_norm": 0.01, "target_kl": 1e-9},
     **{"adaptive_kl": 1.0, "reward_scale": 0.1, "reward_clip": 0.5, "normalize_advantages": False},
     **{"normalize_returns": False, "normalize_observations": False, "hidden": (4,), "activation": "relu"},
     **{"initialization": "xavier", "initial_gain": 0.5, "share": True, "rnn": "gru"},
     **{"initial_std": 0.5, "adaptive_std": True},
 }
-OF_RETURNS = {
-    "reward_scale": {"normalize_returns": False},
-    "c": {"learning_rate": 0.05},
-    "rho": {"learning_rate": 0.05},
-}
+OF_RETURNS = {"reward_scale": {"normalize_returns": False}} | {name: {"learning_rate": 0.05} for name in ("c", "rho")}
 
 
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of the last version of a run with these settings, in an environment."""
+    """Return the digest of the last version of a run with these settings, in an environment."""
     known: dict[str, str] = {}
 
     def digest(env_id: str, **given: Any) -> str:

@@ -42,7 +42,7 @@ def test_v_trace_is_that_of_rlax(batch: dict[str, Any], lam: float, clip_rho: fl
 
 
 def for_torchrl(batch: dict[str, Any]) -> dict[str, Any]:
-    """What it takes: (batch, steps, 1), the value of what follows each step, and which steps end an episode."""
+    """Return its arguments: (batch, steps, 1), values after each step, and steps that end an episode."""
     torch = pytest.importorskip("torch")
     columns = {
         "state_value": batch["values"][:, :-1],

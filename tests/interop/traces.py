@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from gym_trace import TraceRecordingWrapper
+from gym_trace import TraceRecordingWrapper, record_episodes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Real(NamedTuple):
@@ -27,7 +31,7 @@ class Real(NamedTuple):
 
 
 class Nested(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """What CartPole says, as a dict of a dict and a tuple, with a picture and float64."""
+    """CartPole with observations that are a dict of a dict and a tuple, with a picture and float64."""
 
     def __init__(self, env: Any):
         super().__init__(env)
@@ -91,3 +95,18 @@ def _run(env: Any, steps: int) -> None:
         _, _, terminated, truncated, _ = env.step(env.action_space.sample())
         over = terminated or truncated
     env.close()
+
+
+def recorded(name: str, episodes: int, directory: Path) -> Path:
+    """Records whole episodes of an environment with random actions."""
+    with TraceRecordingWrapper(gymnasium.make(name), directory) as env:
+        record_episodes(env, episodes=episodes, seed=0)
+    return directory
+
+
+def run_example(name: str, *arguments: object, options: tuple[str, ...] = ("-W", "ignore")) -> str:
+    """Return what examples/NAME.py prints in a process of its own. options: of Python."""
+    command = [sys.executable, *options, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

@@ -152,17 +152,9 @@ class Thing:
 
 
 UNSTORABLE = [
-    Thing(),
-    {1, 2},
-    datetime.datetime(2026, 11, 21),
-    print,
-    Thing,
-    np.zeros(2, [("a", object)]),
-    np.ma.zeros(2, [("a", int)]),
-    range(3),
-    np.array([Thing()], object),
-    iter([]),
-]
+    Thing(), {1, 2}, datetime.datetime(2026, 11, 21), print, Thing, np.zeros(2, [("a", object)]),
+    np.ma.zeros(2, [("a", int)]), range(3), np.array([Thing()], object), iter([]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", UNSTORABLE, ids=lambda value: type(value).__name__)
@@ -368,14 +360,8 @@ def test_other_dtypes_are_rejected(text: Any) -> None:
 
 
 def test_arrays_of_objects_hold_their_items_unchanged() -> None:
-    for items in (
-        [],
-        [[1, 2], [3, 4]],
-        [np.zeros(2), np.zeros(2)],
-        [np.array(1), np.array(2)],
-        ["ab", "cd"],
-        [1, None],
-    ):
+    arrays = [np.zeros(2), np.zeros(2)], [np.array(1), np.array(2)]
+    for items in ([], [[1, 2], [3, 4]], *arrays, ["ab", "cd"], [1, None]):
         array = objects(list(items))
         assert array.dtype == object
         assert array.shape == (len(items),)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,7 @@ from runs import check_counts, counts_of, record_lengths
 from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
 
 from gym_trace import open_trace, scan_recorded_traces
-from gym_trace.errors import (
-    CorruptTrace,
-    InvalidOption,
-    TraceError,
-    TraceNotFound,
-)
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.reading.writer_reader import WriterReader
 
 
@@ -268,18 +262,13 @@ def test_a_truthy_result_ends_the_scan(tmp_path: Path) -> None:
     assert seen == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, 3), (0, 0), (1, 1), (3, 3), (100, 3), (-1, 0)])
-def test_no_more_episodes_than_asked_for(tmp_path: Path, limit: int | None, expected: int) -> None:
+@pytest.mark.parametrize(("limit", "expected"), [(None, 3), (0, 0), (1, 1), (2, 2), (3, 3), (100, 3), (-1, 0)])
+def test_a_scan_counts_no_more_episodes_than_asked_for(tmp_path: Path, limit: int | None, expected: int) -> None:
     record_lengths(tmp_path, [1, 2, 3])
     seen: list[int] = []
     assert scan_recorded_traces(str(tmp_path), lambda o, a, r: seen.append(len(a)), max_episodes=limit) == expected
     assert len(seen) == expected
-
-
-def test_a_scan_without_a_callback_counts(tmp_path: Path) -> None:
-    record_lengths(tmp_path, [1, 2, 3])
-    assert scan_recorded_traces(tmp_path) == 3
-    assert scan_recorded_traces(tmp_path, None, 2) == 2
+    assert scan_recorded_traces(tmp_path, None, limit) == expected
 
 
 def test_a_trace_can_be_read_while_the_interpreter_shuts_down(tmp_path: Path) -> None:
@@ -357,37 +346,28 @@ def test_readers_change_nothing_on_disk(tmp_path: Path) -> None:
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
 
 
-def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
-    record_lengths(tmp_path, [10] * 6, flush_after=10)
-    trace = open_trace(tmp_path)
-    offset = int(trace.readers[0].batches[0].chunks["offset"][2])
-    (batch,) = tmp_path.glob("*.gtb")
+def damage(directory: Path, chunk: int = 2) -> Path:
+    """Flip a byte in a chunk of the only batch, and return its path."""
+    offset = int(open_trace(directory).readers[0].batches[0].chunks["offset"][chunk])
+    (batch,) = directory.glob("*.gtb")
     data = bytearray(batch.read_bytes())
     data[offset + 70] ^= 0xFF
     batch.write_bytes(data)
+    return batch
+
+
+@pytest.mark.parametrize("order", [None, [5, 1, 2, 0]])
+def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path, order: list[int] | None) -> None:
+    record_lengths(tmp_path, [10] * 6, flush_after=10)
+    batch = damage(tmp_path)
     with pytest.raises(CorruptTrace) as caught:
-        list(open_trace(tmp_path))
+        [counts_of(episode) for episode in open_trace(tmp_path).scan(episodes=order)]
     assert caught.value.path == str(batch)
     damaged = open_trace(tmp_path)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        found = [(e.episode_id, counts_of(e)) for e in damaged.scan(on_damage="skip")]
-    assert len(warned) == 1
-    assert len(damaged.damage) == 1
+    with pytest.warns(UserWarning, match="skipped bytes") as warned:
+        found = [(e.index, e.episode_id, counts_of(e)) for e in damaged.scan(episodes=order, on_damage="skip")]
+    assert len(warned) == len(damaged.damage) == 1
     whole = list(range(11))
-    assert [item for item in found if item[1] == whole] == [(i, whole) for i in range(6) if i != 2]
+    assert [item for item in found if item[2] == whole] == [(i, i, whole) for i in order or range(6) if i != 2]
     for i in (0, 1, 3, 5):
         assert counts_of(open_trace(tmp_path)[i]) == whole
-
-
-def test_damage_is_skipped_in_an_order_of_ones_own_too(tmp_path: Path) -> None:
-    record_lengths(tmp_path, [10] * 6, flush_after=10)
-    (batch,) = tmp_path.glob("*.gtb")
-    data = bytearray(batch.read_bytes())
-    data[int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][2]) + 70] ^= 0xFF
-    batch.write_bytes(data)
-    with pytest.warns(UserWarning, match="skipped bytes") as warned:
-        found = [(e.index, counts_of(e)) for e in open_trace(tmp_path).scan(episodes=[5, 1, 2, 0], on_damage="skip")]
-    assert len(warned) == 1
-    whole = list(range(11))
-    assert [index for index, counts in found if counts == whole] == [5, 1, 0]

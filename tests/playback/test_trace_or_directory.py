@@ -28,7 +28,7 @@ from gym_trace.replay.verify import differing_versions, played_in_registered
 from gym_trace.statistics.describe import describe, progress_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.video.render import Destination, render_episodes
-from gym_trace.video.window import play_for_humans
+from gym_trace.video.simulate import play_for_humans
 
 Given = Trace | str | os.PathLike[str]
 EVERYWHERE: dict[str, Callable[[Given], Any]] = {
@@ -51,14 +51,12 @@ EVERYWHERE: dict[str, Callable[[Given], Any]] = {
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_a_trace_and_its_directory_are_the_same_to_a_function(name: str, tmp_path: Path) -> None:
     recorded(tmp_path / "t", 3)
-    of_trace, of_path, of_text = map(
-        EVERYWHERE[name], (open_trace(tmp_path / "t"), tmp_path / "t", str(tmp_path / "t"))
-    )
-    assert of_trace == of_path == of_text
+    function = EVERYWHERE[name]
+    assert function(open_trace(tmp_path / "t")) == function(tmp_path / "t") == function(str(tmp_path / "t"))
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_where_there_is_no_trace_a_function_says_so(name: str, tmp_path: Path) -> None:
+def test_a_directory_without_a_trace_raises(name: str, tmp_path: Path) -> None:
     with pytest.raises(TraceNotFound):
         EVERYWHERE[name](tmp_path)
 
@@ -81,9 +79,5 @@ def test_a_trace_stays_itself(tmp_path: Path) -> None:
     recorded(tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     assert as_trace(trace) is trace
-    assert (
-        storage_of(trace)
-        == storage_of(tmp_path / "t")
-        == storage_of(str(tmp_path / "t"))
-        == LocalStorage(trace.directory)
-    )
+    storage = LocalStorage(trace.directory)
+    assert all(storage_of(given) == storage for given in (trace, tmp_path / "t", str(tmp_path / "t")))

@@ -1,4 +1,4 @@
-"""Arrays belong to whoever asked for them."""
+"""Arrays that were read belong to the caller."""
 
 from __future__ import annotations
 
@@ -14,21 +14,12 @@ from gym_trace import open_trace, scan_recorded_traces
 
 
 def everything_of(episode: Any) -> list[Any]:
-    return [
-        episode.observations,
-        episode.actions,
-        episode.rewards,
-        episode.terminations,
-        episode.truncations,
-        episode.infos,
-        episode.annotations,
-        episode.options,
-        episode.rng_state,
-    ]
+    names = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", "options")
+    return [getattr(episode, name) for name in (*names, "rng_state")]
 
 
 def ruin(value: Any) -> None:
-    """Writes over everything that can be written over."""
+    """Overwrite everything that is writable."""
     if isinstance(value, np.ndarray):
         assert value.flags.writeable
         if value.dtype == object:
@@ -48,24 +39,19 @@ def ruin(value: Any) -> None:
             value.clear()
 
 
-def test_what_is_written_into_an_episode_changes_nothing_that_is_read_later(tmp_path: Path) -> None:
+def test_writing_into_an_episode_does_not_change_later_reads(tmp_path: Path) -> None:
     record_nested(tmp_path)
     expected = [bits(everything_of(episode)) for episode in open_trace(tmp_path)]
     trace = open_trace(tmp_path)
-    for _ in range(2):
-        for i in range(4):
-            episode = trace[i]
+    some = [3, 2, 2, 0]
+    by_index = (trace[i] for _ in range(2) for i in range(4))
+    for episodes, order in ((by_index, [0, 1, 2, 3] * 2), (trace, range(4)), (trace.scan(episodes=some), some)):
+        for i, episode in zip(order, episodes):
             assert bits(everything_of(episode)) == expected[i]
             ruin(everything_of(episode))
-    for i, episode in enumerate(trace):
-        assert bits(everything_of(episode)) == expected[i]
-        ruin(everything_of(episode))
-    for i, episode in enumerate(trace.scan(episodes=[3, 2, 2, 0])):
-        assert bits(everything_of(episode)) == expected[[3, 2, 2, 0][i]]
-        ruin(everything_of(episode))
 
 
-def test_what_a_callback_writes_changes_nothing_that_comes_later(tmp_path: Path) -> None:
+def test_a_callback_that_writes_does_not_change_later_episodes(tmp_path: Path) -> None:
     record_lengths(tmp_path, [5, 0, 7, 9], flush_after=4)
     seen: list[Any] = []
 
@@ -94,7 +80,7 @@ def test_an_episode_keeps_its_arrays(tmp_path: Path) -> None:
     assert episode.observations[0, 0] == 99  # they are its reader's own
 
 
-def test_what_was_kept_of_one_scan_is_not_touched_by_the_next(tmp_path: Path) -> None:
+def test_a_scan_does_not_overwrite_arrays_of_an_earlier_one(tmp_path: Path) -> None:
     record_lengths(tmp_path / "a", [50, 70])
     record_lengths(tmp_path / "b", [70, 50])  # of the same sizes, so that its memory would fit
     kept: list[Any] = []

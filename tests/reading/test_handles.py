@@ -1,4 +1,4 @@
-"""An episode that was taken from a trace is that episode, whatever is recorded, pickled or read meanwhile."""
+"""An episode taken from a trace stays that episode while others record, pickle and read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LANES = 3
 
 
 class Stamped(CountingEnv):
-    """Counts from a number of its own on, so that each lane can be told from the others."""
+    """Puts the number of its lane into each observation."""
 
     def __init__(self, lane: int, length: int):
         super().__init__(length)
@@ -179,7 +179,7 @@ def test_a_batch_that_a_listing_missed_moves_no_episode(tmp_path: Path, monkeypa
             assert counts_of(episode)[-steps:] == list(range(episode.first_step + 1, episode.first_step + steps + 1))
             assert episode.actions.tolist() == [n % 4 for n in range(episode.first_step, episode.first_step + steps)]
             read += 1
-        except TraceError:  # what came after the missed steps is no part of its own any more
+        except TraceError:  # what came after the missed steps is no longer a part
             continue
     assert read >= 2
 
@@ -216,20 +216,14 @@ def _told(what: Any) -> Any:
     if isinstance(what, Trace):
         return [(e.writer, e.episode_id, e.outcome, e.observations.tolist()) for e in what]
     if isinstance(what, Episode):
-        return (
-            what.index,
-            what.outcome,
-            what.first_step,
-            what.observations.tolist(),
-            what.rewards.tolist(),
-            what.options,
-        )
+        arrays = what.observations.tolist(), what.rewards.tolist()
+        return what.index, what.outcome, what.first_step, what.options, *arrays
     observation, _ = what.reset()
     return observation.tolist(), [what.step(0)[0].tolist() for _ in range(len(what.episode))]
 
 
 def things(directory: Path) -> dict[str, Callable[[], Any]]:
-    """What can be pickled, each taken anew, after something of it has been read."""
+    """Return functions that make objects to pickle, each after something of it was read."""
 
     def used() -> Trace:
         trace = open_trace(directory)

@@ -12,7 +12,6 @@ import fractions
 import json
 import sys
 import types
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ import pytest
 from gymnasium import spaces, vector
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import acted, warned
 from vectors import TraceRecordingVectorWrapper
-from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
+from zoo import ScriptedEnv, Told, bits, scripted, small_blocks, spoil
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnstorableValue
@@ -44,6 +44,9 @@ class Symbol:
         return "x"
 
 
+_STEPS_TO_NUMPY = ("detach", "cpu", "resolve_conj", "resolve_neg")
+
+
 class Tensor:
     """Like a PyTorch tensor: on a device, with gradients, lazily conjugate; methods must be called in order."""
 
@@ -54,26 +57,16 @@ class Tensor:
         self.data, self.dtype, self._undone = data, dtype, undone
         self.shape = data.shape
 
-    def _after(self, what: str) -> Tensor:
-        return Tensor(self.data, self.dtype, (*self._undone, what))
-
-    def detach(self) -> Tensor:
-        return self._after("detach")
-
-    def cpu(self) -> Tensor:
-        return self._after("cpu")
-
-    def resolve_conj(self) -> Tensor:
-        return self._after("resolve_conj")
-
-    def resolve_neg(self) -> Tensor:
-        return self._after("resolve_neg")
+    def __getattr__(self, name: str) -> Any:
+        if name not in _STEPS_TO_NUMPY:
+            raise AttributeError(name)
+        return lambda: Tensor(self.data, self.dtype, (*self._undone, name))
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
     def numpy(self) -> Any:
-        if self._undone != ("detach", "cpu", "resolve_conj", "resolve_neg"):
+        if self._undone != _STEPS_TO_NUMPY:
             raise RuntimeError("use tensor.detach().cpu().resolve_conj().numpy()")
         if self.dtype == "torch.bfloat16":
             raise TypeError("Got unsupported ScalarType BFloat16")
@@ -98,14 +91,6 @@ REWARDS = [
 ]  # fmt: skip
 
 
-def quietly(record: Any) -> list[str]:
-    """Call record(); return the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        record()
-    return [str(warning.message) for warning in caught]
-
-
 @pytest.mark.parametrize("options", [{}, {"record_infos": True}, {"reward_classes": [0.0, 1.0]}], ids=repr)
 @pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: type(reward).__name__)
 def test_a_reward_of_any_kind_at_any_step_loses_nothing(tmp_path: Path, reward: Any, options: dict[str, Any]) -> None:
@@ -116,11 +101,9 @@ def test_a_reward_of_any_kind_at_any_step_loses_nothing(tmp_path: Path, reward: 
     def record() -> None:
         wrapped.reset(seed=0)
         assert [wrapped.step(1)[1] is not None for _ in range(90)].count(False) == (reward is None)
-        wrapped.reset()
-        wrapped.step(0)
-        wrapped.close()
+        acted(wrapped, "reset", 0, "close")
 
-    assert len(quietly(record)) <= 1
+    assert len(warned(record)) <= 1
     trace = open_trace(tmp_path)
     kept = [reward for episode in trace for reward in episode.rewards]
     assert len(kept) == 91 or "reward_classes" in options
@@ -134,16 +117,7 @@ def test_a_non_numeric_reward_makes_the_return_nan(tmp_path: Path) -> None:
     steps = [Told(np.int64(0), reward, terminated=reward == 2.0) for reward in rewards]
     env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps), (np.int64(0), steps[:1])])
     wrapped = TraceRecordingWrapper(env, tmp_path)
-
-    def record() -> None:
-        wrapped.reset()
-        for _ in range(3):
-            wrapped.step(0)
-        wrapped.reset()
-        wrapped.step(0)
-        wrapped.close()
-
-    assert len(quietly(record)) == 1
+    assert len(warned(lambda: acted(wrapped, "reset", 0, 0, 0, "reset", 0, "close"))) == 1
     trace = open_trace(tmp_path)
     assert np.isnan(trace[0].total_reward)
     assert np.isnan(trace[0][:2].total_reward)
@@ -170,7 +144,7 @@ def test_masked_arrays_round_trip_anywhere_in_a_value(tmp_path: Path) -> None:
         env.spoil()
         wrapped.close()
 
-    assert len(quietly(record)) == 4  # two leaves of observations, two of actions
+    assert len(warned(record)) == 4  # two leaves of observations, two of actions
     (episode,) = open_trace(tmp_path)
     for values in (episode.observations, episode.actions):
         assert {bits(value) for value in values["a"]} == {bits(MASKED)}
@@ -187,10 +161,9 @@ def test_masked_arrays_of_vector_environments_round_trip(tmp_path: Path) -> None
     def record() -> None:
         envs.reset(options={"masked": MASKED})
         envs.annotate(masked=batch)
-        envs.step(batch)
-        envs.close()
+        acted(envs, batch, "close")
 
-    assert len(quietly(record)) == 2
+    assert len(warned(record)) == 2
     first, second = open_trace(tmp_path)
     for episode, row in ((first, batch[0]), (second, batch[1])):
         assert [bits(value) for value in (*episode.observations, *episode.actions)] == [bits(row)] * 3
@@ -301,7 +274,7 @@ def test_changing_a_value_after_its_step_does_not_change_the_trace(
             ruin(value)
         env.close()
 
-    quietly(record)
+    warned(record)
     (episode,) = open_trace(directory / "t")
     assert [bits(value) for value in episode.observations][1:] == expected
     assert [bits(value) for value in episode.actions] == expected
@@ -318,15 +291,7 @@ def test_tensors_on_a_device_are_copied_with_one_warning_per_column(tmp_path: Pa
     space = spaces.Box(-9, 9, shape, np.float32)
     steps = [Told(Tensor(data), Tensor(np.array(2.0)), info={"x": [Tensor(data)]}) for _ in range(5)]
     env = TraceRecordingWrapper(ScriptedEnv(space, space, [(data, steps)]), tmp_path, record_infos=True)
-
-    def record() -> None:
-        env.reset()
-        for _ in range(5):
-            env.annotate(logits=Tensor(data))
-            env.step(Tensor(data))
-        env.close()
-
-    said = quietly(record)
+    said = warned(lambda: acted(env, "reset", *[{"logits": Tensor(data)}, Tensor(data)] * 5, "close"))
     assert sorted(text.partition(":")[0] for text in said) == ["actions", "infos", "observations", "rewards"]
     assert all("detached and copied" in text for text in said)
     (episode,) = open_trace(tmp_path)
@@ -341,12 +306,9 @@ def test_a_dtype_that_numpy_lacks_round_trips(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(uint8=np.uint8))
     words = np.array([[0x3FC0, 0x7FC1, 0x8000]], np.uint16)
     tensor = Tensor(words, "torch.bfloat16")
-    env = TraceRecordingWrapper(
-        ScriptedEnv(spaces.Box(0, 9, (1, 3)), spaces.Discrete(2), [(tensor, [Told(tensor, info={"x": tensor})])]),
-        tmp_path,
-        record_infos=True,
-    )
-    assert len(quietly(lambda: (env.reset(), env.step(0), env.close()))) == 1
+    inner = scripted([Told(tensor, info={"x": tensor})], spaces.Box(0, 9, (1, 3)), tensor)
+    env = TraceRecordingWrapper(inner, tmp_path, record_infos=True)
+    assert len(warned(lambda: acted(env, "reset", 0, "close"))) == 1
     (episode,) = open_trace(tmp_path)
     expected = RawArray("bfloat16", words.view(np.uint8).reshape(1, 3, 2))
     assert [bits(value) for value in (*episode.observations, episode.infos[0]["x"])] == [bits(expected)] * 3
@@ -370,7 +332,7 @@ def test_vectors_record_any_value_and_never_raise(tmp_path: Path, odd: Any, mode
             env.step(odd if mode == "actions" else batch)
         env.close()
 
-    quietly(record)
+    warned(record)
     for episode in open_trace(tmp_path):  # steps that cannot be split by lane are skipped
         assert len(episode) in ((0, 3) if mode in ("observations", "actions", "rewards") else (3,))
         assert len(episode.observations) == len(episode) + 1
@@ -383,14 +345,7 @@ def test_a_batch_of_a_dtype_that_numpy_lacks_is_split_by_lane(tmp_path: Path, mo
     words = np.array([[1, 2], [3, 4]], np.uint16)
     tensor = Tensor(words, "torch.bfloat16")
     env = TraceRecordingVectorWrapper(Lanes(tensor, info=tensor), tmp_path, record_infos=True)
-
-    def record() -> None:
-        env.reset()
-        env.annotate(note=tensor)
-        env.step(tensor)
-        env.close()
-
-    quietly(record)
+    warned(lambda: acted(env, "reset", {"note": tensor}, tensor, "close"))
     for episode, row in zip(open_trace(tmp_path), words):
         kept = [*episode.observations, *episode.actions, episode.infos[0]["x"], episode.annotations["note"][0]]
         assert [value.data.view(np.uint16)[..., 0].tolist() for value in kept] == [row.tolist()] * 5
@@ -399,12 +354,9 @@ def test_a_batch_of_a_dtype_that_numpy_lacks_is_split_by_lane(tmp_path: Path, mo
 def test_a_value_above_the_size_limit_becomes_its_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.recording.recorder.Recorder.largest_value", 1000)
     steps = [Told(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
-    env = TraceRecordingWrapper(
-        ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)]), tmp_path, record_infos=True
-    )
-    said = quietly(lambda: (env.reset(), *[env.step(0) for _ in range(3)], env.close()))
-    assert len(said) == 1
-    assert "too large" in said[0]
+    env = TraceRecordingWrapper(scripted(steps), tmp_path, record_infos=True)
+    (said,) = warned(lambda: acted(env, "reset", 0, 0, 0, "close"))
+    assert "too large" in said
     (episode,) = open_trace(tmp_path)
     assert [type(info) for info in episode.infos] == [dict, Unstored, dict]
 
@@ -415,31 +367,20 @@ def test_infos_of_many_lanes_and_steps_stay_within_the_chunk_limit(
     monkeypatch.setattr("gym_trace.recording.vector.recorder._LEAST_BYTES", 5000)
     monkeypatch.setattr("gym_trace.recording.vector.recorder._ROWS", 8)
     monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 20_000)
-    env = TraceRecordingVectorWrapper(
-        Lanes(np.ones((2, 2), np.float32), info=["a" * 900] * 2), tmp_path, record_infos=True
-    )
-    env.reset()
-    for _ in range(100):
-        env.step(np.ones((2, 2), np.float32))
-    env.close()
+    batch = np.ones((2, 2), np.float32)
+    env = TraceRecordingVectorWrapper(Lanes(batch, info=["a" * 900] * 2), tmp_path, record_infos=True)
+    acted(env, "reset", *[batch] * 100, "close")
     assert [len(episode.infos) for episode in open_trace(tmp_path)] == [100, 100]
 
 
 def test_integers_of_any_number_of_digits_are_recorded(tmp_path: Path) -> None:
     huge = 10**5000
     values = {"n": huge, huge: [-huge, (huge,)], (1, huge): np.array([huge], object)}
-    space = spaces.Text(4)
-    env = ScriptedEnv(space, spaces.Discrete(2), [(values, [Told(values, huge, info=values)])])
+    env = scripted([Told(values, huge, info=values)], spaces.Text(4), values)
     env.spec = gymnasium.envs.registration.EnvSpec("Huge-v0", entry_point="nowhere:Huge", kwargs={"n": huge})
     wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True, metadata=values)
-
-    def record() -> None:
-        wrapped.reset(options=values)
-        wrapped.annotate(n=huge)
-        wrapped.step(huge)
-        wrapped.close()
-
-    assert len(quietly(record)) == 1  # the action
+    said = warned(lambda: (wrapped.reset(options=values), acted(wrapped, {"n": huge}, huge, "close")))
+    assert len(said) == 1  # the action
     trace = open_trace(tmp_path)
     (episode,) = trace
     kept = [trace.metadata, *episode.observations, episode.infos[0], episode.options]
@@ -452,21 +393,18 @@ def test_integers_of_any_number_of_digits_are_recorded(tmp_path: Path) -> None:
 
 def test_changing_metadata_later_does_not_change_the_trace(tmp_path: Path) -> None:
     metadata = {"a": bytearray(b"abc"), "b": [np.zeros(2)]}
-    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), [])])
-    wrapped = TraceRecordingWrapper(env, tmp_path, metadata=metadata)
+    wrapped = TraceRecordingWrapper(scripted([]), tmp_path, metadata=metadata)
     metadata["a"][:] = b"xyz"
     metadata["b"].clear()
-    wrapped.reset()
-    wrapped.close()
+    acted(wrapped, "reset", "close")
     assert bits(open_trace(tmp_path).metadata) == bits({"a": b"abc", "b": [np.zeros(2)]})
 
 
 @pytest.mark.parametrize("keys", [True, ["x"]], ids=repr)
 @pytest.mark.parametrize("info", [7, [1], types.SimpleNamespace(x=1)], ids=repr)
 def test_an_info_that_is_not_a_map_is_recorded(tmp_path: Path, info: Any, keys: Any) -> None:
-    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), [Told(np.int64(1), info=info)] * 3)])
-    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=keys)
-    said = quietly(lambda: (wrapped.reset(), *[wrapped.step(0) for _ in range(3)], wrapped.close()))
+    wrapped = TraceRecordingWrapper(scripted([Told(np.int64(1), info=info)] * 3), tmp_path, record_infos=keys)
+    said = warned(lambda: acted(wrapped, "reset", 0, 0, 0, "close"))
     (episode,) = open_trace(tmp_path)
     assert len(episode) == 3
     is_stored = not isinstance(info, types.SimpleNamespace)
@@ -475,34 +413,20 @@ def test_an_info_that_is_not_a_map_is_recorded(tmp_path: Path, info: Any, keys: 
     assert len(said) == (not is_stored)
 
 
-@pytest.mark.parametrize("where", ["observations", "rewards", "annotations"])
+@pytest.mark.parametrize("where", ["observations", "rewards", "note"])
 def test_an_oversized_array_does_not_end_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 50_000)
-    large = np.zeros(9000)
-    steps = [Told(np.zeros(2, np.float32), 1.0) for _ in range(5)]
-    if where == "observations":
-        steps[2] = Told(large, 1.0)
-    elif where == "rewards":
-        steps[2] = Told(np.zeros(2, np.float32), large)
-    space = spaces.Box(-1, 1, (2,))
-    wrapped = TraceRecordingWrapper(
-        ScriptedEnv(space, spaces.Discrete(2), [(np.zeros(2, np.float32), steps)]), tmp_path, flush_seconds=60
-    )
-
-    def record() -> None:
-        wrapped.reset()
-        for i in range(5):
-            wrapped.annotate(note=large if where == "annotations" and i == 2 else 1.0)
-            wrapped.step(0)
-        wrapped.close()
-
-    said = quietly(record)
+    large, usual = np.zeros(9000), np.zeros(2, np.float32)
+    steps = [Told(usual, 1.0) for _ in range(5)]
+    steps[2] = Told(large if where == "observations" else usual, large if where == "rewards" else 1.0)
+    wrapped = TraceRecordingWrapper(scripted(steps, spaces.Box(-1, 1, (2,)), usual), tmp_path, flush_seconds=60)
+    notes = [{"note": large if where == "note" and i == 2 else 1.0} for i in range(5)]
+    said = warned(lambda: acted(wrapped, "reset", *(act for note in notes for act in (note, 0)), "close"))
     assert "too large" in said[-1]
     (episode,) = open_trace(tmp_path)
-    column = {"observations": episode.observations[1:], "rewards": episode.rewards, **episode.annotations}
-    kept = column["note" if where == "annotations" else where]
+    kept = {"observations": episode.observations[1:], "rewards": episode.rewards, **episode.annotations}[where]
     assert [isinstance(value, Unstored) for value in kept] == [False, False, True, False, False]
 
 
@@ -510,21 +434,13 @@ def test_infos_that_cannot_be_split_by_lane_do_not_cut_episodes(tmp_path: Path) 
     class NoRows:  # like sparse arrays of some formats
         shape = (2, 2)
 
-    infos = {"x": 1, "_x": [[1], [1, 2]], "sparse": NoRows()}
-
     class Telling(Lanes):
         def step(self, actions: Any) -> Any:
-            return *super().step(actions)[:4], infos
+            return *super().step(actions)[:4], {"x": 1, "_x": [[1], [1, 2]], "sparse": NoRows()}
 
-    env = TraceRecordingVectorWrapper(Telling(np.ones((2, 2), np.float32)), tmp_path, record_infos=True)
-
-    def record() -> None:
-        env.reset()
-        for _ in range(3):
-            env.step(np.ones((2, 2), np.float32))
-        env.close()
-
-    assert len(quietly(record)) == 1
+    batch = np.ones((2, 2), np.float32)
+    env = TraceRecordingVectorWrapper(Telling(batch), tmp_path, record_infos=True)
+    assert len(warned(lambda: acted(env, "reset", batch, batch, batch, "close"))) == 1
     episodes = list(open_trace(tmp_path))
     assert [len(episode) for episode in episodes] == [3, 3]
     assert [episode.infos[0]["x"] for episode in episodes] == [1, 1]

@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import play
-from zoo import CountingEnv, ImageEnv, bits, small_blocks
+from runs import acted, play
+from zoo import CountingEnv, ImageEnv, bits, images, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace
 
@@ -35,17 +35,10 @@ def test_an_environment_made_from_the_spec_records_beside_the_first(tmp_path: Pa
 def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=6), tmp_path, uid="a-first")
     env.reset(seed=4)
-    env.step(1)
-    env.step(2)
+    acted(env, 1, 2)
     for copier in (copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))):
-        twin = copier(env)
-        twin.step(3)
-        twin.step(0)
-        twin.reset()
-        twin.step(0)
-        twin.close()
-    env.step(0)
-    env.close()
+        acted(copier(env), 3, 0, "reset", 0, "close")
+    acted(env, 0, "close")
     trace = open_trace(tmp_path)
     assert len(trace.writers) == 3
     found = {writer: [e for e in trace if e.writer == writer] for writer in trace.writers}
@@ -59,36 +52,24 @@ def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(tmp_path: Path) -> 
 
 
 def test_a_copy_of_an_environment_with_images_starts_with_the_right_one(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(ImageEnv(length=9), tmp_path, uid="first")
-    env.reset()
-    for _ in range(3):
-        env.step(0)
+    env = acted(TraceRecordingWrapper(ImageEnv(length=9), tmp_path, uid="first"), "reset", 0, 0, 0)
     twin = copy.deepcopy(env)
     env.step(1)
-    twin.step(2)
-    twin.close()
+    acted(twin, 2, "close")
     env.close()
     (part,) = (episode for episode in open_trace(tmp_path) if episode.writer != "first")
-    bare = ImageEnv(length=9)
-    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(4)]
     assert part.first_step == 3
-    assert bits(part.observations) == bits(np.array(images[3:5]))
+    assert bits(part.observations) == bits(np.array(images(5)[3:]))
 
 
 def test_a_copy_that_takes_no_step_writes_nothing(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    env.reset()
-    env.step(0)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    twin = copy.deepcopy(env)
-    twin.flush()
+    env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path), "reset", 0)
+    before = sorted(path.name for path in tmp_path.glob("*manifest*"))
+    twin = acted(copy.deepcopy(env), "flush")
     second = copy.deepcopy(twin)
     twin.close()
-    assert sorted(path.name for path in tmp_path.iterdir() if "manifest" in path.name) == [
-        name for name in before if "manifest" in name
-    ]
-    second.step(0)
-    second.close()
+    assert sorted(path.name for path in tmp_path.glob("*manifest*")) == before
+    acted(second, 0, "close")
     env.close()
     assert sorted(e.first_step for e in open_trace(tmp_path)) == [0, 1]
 
@@ -105,20 +86,14 @@ def test_a_copy_of_a_closed_recorder_records_its_next_episode(tmp_path: Path) ->
 
 def test_a_copy_between_filtered_steps_goes_on_filtering(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=9), tmp_path, uid="first", frame_filter=is_third)
-    env.reset()
-    for _ in range(2):
-        env.step(0)
-    twin = copy.deepcopy(env)
-    for _ in range(3):
-        twin.step(0)
-    twin.close()
+    acted(copy.deepcopy(acted(env, "reset", 0, 0)), 0, 0, 0, "close")
     env.close()
     parts = [e for e in open_trace(tmp_path) if e.writer != "first"]
     assert [(p.first_step, p.observations[:, 0].tolist()) for p in parts] == [(3, [3, 4])]
 
 
 class Model:
-    """What a recorder should have recorded of a CountingEnv or ImageEnv, part by part."""
+    """The expected recording of a CountingEnv or ImageEnv, part by part."""
 
     def __init__(self, env: Any):
         self.env = env
@@ -199,14 +174,14 @@ def test_any_sequence_of_calls_is_recorded(
     for part in trace:
         found.setdefault(part.writer, []).append(part)
     bare = kind(length)
-    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(60)]
+    seen = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(60)]
     for model in models:
         parts = found.pop(model.env._recorder.writer_id, [])
         assert [part.first_step for part in parts] == [expected["first_step"] for expected in model.parts]
         for part, expected in zip(parts, model.parts):
             assert part.actions.tolist() == expected["actions"]
             end = part.first_step + len(part) + 1
-            assert bits(part.observations) == bits(np.array(images[part.first_step : end]))
+            assert bits(part.observations) == bits(np.array(seen[part.first_step : end]))
             assert part.terminations.tolist() == [expected["over"] and i == len(part) - 1 for i in range(len(part))]
             if any(note is not None for note in expected["notes"]):
                 assert part.annotations["value"].tolist() == expected["notes"]

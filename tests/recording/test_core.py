@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -311,40 +313,33 @@ def test_no_row_is_written_beyond_the_slab() -> None:
             fill_log(slab)
 
 
-@pytest.mark.parametrize("length", [0, 8, 64, 120, 4097, 4100])
-def test_memory_of_an_invalid_size_raises(length: int) -> None:
+def test_memory_of_an_invalid_size_raises() -> None:
     slab = core.RowSlab(cartpole())
-    with pytest.raises(ValueError, match="slab"):
-        slab.begin(memoryview(bytearray(length)), 1)
-    assert slab.ask(1) is False
+    for length in (0, 8, 64, 120, 4097, 4100):
+        with pytest.raises(ValueError, match="slab"):
+            slab.begin(memoryview(bytearray(length)), 1)
+        assert slab.ask(1) is False
 
 
 def test_invalid_memory_numbers_and_layouts_raise() -> None:
     slab = slab_of(core.RowSlab, cartpole())
-    for memory, sequence in ((bytearray(4096), 1), (None, 1), (memoryview(bytearray(4096)), "1")):
-        with pytest.raises(TypeError):
-            slab.begin(memory, sequence)
-    with pytest.raises(BufferError):
-        slab.begin(memoryview(bytes(4096)), 1)
-    with pytest.raises(ValueError, match="aligned"):
-        slab.begin(memoryview(bytearray(4104))[1:4097], 1)
-    with pytest.raises(BufferError):
-        slab.begin(memoryview(bytearray(8192))[::2], 1)
-    with pytest.raises(OverflowError):
-        slab.begin(memoryview(bytearray(4096)), 1 << 32)
-    with pytest.raises(OverflowError):
-        slab.append(1 << 16)
-    with pytest.raises(OverflowError):
-        slab.append(1, flags=-1)
-    with pytest.raises(TypeError):
-        slab.append(1, "text")
-    for count in (1, 1 << 40):
-        with pytest.raises(ValueError, match="fewer entries"):
-            slab.drop(count)
-    with pytest.raises(AttributeError):
-        core.RowSlab(None)
-    with pytest.raises(AttributeError):
-        slab.rows = 10**6
+    good = memoryview(bytearray(4096))
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        *((TypeError, "", partial(slab.begin, *args)) for args in ((bytearray(4096), 1), (None, 1), (good, "1"))),
+        (BufferError, "", lambda: slab.begin(memoryview(bytes(4096)), 1)),
+        (ValueError, "aligned", lambda: slab.begin(memoryview(bytearray(4104))[1:4097], 1)),
+        (BufferError, "", lambda: slab.begin(memoryview(bytearray(8192))[::2], 1)),
+        (OverflowError, "", lambda: slab.begin(good, 1 << 32)),
+        (OverflowError, "", lambda: slab.append(1 << 16)),
+        (OverflowError, "", lambda: slab.append(1, flags=-1)),
+        (TypeError, "", lambda: slab.append(1, "text")),
+        *((ValueError, "fewer entries", partial(slab.drop, count)) for count in (1, 1 << 40)),
+        (AttributeError, "", lambda: core.RowSlab(None)),
+        (AttributeError, "", lambda: setattr(slab, "rows", 10**6)),
+    ]
+    for error, match, call in wrong:
+        with pytest.raises(error, match=match or None):
+            call()
     assert slab.ask(1)
 
 
@@ -409,20 +404,21 @@ def test_the_c_core_leaks_no_references() -> None:
                 slab.append(VALUE, content * 2)
         slab.orphan()
 
-    def counted() -> list[int]:
-        gc.collect()
-        return [sys.getrefcount(thing) for thing in held]
-
-    def changes() -> list[int]:
-        before = counted()
-        for _ in range(300):
-            use()
-        return [abs(after - count) for after, count in zip(counted(), before)]
-
     use()
     # The minimum of three runs, because other code sometimes changes the counts of NumPy's dtypes.
-    leaked = np.min([changes() for _ in range(3)], 0)
+    leaked = np.min([leaks(use, 300, held) for _ in range(3)], 0)
     assert leaked.max() < 150, leaked
+
+
+def leaks(use: Callable[[], None], times: int, held: list[Any]) -> list[int]:
+    """Return how much the reference count of each object changes."""
+    counts = []
+    for count in (0, times):
+        for _ in range(count):
+            use()
+        gc.collect()
+        counts.append([sys.getrefcount(thing) for thing in held])
+    return [abs(after - before) for before, after in zip(*counts)]
 
 
 @settings(max_examples=3 * settings().max_examples)

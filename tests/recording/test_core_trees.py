@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_objects import Flag, Key, flag_for, reward_for, tree_value_for
-from test_core import Both, leaf, leaf_for
+from test_core import Both, leaf, leaf_for, leaks, slab_of
 
 from gym_trace.model.layout import Branch, Layout
 from gym_trace.model.packing import pack_lenient
@@ -346,43 +344,21 @@ def test_trees_leak_no_references() -> None:
     odd = seen(image=strided["image"], mission=None)
     large = RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))
     frame, before_it, ready = np.zeros((70, 60), "u1"), np.zeros(525, "u8"), np.ones(1, "?")
-    held = [
-        large,
-        frame,
-        before_it,
-        ready,
-        layout,
-        layout.observation,
-        layout.leaves[1].dtype,
-        *observation.values(),
-        *strided.values(),
-        odd,
-        "mission",
-    ]
+    held = [large, frame, before_it, ready, layout, layout.observation, layout.leaves[1].dtype]
+    held += [*observation.values(), *strided.values(), odd, "mission"]
 
     def use() -> None:
-        slab = core.RowSlab(layout)
-        slab.begin(memoryview(bytearray(1 << 14)), 1)
-        slab.release(1 << 62)
+        slab = slab_of(core.RowSlab, layout, 1 << 14)
         slab.start(1, 2, 3, 4, b"", observation)
         for value in (observation, strided, odd):
             slab.ask(1)
             slab.answer(value, 1.0, False, False)
             slab.last_texts()
-        slab = core.RowSlab(large)
-        slab.begin(memoryview(bytearray(1 << 14)), 1)
-        slab.release(1 << 62)
+        slab = slab_of(core.RowSlab, large, 1 << 14)
         for _ in range(2):
             slab.follow(0, before_it, ready, 9)
             slab.ask(1)
             assert slab.answer(frame, 1.0, False, False)
 
-    def counted() -> list[int]:
-        gc.collect()
-        return [sys.getrefcount(thing) for thing in held]
-
     use()
-    before = counted()
-    for _ in range(50):
-        use()
-    assert counted() == before
+    assert not any(leaks(use, 50, held))

@@ -146,7 +146,7 @@ def test_no_way_of_dying_loses_a_step(
 def go_on(directory: Path, kind: str) -> None:
     """Append an episode to a trace."""
     before = sum(map(len, open_trace(directory)))
-    options: dict[str, Any] = {"uid": inquest.NOBODY, "on_exist": "append"}
+    options: dict[str, Any] = {"uid": inquest.WITHOUT_DIARY, "on_exist": "append"}
     if kind.startswith("lanes-"):
         makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
         mode = vector.AutoresetMode(kind.removeprefix("lanes-"))
@@ -226,7 +226,7 @@ def _of_workers(directory: Path, diaries: Path) -> Verdict:
         lives = [life for life in inquest.lives(diary) if life.observations]
         for life in lives:
             if life is lives[-1] and len(life.steps) == len(life.actions) and life.steps:
-                life.steps.pop()  # whether the recorder lived to see it nobody knows
+                life.steps.pop()  # the recorder may have died before it
                 life.observations.pop()
             part = parts.get((diary.name, life.observations[0]))
             if part is None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-import warnings
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from runs import batch_reader, manifest_entries, outcomes, play, recorded
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
+from runs import acted, batch_reader, manifest_entries, outcomes, play, recorded, warned
+from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, images, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.recording.background import SlabWriter
@@ -32,14 +32,7 @@ from gym_trace.ring.rows import RowDecoder
 
 
 def test_reset_mid_episode_keeps_the_partial_episode_as_cut(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    env.reset()
-    env.step(1)
-    env.step(2)
-    env.reset()
-    env.reset()
-    env.step(3)
-    env.close()
+    acted(TraceRecordingWrapper(CountingEnv(), tmp_path), "reset", 1, 2, "reset", "reset", 3, "close")
     trace = open_trace(tmp_path)
     assert outcomes(tmp_path) == ["cut", "cut", "closed"]
     assert [episode.actions.tolist() for episode in trace] == [[1, 2], [], [3]]
@@ -50,11 +43,7 @@ def test_reset_mid_episode_keeps_the_partial_episode_as_cut(tmp_path: Path) -> N
 def test_steps_after_the_end_are_kept_as_further_parts(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
     env.reset(seed=1)
-    for action in (0, 1, 2, 3):
-        env.step(action)
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(env, 0, 1, 2, 3, "reset", 0, "close")
     trace = open_trace(tmp_path)
     assert [(e.episode_id, e.first_step, len(e)) for e in trace] == [(0, 0, 2), (0, 2, 1), (0, 3, 1), (1, 0, 1)]
     assert [e.observations[:, 0].tolist() for e in trace] == [[0, 1, 2], [2, 3], [3, 4], [0, 1]]
@@ -64,34 +53,20 @@ def test_steps_after_the_end_are_kept_as_further_parts(tmp_path: Path) -> None:
 
 
 def test_steps_after_the_end_keep_their_images(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(ImageEnv(length=2), tmp_path)
-    bare = ImageEnv(length=2)
-    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(5)]
-    env.reset()
-    for i in range(5):
-        env.step(0)
-        if i == 2:
-            env.flush()
-    env.close()
-    parts = list(open_trace(tmp_path))
+    acted(TraceRecordingWrapper(ImageEnv(length=2), tmp_path), "reset", 0, 0, 0, "flush", 0, 0, "close")
+    parts, expected = list(open_trace(tmp_path)), images(6)
     assert [part.first_step for part in parts] == [0, 2, 3, 4]
     for part in parts:
-        expected = images[part.first_step : part.first_step + len(part) + 1]
-        assert bits(part.observations) == bits(np.array(expected))
+        assert bits(part.observations) == bits(np.array(expected[part.first_step : part.first_step + len(part) + 1]))
 
 
 def test_episodes_longer_than_a_block_of_images_round_trip(tmp_path: Path) -> None:
     length = 1500  # a block holds about 1,090 of these images
-    env = TraceRecordingWrapper(ImageEnv(length), tmp_path)
-    env.reset()
-    for _ in range(length):
-        env.step(0)
-    env.close()
-    bare = ImageEnv(length)
+    acted(TraceRecordingWrapper(ImageEnv(length), tmp_path), "reset", *[0] * length, "close")
     (episode,) = open_trace(tmp_path)
-    assert (episode.observations[0] == bare.reset()[0]).all()
-    for i in range(1, length + 1):
-        assert (episode.observations[i] == bare.step(0)[0]).all(), i
+    assert len(episode) == length
+    for i, image in enumerate(images(length + 1)):
+        assert (episode.observations[i] == image).all(), i
 
 
 def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path) -> None:
@@ -107,19 +82,14 @@ def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path
                 raise ValueError("no such action")
             return super().step(action)
 
-    env = TraceRecordingWrapper(Failing(), tmp_path)
-    env.reset()
-    env.step(0)
+    env = acted(TraceRecordingWrapper(Failing(), tmp_path), "reset", 0)
     with pytest.raises(ValueError, match="no such action"):
         env.step(3)
-    env.step(1)
-    env.step(2)
+    acted(env, 1, 2)
     with pytest.raises(OSError, match="simulator"):
         env.reset()
     env.step(2)  # belongs to no known episode
-    env.reset()
-    env.step(2)
-    env.close()
+    acted(env, "reset", 2, "close")
     assert [episode.actions.tolist() for episode in open_trace(tmp_path)] == [[0], [2], [2]]
     assert outcomes(tmp_path) == ["cut", "cut", "closed"]
 
@@ -142,10 +112,7 @@ def test_seeds_options_and_generator_states_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_recorded_generator_state_reproduces_the_reset(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
-    env.reset()
-    env.reset()
-    env.close()
+    acted(TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path), "reset", "reset", "close")
     again = gymnasium.make("CartPole-v1").unwrapped
     for episode in open_trace(tmp_path):
         again.np_random.bit_generator.state = episode.rng_state
@@ -157,26 +124,16 @@ def test_the_state_of_any_numpy_generator_is_recorded(tmp_path: Path, kind: str)
     inner = CountingEnv()
     inner.np_random = np.random.Generator(getattr(np.random, kind)(3))
     state = inner.np_random.bit_generator.state
-    env = TraceRecordingWrapper(inner, tmp_path)
-    env.reset()
-    env.close()
+    acted(TraceRecordingWrapper(inner, tmp_path), "reset", "close")
     assert bits(open_trace(tmp_path)[0].rng_state) == bits(state)
 
 
 def test_a_generator_of_an_unknown_kind_does_not_stop_the_recording(tmp_path: Path) -> None:
-    class Bits:
-        state = {"bit_generator": "Mine", "state": object()}  # noqa: RUF012
-
-    class Random:
-        bit_generator = Bits()
-
+    bits_of_mine = types.SimpleNamespace(state={"bit_generator": "Mine", "state": object()})
     inner = CountingEnv()
-    inner.np_random = Random()  # type: ignore[assignment]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        env = TraceRecordingWrapper(inner, tmp_path)
-        play(env, 2, seed=None)
-        env.close()
+    inner.np_random = types.SimpleNamespace(bit_generator=bits_of_mine)  # type: ignore[assignment]
+    env = TraceRecordingWrapper(inner, tmp_path)
+    warned(lambda: play(env, 2, seed=None), env.close)
     assert len(open_trace(tmp_path)) == 2
 
 
@@ -202,52 +159,31 @@ def test_the_trace_is_safe_before_the_environment_is_closed(tmp_path: Path) -> N
             raise OSError("the simulator does not want to go")
 
     inner = Exploding()
-    env = TraceRecordingWrapper(inner, tmp_path)
-    env.reset()
-    env.step(0)
+    env = acted(TraceRecordingWrapper(inner, tmp_path), "reset", 0)
     with pytest.raises(OSError, match="does not want"):
         env.close()
     assert [entry["type"] for entry in inner.entries] == ["writer", "batch", "closed"]
     assert inner.outcomes == ["closed"]
 
 
-def test_closing_twice_works(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    play(env, 1)
-    env.close()
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    env.close()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:
-    for options in ({}, {"frame_filter": lambda step: True}):
-        inner = CountingEnv()
-        env = TraceRecordingWrapper(inner, tmp_path, on_exist="append", **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
+def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path, options: Any) -> None:
+    inner = CountingEnv()
+    env = acted(TraceRecordingWrapper(inner, tmp_path, **options), "reset", 0, "close")
+    assert env.step(0)[1] == 2.0
+    with pytest.warns(UserWarning, match="closed"):
         env.reset()
-        env.step(0)
-        env.close()
-        assert env.step(0)[1] == 2.0
-        with pytest.warns(UserWarning, match="closed"):
-            env.reset()
-        env.step(0)
-        env.reset()  # a second warning would be an error
-        assert inner.calls.count("step") == 3
-        env.close()
-    assert [len(episode) for episode in open_trace(tmp_path)] == [1, 1]
+    acted(env, 0, "reset")  # a second warning would be an error
+    assert inner.calls.count("step") == 3
+    env.close()
+    assert [len(episode) for episode in open_trace(tmp_path)] == [1]
 
 
-def test_leaving_a_with_block_saves(tmp_path: Path) -> None:
-    with TraceRecordingWrapper(CountingEnv(), tmp_path) as env:
-        env.reset()
-        env.step(0)
-    assert outcomes(tmp_path) == ["closed"]
-
-
-def test_a_garbage_collected_recorder_saves(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    env.reset()
-    env.step(0)
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_garbage_collected_recorder_saves(tmp_path: Path, in_a_cycle: bool) -> None:
+    env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path), "reset", 0)
+    if in_a_cycle:
+        env.myself = env
     del env
     gc.collect()
     assert [entry["type"] for entry in manifest_entries(tmp_path)] == ["writer", "batch", "closed"]
@@ -272,11 +208,19 @@ raise ValueError('no close')
     assert len(open_trace(tmp_path)[0]) == 3
 
 
+def test_leaving_a_with_block_saves_and_closing_again_changes_nothing(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(CountingEnv(), tmp_path) as env:
+        acted(env, "reset", 0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    env.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert outcomes(tmp_path) == ["closed"]
+
+
 def test_a_recorder_without_steps_leaves_a_trace_without_episodes(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
     trace = open_trace(tmp_path)
-    assert len(trace) == 0
-    assert list(trace) == []
+    assert (len(trace), list(trace)) == (0, [])
     assert trace.observation_space == CountingEnv().observation_space
 
 
@@ -388,15 +332,12 @@ def test_flushing_within_a_step_is_done_by_the_next_step(
 
 def test_flushing_from_another_thread_is_done_by_the_next_step(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
-    env.reset()
-    for _ in range(40):  # the next step does not check the clock
-        env.step(0)
+    acted(env, "reset", *[0] * 40)  # the next step does not check the clock
     in_a_thread(env.flush)
-    assert not list(tmp_path.glob("*.gtb*")) or not _steps_in_batches(tmp_path)
-    env.step(0)
-    assert _steps_in_batches(tmp_path) == 40
-    env.step(0)
-    assert _steps_in_batches(tmp_path) == 40
+    assert _steps_in_batches(tmp_path) == 0
+    for _ in range(2):
+        env.step(0)
+        assert _steps_in_batches(tmp_path) == 40
     env.close()
 
 
@@ -437,27 +378,24 @@ def test_closing_within_a_step_saves_the_earlier_steps(
     assert not list(tmp_path.glob("*.ring"))
 
 
+class _Slab(RowSlab):
+    """A slab in pure Python, so that its methods can be interrupted."""
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    "place",
+    ("owner", "name"),
     [
-        "RowRecorder.make_room",
-        "RowRecorder._room",
-        "RowRecorder._turn",
-        "RowRecorder._submit",
-        "RowRecorder._next_slab",
-        "RowDecoder.decode",
-        "SlabWriter.submit",
-        "SlabWriter.wait",
-        "RowSlab.begin",
-        "RowSlab.append",
-        "Ring.next_slab",
+        *((RowRecorder, name) for name in ("make_room", "_room", "_turn", "_submit", "_next_slab")),
+        (RowDecoder, "decode"),
+        *((SlabWriter, name) for name in ("submit", "wait")),
+        *((_Slab, name) for name in ("begin", "append")),
+        (Ring, "next_slab"),
     ],
 )
 def test_ctrl_c_while_a_slab_turns_corrupts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: str
 ) -> None:
-    owner, name = _place(place)
     function = getattr(owner, name)
     calls, stepping = 0, False
 
@@ -495,22 +433,11 @@ def test_ctrl_c_while_a_slab_turns_corrupts_nothing(
         env.close()
     assert interruptions == 1
     trace = open_trace(tmp_path)
-    assert sum(len(episode) for episode in trace) in (58, 59, 60)  # the step it fell into, and the next
+    assert sum(len(episode) for episode in trace) in (58, 59, 60)  # the interrupted step, and the next
     for episode in trace:
         first = episode.first_step
         assert episode.observations[:, 0].tolist() == list(range(first, first + len(episode) + 1))
     assert check_trace(tmp_path).damages == []
-
-
-class _Slab(RowSlab):
-    """A slab in pure Python, so that its methods can be interrupted."""
-
-
-def _place(name: str) -> tuple[Any, str]:
-    """Resolve a dotted name to a class and the name of its attribute."""
-    owner, _, attribute = name.partition(".")
-    classes = {"RowRecorder": RowRecorder, "RowDecoder": RowDecoder, "SlabWriter": SlabWriter, "RowSlab": _Slab}
-    return {**classes, "Ring": Ring}[owner], attribute
 
 
 @pytest.mark.parametrize("what", ["text", "options", "info", "annotation"])
@@ -548,20 +475,17 @@ def test_values_larger_than_a_slab_get_a_larger_slab(tmp_path: Path, what: str) 
 def test_closing_again_after_ctrl_c_during_close_saves_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = TraceRecordingWrapper(CountingEnv(length=1000), tmp_path, flush_seconds=1000)
-    env.reset()
-    for _ in range(100):
-        env.step(0)
+    env = acted(TraceRecordingWrapper(CountingEnv(length=1000), tmp_path, flush_seconds=1000), "reset", *[0] * 100)
     end = RowRecorder.end
 
     def interrupted(*arguments: Any) -> None:
         end(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RowRecorder, "end", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        env.close()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(RowRecorder, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.close()
     env.close()
     assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [(100, "closed")]
 
@@ -588,8 +512,5 @@ def test_signal_handlers_may_flush_while_the_recorder_is_flushing(tmp_path: Path
 
 @pytest.mark.parametrize("seconds", [1e11, float("inf")])
 def test_flush_seconds_may_be_infinite(tmp_path: Path, seconds: float) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path, flush_seconds=seconds)
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(TraceRecordingWrapper(CountingEnv(), tmp_path, flush_seconds=seconds), "reset", 0, "close")
     assert [len(episode) for episode in open_trace(tmp_path)] == [1]

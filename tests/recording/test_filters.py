@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
+from runs import acted, manifest_entries
+from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, images
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import InvalidOption
@@ -42,8 +42,7 @@ def parts_of(directory: Path) -> list[tuple[int, int, list[int]]]:
 
 
 def closed_line(directory: Path) -> dict[str, Any]:
-    (path,) = directory.glob("*.manifest.jsonl")
-    line: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+    line = manifest_entries(directory)[-1]
     assert line["type"] == "closed"
     return line
 
@@ -77,19 +76,12 @@ def test_when_every_episode_is_filtered_the_trace_is_empty(tmp_path: Path) -> No
     assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
 
 
-def test_annotations_in_a_filtered_episode_do_not_reach_the_next_one(tmp_path: Path) -> None:
-    for options in ({}, {"frame_filter": lambda step: True}):
-        directory = tmp_path / str(len(options))
-        env = TraceRecordingWrapper(CountingEnv(), directory, episode_filter=lambda e: e == 1, **options)
-        env.reset()
-        env.annotate(value=1.0)
-        env.step(0)
-        env.annotate(value=2.0)
-        env.reset()
-        env.step(0)
-        env.close()
-        notes = open_trace(directory)[0].annotations
-        assert notes.get("value", np.array([None])).tolist() == [None]
+@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
+def test_annotations_in_a_filtered_episode_do_not_reach_the_next_one(tmp_path: Path, options: Any) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path, episode_filter=lambda e: e == 1, **options)
+    acted(env, "reset", {"value": 1.0}, 0, {"value": 2.0}, "reset", 0, "close")
+    notes = open_trace(tmp_path)[0].annotations
+    assert notes.get("value", np.array([None])).tolist() == [None]
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -114,19 +106,9 @@ def test_each_run_of_kept_steps_is_a_part_with_both_end_observations(tmp_path: P
 
 def test_steps_are_counted_over_all_steps_of_the_episode(tmp_path: Path) -> None:
     asked: list[int] = []
-
-    def is_wanted(step: int) -> bool:
-        asked.append(step)
-        return step == 2
-
-    record(CountingEnv(), tmp_path, [4, 3], frame_filter=is_wanted)
+    record(CountingEnv(), tmp_path, [4, 3], frame_filter=lambda step: asked.append(step) or step == 2)
     assert asked == [0, 1, 2, 3, 0, 1, 2]
     assert parts_of(tmp_path) == [(0, 2, [2, 3]), (1, 2, [2, 3])]
-
-
-def test_an_episode_without_kept_steps_leaves_no_part(tmp_path: Path) -> None:
-    record(CountingEnv(length=3), tmp_path, [3, 2, 3], frame_filter=lambda step: False)
-    assert len(open_trace(tmp_path)) == 0
 
 
 def test_the_outcome_is_known_even_if_the_last_step_was_filtered_out(tmp_path: Path) -> None:
@@ -140,9 +122,7 @@ def test_the_outcome_is_known_even_if_the_last_step_was_filtered_out(tmp_path: P
 def test_seed_and_split_are_known_in_every_part(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path, frame_filter=lambda step: step % 2 == 1, split="eval")
     env.reset(seed=11, options={"a": 1})
-    for _ in range(4):
-        env.step(0)
-    env.close()
+    acted(env, 0, 0, 0, 0, "close")
     for part in open_trace(tmp_path):
         assert (part.seed, part.options, part.split) == (11, {"a": 1}, "eval")
         assert part.start_time is not None
@@ -163,24 +143,30 @@ def test_the_images_of_kept_steps_are_correct(tmp_path: Path) -> None:
         if step % 9 == 0:
             env.flush()
     env.close()
-    bare = ImageEnv(length=40)
-    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(40)]
-    trace = open_trace(tmp_path)
+    trace, expected = open_trace(tmp_path), images(41)
     assert [(part.first_step, len(part)) for part in trace] == [(first, 2) for first in range(2, 40, 7)]
     for part in trace:
-        assert bits(part.observations) == bits(np.array(images[part.first_step : part.first_step + 3]))
+        assert bits(part.observations) == bits(np.array(expected[part.first_step : part.first_step + 3]))
 
 
-def test_steps_after_the_end_are_filtered_too(tmp_path: Path) -> None:
-    record(CountingEnv(length=2), tmp_path, [6], frame_filter=lambda step: step in (1, 4))
-    parts = parts_of(tmp_path)
-    assert parts == [(0, 1, [1, 2]), (0, 4, [4, 5])]
-
-
-def test_steps_after_a_filtered_end_are_filtered_too(tmp_path: Path) -> None:
-    record(CountingEnv(length=2), tmp_path, [6, 1], frame_filter=lambda step: step in (0, 2, 3, 5))
-    assert parts_of(tmp_path) == [(0, 0, [0, 1]), (0, 2, [2, 3]), (0, 3, [3, 4]), (0, 5, [5, 6]), (1, 0, [0, 1])]
-    assert [part.outcome for part in open_trace(tmp_path)] == ["terminated"] * 4 + ["closed"]
+@pytest.mark.parametrize(
+    ("kept", "lengths", "parts"),
+    [
+        ({1, 4}, [6], [(0, 1, [1, 2]), (0, 4, [4, 5])]),
+        (
+            {0, 2, 3, 5},
+            [6, 1],
+            [(0, 0, [0, 1]), (0, 2, [2, 3]), (0, 3, [3, 4]), (0, 5, [5, 6]), (1, 0, [0, 1])],  # the end is filtered
+        ),
+    ],
+)
+def test_steps_after_the_end_are_filtered_too(
+    tmp_path: Path, kept: set[int], lengths: list[int], parts: list[Any]
+) -> None:
+    record(CountingEnv(length=2), tmp_path, lengths, frame_filter=lambda step: step in kept)
+    assert parts_of(tmp_path) == parts
+    ended = [episode == 0 for episode, _, _ in parts]
+    assert [part.outcome for part in open_trace(tmp_path)] == [["closed", "terminated"][is_over] for is_over in ended]
 
 
 def test_a_step_whose_filter_raises_is_skipped(tmp_path: Path) -> None:
@@ -208,11 +194,7 @@ def test_infos_and_annotations_work_with_filters(tmp_path: Path) -> None:
         record_infos=["count"],
     )
     for _ in range(3):
-        env.reset()
-        for step in range(6):
-            env.annotate(step=step)
-            env.annotate(half=step / 2)
-            env.step(0)
+        acted(env, "reset", *(act for step in range(6) for act in ({"step": step}, {"half": step / 2}, 0)))
     env.close()
     trace = open_trace(tmp_path)
     assert [(p.episode_id, p.first_step, len(p)) for p in trace] == [

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import collections
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from telltale import TellTaleEnv, all_steps, play_episodes, steps_of
+from runs import acted, in_a_child, recorder_of, warned
+from telltale import TellTaleEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 
@@ -120,6 +119,31 @@ if child:
         runs += [(p, 1, 2, 4, 6 + p), (p, 1, 3, 1, 5)]
     assert recorded(tmp_path / "t") == expected(*runs)
     assert len(open_trace(tmp_path / "t").writers) == 8
+
+
+def test_a_step_between_the_preparation_of_a_fork_and_the_fork_leaves_a_gap_in_the_child(tmp_path):
+    script = """
+env = None
+os.register_at_fork(before=lambda: env is None or steps(env, 1))  # runs after the hook of the recorder
+from gym_trace.recording import process_safety
+env = start()
+env.reset()
+steps(env, 3)
+if not (child := os.fork()):
+    env.unwrapped.branch = 1
+    steps(env, 3)
+    env.close()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    preamble, rest = _PREAMBLE.replace("from gym_trace import TraceRecordingWrapper\n", ""), script
+    rest = rest.replace("env = start()", "from gym_trace import TraceRecordingWrapper\nenv = start()", 1)
+    command = [sys.executable, "-W", "error", "-c", preamble + rest, str(tmp_path / "t")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for episode in open_trace(tmp_path / "t"):
+        times = episode.observations[:, 3].astype(int)
+        assert (times == episode.first_step + np.arange(len(episode) + 1)).all()
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "env.close()"])
@@ -334,26 +358,6 @@ while True:
     assert len(found) >= 5
 
 
-def test_garbage_collection_saves_everything(tmp_path):
-    env: Any = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True, flush_seconds=1000.0)
-    play_episodes(env, 5, flush_every=0)
-    env.myself = env
-    del env
-    gc.collect()
-    assert check_trace(tmp_path / "t").remarks == []
-    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
-
-
-def test_closing_twice_and_stepping_afterwards_works(tmp_path):
-    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True)
-    play_episodes(env, 5)
-    env.close()
-    env.close()
-    observation, *_ = env.step(0)
-    assert observation.dtype == np.float32
-    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
-
-
 @pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}], ids=["all", "filtered"])
 @pytest.mark.parametrize("size", [4, 5000])
 def test_a_child_forked_within_a_step_joins_no_unrelated_steps(
@@ -395,22 +399,11 @@ def test_a_child_forked_within_a_step_joins_no_unrelated_steps(
 
 @pytest.mark.parametrize("when", ["before the fork", "after it"])
 def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, when: str) -> None:
-    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path, uid="parent")
-    env.reset()
-    env.step(1)
-    if when == "before the fork":
-        env.annotate(note=5)
-    pid = os.fork()
-    if not pid:
-        if when == "after it":
-            env.annotate(note=5)
-        env.step(2)
-        env.step(3)
-        env.close()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    env.step(2)
-    env.close()
+    env = acted(TraceRecordingWrapper(TellTaleEnv(), tmp_path, uid="parent"), "reset", 1)
+    note: list[Any] = [{"note": 5}]
+    acted(env, *note * (when == "before the fork"))
+    in_a_child(lambda: acted(env, *note * (when == "after it"), 2, 3, "close"))
+    acted(env, 2, "close")
     trace = open_trace(tmp_path)
     notes = {trace.writer_of(index).writer == "parent": part.annotations for index, part in enumerate(trace)}
     assert notes[False]["note"].tolist() == [5, None]
@@ -450,32 +443,18 @@ def told_by(observation: Any) -> int:
 def test_a_child_starts_with_the_observation_at_the_fork(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    if kind == "lanes":
-        from gymnasium import vector
-
-        from gym_trace import TraceRecordingVectorWrapper
-
-        if not hasattr(vector, "AutoresetMode"):
-            pytest.skip("needs Gymnasium 1.1")
-        env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: Counting("box")] * 2), tmp_path, uid="w")
-    else:
-        env = TraceRecordingWrapper(Counting(kind), tmp_path, uid="w")
-    action: Any = [1, 1] if kind == "lanes" else 1
+    env, action = recorder_of(lambda: Counting(kind), tmp_path, 2 * (kind == "lanes"), uid="w")
     told, tell = os.pipe()
     restart = type(env._recorder).restart_in_child
     monkeypatch.setattr(type(env._recorder), "restart_in_child", lambda recorder: (os.read(told, 1), restart(recorder)))
-    env.reset()
-    collections.deque(map(env.step, [action] * 3), 0)
+    acted(env, "reset", *[action] * 3)
     child = os.fork()
     if not child:
         try:
-            env.step(action)
-            env.close()
+            acted(env, action, "close")
         finally:
             os._exit(0)
-    for _ in range(3):  # the slab turns and is filled beyond its old position
-        env.flush()
-        collections.deque(map(env.step, [action] * 9), 0)
+    acted(env, *["flush", *[action] * 9] * 3)  # the slab turns and is filled beyond its old position
     os.write(tell, b".")
     assert os.waitpid(child, 0)[1] == 0
     env.close()
@@ -483,10 +462,8 @@ def test_a_child_starts_with_the_observation_at_the_fork(
     os.close(tell)
     trace = open_trace(tmp_path)
     found = [e for i, e in enumerate(trace) if trace.writer_of(i).writer != "w"]
-    assert len(found) == (2 if kind == "lanes" else 1)
-    for episode in found:
-        assert episode.first_step == 3
-        assert [told_by(row) for row in episode.observations] == [3, 4]
+    continued = [(e.first_step, [told_by(row) for row in e.observations]) for e in found]
+    assert continued == [(3, [3, 4])] * (1 + (kind == "lanes"))
 
 
 @pytest.mark.parametrize("kind", ["box", "text", "large"])
@@ -527,27 +504,12 @@ def test_a_fork_during_another_threads_step_continues_no_episode(tmp_path: Path)
 
     env = TraceRecordingWrapper(Slow("box"), tmp_path)
 
-    def play() -> None:
-        env.reset()
-        collections.deque(map(env.step, [1] * 4), 0)
-
-    player = threading.Thread(target=play)
+    player = threading.Thread(target=acted, args=(env, "reset", 1, 1, 1, 1))
     player.start()
     inside.wait(30)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        child = os.fork()
-    if not child:
-        try:
-            env.step(1)
-            env.reset()
-            env.step(1)
-            env.close()
-        finally:
-            os._exit(0)
+    warned(lambda: in_a_child(lambda: acted(env, 1, "reset", 1, "close")))  # forks beside threads are deprecated
     go_on.set()
     player.join()
-    os.waitpid(child, 0)
     env.close()
     found = [[told_by(row) for row in e.observations] for e in open_trace(tmp_path)]
     assert sorted(found) == [[0, 1], [0, 1, 2, 3, 4]]

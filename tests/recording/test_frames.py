@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
+from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, Workspace, decode, parse_column
 from gym_trace.model.deltas import DeltaPacker, DeltaRows
 from gym_trace.model.layout import Leaf
-from gym_trace.recording.single import slabs
+from gym_trace.recording.single import recorder as recording
 from gym_trace.ring.row_slab import RowSlab
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
@@ -343,7 +341,7 @@ def test_frames_are_kept_if_other_values_cannot_be_stored(tmp_path: Path) -> Non
 def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(slabs, "RowSlab", RowSlab)  # C code cannot be interrupted
+    monkeypatch.setattr(recording, "RowSlab", RowSlab)  # C code cannot be interrupted
     steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False), (DOTTED, 0.0, False, False)]
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 import threading
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from asking import TellingEnv, look_at, tried
 from longer import LONG
+from runs import acted, in_a_child, recorder_of
 from zoo import small_blocks
 
 import gym_trace
@@ -30,35 +31,32 @@ from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
 
 
-def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
-    env.reset(seed=1)
-    tried(env, 0, 1, 9, 2, 3, 4)
-    env.reset(seed=2)
-    tried(env, 5)
+@pytest.mark.parametrize(
+    ("length", "infos", "episodes", "parts"),
+    [
+        (99, False, [[0, 1, 9, 2, 3, 4], [5]], [(0, 0, [0, 1]), (0, 4, [3, 4]), (1, 0, [5])]),
+        (99, True, [[9, 9, 0, 1, 9, 9, 9, 2, 9, 3, 4]], [(0, 0, []), (0, 3, [1]), (0, 8, []), (0, 10, [4])]),
+        (  # the episode ends with the first step after the gap
+            3,
+            False,
+            [[0, 9, 1, 2, 3], [0, 1, 2]],
+            [(0, 0, [0]), (0, 3, []), (0, 3, [2]), (0, 4, [3]), (1, 0, [0, 1, 2])],
+        ),
+    ],
+)
+def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(
+    tmp_path: Path, length: int, infos: bool, episodes: list[list[int]], parts: list[Any]
+) -> None:
+    env = TraceRecordingWrapper(TellingEnv(length=length), tmp_path, record_infos=infos)
+    for seed, actions in enumerate(episodes):
+        env.reset(seed=seed)
+        tried(env, *actions)
     env.close()
-    assert look_at(tmp_path) == [(0, 0, [0, 1]), (0, 4, [3, 4]), (1, 0, [5])]
-    assert [part.seed for part in open_trace(tmp_path)] == [1, 1, 2]
-    assert [part.outcome for part in open_trace(tmp_path)] == ["cut", "cut", "closed"]
-
-
-def test_several_steps_that_raise_are_all_counted(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True)
-    env.reset()
-    tried(env, 9, 9, 0, 1, 9, 9, 9, 2, 9, 3, 4)
-    env.close()
-    assert look_at(tmp_path, infos=True) == [(0, 0, []), (0, 3, [1]), (0, 8, []), (0, 10, [4])]
-
-
-def test_an_episode_that_ends_with_the_first_step_after_a_gap_has_its_outcome(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(length=3), tmp_path)
-    env.reset()
-    tried(env, 0, 9, 1, 2, 3)
-    env.reset()
-    tried(env, 0, 1, 2)
-    env.close()
-    assert look_at(tmp_path) == [(0, 0, [0]), (0, 3, []), (0, 3, [2]), (0, 4, [3]), (1, 0, [0, 1, 2])]
-    assert {part.outcome for part in open_trace(tmp_path)} == {"terminated"}
+    assert look_at(tmp_path, infos=infos) == parts
+    assert [part.seed for part in open_trace(tmp_path)] == [episode for episode, _, _ in parts]
+    usual = ["closed" if episode == len(episodes) - 1 else "cut" for episode, _, _ in parts]
+    expected = ["terminated"] * len(parts) if length == 3 else usual
+    assert [part.outcome for part in open_trace(tmp_path)] == expected
 
 
 @pytest.mark.parametrize(
@@ -135,12 +133,7 @@ def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     env.reset()
     tried(env, 0, 9)
-    child = os.fork()
-    if not child:
-        tried(env, 1, 2)
-        env.close()
-        os._exit(0)
-    os.waitpid(child, 0)
+    in_a_child(lambda: (tried(env, 1, 2), env.close()))
     tried(env, 3, 4)
     env.close()
     assert sorted(look_at(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
@@ -164,7 +157,7 @@ def test_steps_before_a_gap_are_verified_and_steps_after_it_are_unverifiable(tmp
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("wrapper", "episodes", "recorder", "slabs", "packing")
+NAMES = ("wrapper", "recorder", "packing")
 SHARED = ("filters", "live_video", "recorder", "background")
 HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
 HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
@@ -240,7 +233,7 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(
                         else:
                             env.step(inner.asked % 9)
                 except raises:
-                    if act == "note":  # nobody knows whether it is kept; with the next step it must not be another's
+                    if act == "note":  # it may be kept; with the next step it must not be another's
                         env.step(inner.asked % 9)
             assert not env._recorder.failed, interrupts.line
             env.close()
@@ -305,10 +298,8 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
 ) -> None:
     if lanes:
         pytest.importorskip("gymnasium", minversion="1.1")
-    module = "gym_trace.recording.vector.recorder" if lanes else "gym_trace.ring.rows"
-    target = importlib.import_module(module) if lanes else importlib.import_module(module).RowDecoder
-    name = "encoded" if lanes else "decode"
-    decode, alarms = getattr(target, name), []
+    place = "recording.vector.recorder.decoded" if lanes else "ring.rows.RowDecoder.decode"
+    decode, alarms = pkgutil.resolve_name(f"gym_trace.{place}"), []
 
     def interrupted(*arguments: Any) -> Any:
         if not alarms:
@@ -322,23 +313,15 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
     def time_out(number: int, frame: Any) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(target, name, interrupted)
+    monkeypatch.setattr(f"gym_trace.{place}", interrupted)
     before = signal.signal(signal.SIGALRM, time_out)
     try:
-        env: Any = (
-            gym_trace.TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", num_envs=2), tmp_path)
-            if lanes
-            else TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
-        )
+        env, action = recorder_of(lambda: gymnasium.make("CartPole-v1"), tmp_path, 2 * lanes)
         env.reset(seed=0)
-        actions = [np.full(2, step % 2) if lanes else step % 2 for step in range(8)]
-        for action in actions[:5]:
-            env.step(action)
+        acted(env, *[action, action + 1] * 2)
         with pytest.raises(TimeoutError):
             env.flush()
-        for action in actions[5:]:
-            env.step(action)
-        env.close()
+        acted(env, *[action, action + 1] * 2, "close")
     finally:
         signal.signal(signal.SIGALRM, before)
     assert open_trace(tmp_path).episodes["steps"].sum() == 8 * (1 + lanes)

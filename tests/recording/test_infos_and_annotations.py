@@ -11,31 +11,27 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from runs import play, recorded
-from zoo import CountingEnv, ScriptedEnv, Told, bits
+from runs import acted, play, recorded, warned
+from zoo import CountingEnv, ScriptedEnv, Told, bits, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import UnstorableValue
-from gym_trace.formats.steps.plain import tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import tagged, untagged
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import EnumMember, unstored
 
 # -- infos -------------------------------------------------------------------------------------------------------------
 
 
-def info_episodes(infos: list[Any]) -> ScriptedEnv:
-    steps = [Told(np.int64(0), info=info) for info in infos]
-    return ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)])
-
-
-def record_steps(env: ScriptedEnv, directory: Path, count: int, **options: Any) -> TraceRecordingWrapper:
+def record_steps(infos: list[Any], directory: Path, **options: Any) -> None:
+    """Record one episode with these infos."""
+    env = scripted([Told(np.int64(0), info=info) for info in infos])
     wrapped = TraceRecordingWrapper(env, directory, **options)
     wrapped.reset(seed=0)
-    for _ in range(count):
+    for _ in infos:
         wrapped.step(0)
         env.spoil()
-    return wrapped
+    wrapped.close()
 
 
 INFOS = [
@@ -48,7 +44,7 @@ INFOS = [
 
 
 def test_infos_round_trip(tmp_path: Path) -> None:
-    record_steps(info_episodes(INFOS), tmp_path, len(INFOS), record_infos=True).close()
+    record_steps(INFOS, tmp_path, record_infos=True)
     trace = open_trace(tmp_path)
     assert bits(trace[0].infos) == bits(INFOS)
     assert bits(next(iter(trace)).infos) == bits(INFOS)
@@ -56,22 +52,15 @@ def test_infos_round_trip(tmp_path: Path) -> None:
 
 
 def test_only_the_requested_info_keys_are_recorded(tmp_path: Path) -> None:
-    infos = [{"a": 1, "b": object()}, {"c": 2}, {"a": 3, "c": 4}]
-    record_steps(info_episodes(infos), tmp_path, 3, record_infos=["a", "c"]).close()
+    record_steps([{"a": 1, "b": object()}, {"c": 2}, {"a": 3, "c": 4}], tmp_path, record_infos=["a", "c"])
     assert open_trace(tmp_path)[0].infos == [{"a": 1}, {"c": 2}, {"a": 3, "c": 4}]
 
 
 def test_an_episode_without_steps_reads_the_same_in_any_chunk(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path, record_infos=["count"])
-    env.reset()
-    env.flush()  # alone in its chunk
-    env.reset()
-    env.annotate(value=1.5)
-    env.step(0)
-    env.reset()  # next to an episode with infos and annotations
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(env, "reset", "flush")  # alone in its chunk
+    acted(env, "reset", {"value": 1.5}, 0, "reset")  # next to an episode with infos and annotations
+    acted(env, "reset", 0, "close")
     trace = open_trace(tmp_path)
     for episodes in ([trace[i] for i in range(4)], list(trace.scan()), list(trace.scan(on_damage="skip"))):
         alone, noted, beside, unnoted = episodes
@@ -139,12 +128,8 @@ def test_an_info_that_cannot_be_stored_is_replaced_with_one_warning(tmp_path: Pa
             return "<a thing>"
 
     infos = [{"thing": Thing(), "set": {1}, "a": 1}, {"nested": [{"deep": Thing()}]}, {"a": 2}]
-    env = info_episodes(infos)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        record_steps(env, tmp_path, 3, record_infos=True).close()
-    assert len([w for w in caught if "infos" in str(w.message)]) == 1
-    assert len(caught) == 1
+    (said,) = warned(lambda: record_steps(infos, tmp_path, record_infos=True))
+    assert "infos" in said
     got = open_trace(tmp_path)[0].infos
     assert got[0]["a"] == 1
     assert got[0]["thing"].text == "<a thing>"
@@ -160,15 +145,10 @@ def test_an_info_whose_repr_raises_does_not_stop_the_run(tmp_path: Path) -> None
 
     loop: dict[str, Any] = {}
     loop["self"] = loop
-    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [])
+    env = scripted([])
     env.reset = lambda **_: (np.int64(0), {"thing": Broken()})  # type: ignore[method-assign]
     env.step = lambda action: (np.int64(1), 1.0, False, False, loop)  # type: ignore[method-assign,assignment,return-value]
-    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wrapped.reset()
-        wrapped.step(0)
-        wrapped.close()
+    warned(lambda: acted(TraceRecordingWrapper(env, tmp_path, record_infos=True), "reset", 0, "close"))
     assert len(open_trace(tmp_path)[0]) == 1
 
 
@@ -218,14 +198,7 @@ def test_annotations_become_typed_columns(tmp_path: Path) -> None:
 
 def test_rows_without_an_annotation_hold_none(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=4), tmp_path)
-    env.reset()
-    for i in range(4):
-        if i == 2:
-            env.annotate(value=1.5)
-        env.step(0)
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(env, "reset", 0, 0, {"value": 1.5}, 0, 0, "reset", 0, "close")
     first, second = open_trace(tmp_path)
     assert first.annotations["value"].tolist() == [None, None, 1.5, None]
     assert second.annotations.get("value", np.array([None])).tolist() == [None]
@@ -254,27 +227,16 @@ def test_annotations_stay_with_their_steps_across_blocks_and_chunks(tmp_path: Pa
 def test_an_annotation_without_a_following_step_is_dropped(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
     env.annotate(value=0)  # before any reset
-    for _ in range(2):
-        env.reset()
-        env.step(0)
-        env.annotate(value=1)
-    env.reset()
-    env.step(0)
-    env.annotate(value=2)
-    env.close()
-    env.annotate(value=3)
+    acted(env, *["reset", 0, {"value": 1}] * 2, "reset", 0, {"value": 2}, "close", {"value": 3})
     for episode in open_trace(tmp_path):
         assert episode.annotations.get("value", np.array([None])).tolist() == [None]
 
 
 def test_an_unstorable_annotation_raises_at_once_and_recording_continues(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
-    env.reset()
+    env = acted(TraceRecordingWrapper(CountingEnv(length=3), tmp_path), "reset")
     with pytest.raises(UnstorableValue):
         env.annotate(model=object())
-    for _ in range(3):
-        env.step(0)
-    env.close()
+    acted(env, 0, 0, 0, "close")
     assert len(open_trace(tmp_path)[0]) == 3
 
 

@@ -143,43 +143,46 @@ def test_a_missing_encoder_raises_before_recording(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "t").exists()
 
 
-def test_a_failing_renderer_drops_the_video_with_a_warning(tmp_path: Path) -> None:
-    env = filming(tmp_path, breaks_at=3)
-    with pytest.warns(RuntimeWarning, match="video of episode 0: dropped: OSError: the screen is broken") as caught:
-        said = play(env, 1)
-    assert len(caught) == 1
-    env.close()
-    assert bits(said) == bits(play(painted(), 1))
-    assert files(tmp_path) == ["w.000000.gtb", "w.manifest.jsonl"]
-    assert not check_trace(tmp_path).damages
-    assert open_trace(tmp_path)[0].outcome == "terminated"
+def raises_at_the_second(episode: int) -> bool:
+    return 1 / (1 - episode) < 0
 
 
-@pytest.mark.parametrize("method", ["write", "close", "drop"])
-def test_a_failing_encoder_drops_the_video_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize(
+    ("schedule", "breaks_at", "methods", "message"),
+    [
+        ("cubic", 3, [], "0: dropped: OSError: the screen is broken"),
+        (raises_at_the_second, -1, [], "1: dropped: ZeroDivisionError"),
+        *(
+            (lambda episode: episode == 1, -1, methods, "1: dropped: RuntimeError: no more room")
+            for methods in (["write"], ["close"], ["drop", "write"])
+        ),
+    ],
+    ids=["renderer", "schedule", "write", "close", "drop"],
+)
+def test_a_failure_drops_the_video_with_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Any,
+    breaks_at: int,
+    methods: list[str],
+    message: str,
 ) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("no more room")
 
-    monkeypatch.setattr(f"gym_trace.video.writers.Mp4Writer.{method}", broken)
-    if method == "drop":
-        monkeypatch.setattr("gym_trace.video.writers.Mp4Writer.write", broken)
-    env = filming(tmp_path, lambda episode: episode == 1)
-    with pytest.warns(RuntimeWarning, match="episode 1: dropped: RuntimeError: no more room"):
-        play(env, 3)
+    for method in methods:
+        monkeypatch.setattr(f"gym_trace.video.writers.Mp4Writer.{method}", broken)
+    env = filming(tmp_path, schedule, breaks_at=breaks_at)
+    episodes = 1 if schedule == "cubic" else 2
+    with pytest.warns(RuntimeWarning, match=f"video of episode {message}") as caught:
+        said = play(env, episodes)
     env.close()
-    assert not list(tmp_path.glob("*.mp4"))
-    assert len(open_trace(tmp_path)) == 3
+    assert len(caught) == 1
+    assert bits(said) == bits(play(painted(), episodes))
+    assert files(tmp_path) == ["w.000000.gtb", "w.manifest.jsonl"]
     assert listed(tmp_path) == []
-
-
-def test_a_failing_schedule_drops_the_video_with_a_warning(tmp_path: Path) -> None:
-    env = filming(tmp_path, lambda episode: 1 / (1 - episode) > 0)
-    with pytest.warns(RuntimeWarning, match="episode 1: dropped: ZeroDivisionError"):
-        play(env, 2)
-    env.close()
-    assert len(open_trace(tmp_path)) == 2
+    assert not check_trace(tmp_path).damages
+    assert [episode.outcome for episode in open_trace(tmp_path)] == ["terminated"] * episodes
 
 
 def test_a_killed_run_leaves_no_unfinished_video_under_the_final_name(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Objectives(gymnasium.Env[Any, Any]):
-    """Two objectives: one less a step, and a treasure that is larger the longer the episode."""
+    """Two objectives: minus one per step, and a treasure that is larger the longer the episode."""
 
     observation_space = spaces.Box(0, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -64,7 +64,7 @@ def test_a_run_tells_the_mean_of_each_objective(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, str, lambda values: None])
-def test_rewards_that_are_no_numbers_end_no_run(tmp_path: Path, kind: Any) -> None:
+def test_non_numeric_rewards_do_not_end_a_run(tmp_path: Path, kind: Any) -> None:
     done = recorded(tmp_path, kind=kind)
     assert done.episodes == 8
     assert np.isnan(done.mean_return)
@@ -96,7 +96,7 @@ def test_a_summary_has_a_return_for_each_objective(tmp_path: Path) -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_objectives_beside_plain_rewards_are_told_apart(tmp_path: Path) -> None:
+def test_objectives_and_plain_rewards_are_summarized_separately(tmp_path: Path) -> None:
     recorded(tmp_path)
     with TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path, on_exist="append") as env:
         record_episodes(env, episodes=5, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -155,6 +156,36 @@ def test_an_answered_action_is_not_pending(tmp_path: Path) -> None:
     rings.killed(tmp_path / "asked", run)
     assert [episode.pending_action for episode in open_trace(tmp_path / "answered")] == [None] * 3
     assert [episode.pending_action for episode in open_trace(tmp_path / "asked")] == [None, None, 4]
+
+
+class Unsteady(Fragile):
+    """Raise once, at the third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.count == 2 and self.end == "kill" and not hasattr(self, "raised"):
+            self.raised = self.count
+            raise ValueError("unstable")
+        return super().step(action)
+
+
+def record_after_a_gap(directory: str) -> None:
+    from gym_trace import TraceRecordingWrapper
+
+    env = TraceRecordingWrapper(Unsteady("kill"), directory, uid="w")
+    env.reset(seed=1, options={"second": 1})
+    for step in range(20):
+        with contextlib.suppress(ValueError):
+            env.step(action_at(step))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_the_pending_action_after_a_gap_belongs_to_the_run_that_follows_it(tmp_path: Path) -> None:
+    script = f"import sys; sys.path[:0] = {HERE!r}\nimport test_pending as t\nt.record_after_a_gap({str(tmp_path)!r})"
+    assert cradle.run([sys.executable, "-c", script], timeout=120).returncode == -9
+    found = [(episode.first_step, len(episode), episode.pending_action) for episode in open_trace(tmp_path)]
+    assert [(first, steps) for first, steps, _ in found] == [(0, 2), (4, 3)]
+    assert found[0][2] is None
+    assert found[1][2]["a"] == 7
 
 
 def test_a_running_writer_has_no_pending_action(tmp_path: Path) -> None:

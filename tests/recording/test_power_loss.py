@@ -1,4 +1,4 @@
-"""What is on a disk when the power goes: copies of an ext4 file system, taken while a recording is writing to it.
+"""Contents of a disk at a power loss: copies of an ext4 file system, taken while a recording is writing to it.
 
 Such a copy has what the file system had handed to its device, and nothing of what the kernel still held back.
 """
@@ -87,7 +87,7 @@ def as_it_is(image: Path, place: Path, to: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_what_was_flushed_to_a_disk_or_closed_outlives_the_power(
+def test_flushed_and_closed_steps_survive_a_power_loss(
     way: str, mounted: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("mkfs.ext4") is None:

@@ -184,7 +184,7 @@ def test_a_filter_that_cannot_be_turned_off_leaves_it_open_whether_files_were_ch
     [([], False), (["plain.txt"], True), (["large.bin"], None), (["plain.txt", "large.bin"], True)],
     ids=str,
 )
-def test_whether_files_were_changed_is_known_of_those_without_a_filter(
+def test_changes_are_known_only_for_files_without_a_filter(
     here: Path, changed: list[str], expected: bool | None
 ) -> None:
     git("init", "-q")
@@ -264,7 +264,7 @@ def test_lambdas_and_what_they_close_over_are_carried_to_workers(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["make_env", "policy"])
-def test_what_cannot_be_carried_to_workers_is_named_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_an_argument_that_cannot_be_pickled_raises_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     frame = sys._getframe()
     given: dict[str, Any] = {"make_env": CARTPOLE, "policy": None, name: lambda *_: frame}
     with pytest.raises(InvalidOption, match=f"{name}: not picklable.*frame"):
@@ -279,7 +279,7 @@ class OneWay:
         return int, ("not a number",)
 
 
-def test_what_arrives_broken_at_workers_is_refused_before_there_are_any(tmp_path: Path) -> None:
+def test_an_argument_that_cannot_be_unpickled_raises_before_workers_start(tmp_path: Path) -> None:
     one_way = OneWay()
     with pytest.raises(InvalidOption, match=r"make_env: not picklable .*not a number"):
         collect(lambda: one_way, directory=tmp_path / "t", episodes=1)

@@ -6,15 +6,8 @@ import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
-from generated import (
-    MATCHING,
-    ODD,
-    any_space,
-    broken,
-    fits_structure,
-    typed_spaces,
-    value_for,
-)
+import pytest
+from generated import MATCHING, ODD, any_space, broken, fits_structure, typed_spaces, value_for
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,7 +212,8 @@ def check_trace(directory: Any, env: Any, recorded: list[Recorded]) -> None:
 
 
 @st.composite
-def scripts(draw: Any, moods: list[str], breaks: bool) -> tuple[Any, Any, list[Any], set[int]]:
+def scripts(draw: Any, moods: list[str], breaks: bool) -> tuple[Any, list[Any], set[int]]:
+    """Draw a function that makes an environment, its script, and the steps after which to flush."""
     some_space = st.one_of(typed_spaces, any_space)
     observation_space, action_space = draw(some_space), draw(some_space)
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -243,8 +237,9 @@ def scripts(draw: Any, moods: list[str], breaks: bool) -> tuple[Any, Any, list[A
             steps.append(Told(value(observation_space), draw(reward), *flags))
             actions.append(value(action_space))
         script.append((seed, value(observation_space), steps, actions))
+    played = [(first, steps) for _, first, steps, _ in script]
     flushes = draw(st.sets(st.integers(1, 24), max_size=4))
-    return observation_space, action_space, script, flushes
+    return lambda: ScriptedEnv(observation_space, action_space, played), script, flushes
 
 
 ANY_REWARD = st.one_of(
@@ -272,26 +267,17 @@ block_sizes = st.fixed_dictionaries(
 )
 
 
-@given(scripts(MATCHING, breaks=False), block_sizes)
-def test_values_of_any_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
-    observation_space, action_space, episodes, flushes = script
-    env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
+@pytest.mark.parametrize(("moods", "breaks"), [(MATCHING, False), (MATCHING + ODD * 2, True)])
+@given(st.data(), block_sizes)
+def test_values_inside_and_outside_their_space_round_trip(
+    tmp_path_factory: Any, moods: list[str], breaks: bool, data: st.DataObject, sizes: Any
+) -> None:
+    env, episodes, flushes = data.draw(scripts(moods, breaks))
     directory = tmp_path_factory.mktemp("trace")
     with warnings.catch_warnings(), small_blocks(**sizes):
-        warnings.simplefilter("error")  # values that match their space never give a warning
-        recorded = record(directory, env, episodes, flushes)
-        check_trace(directory, env, recorded)
-
-
-@given(scripts(MATCHING + ODD * 2, breaks=True), block_sizes)
-def test_values_outside_their_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
-    observation_space, action_space, episodes, flushes = script
-    env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
-    directory = tmp_path_factory.mktemp("trace")
-    with warnings.catch_warnings(), small_blocks(**sizes):
-        warnings.simplefilter("ignore")
-        recorded = record(directory, env, episodes, flushes)
-    check_trace(directory, env, recorded)
+        warnings.simplefilter("ignore" if breaks else "error")  # values that match their space never give a warning
+        recorded = record(directory, env(), episodes, flushes)
+        check_trace(directory, env(), recorded)
 
 
 def shape_of(columns: Any) -> Any:
@@ -303,13 +289,12 @@ def shape_of(columns: Any) -> Any:
 
 @given(scripts(MATCHING + ODD * 2, breaks=True))
 def test_values_read_do_not_depend_on_chunk_boundaries(tmp_path_factory: Any, script: Any) -> None:
-    observation_space, action_space, episodes, flushes = script
+    env, episodes, flushes = script
     read = []
     for places, sizes in ((set(), {"rows": 512}), (flushes, {}), (set(range(100)), {"frame": 20})):
-        env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
         directory = tmp_path_factory.mktemp("trace")
         with warnings.catch_warnings(), small_blocks(**sizes):
             warnings.simplefilter("ignore")
-            record(directory, env, episodes, places)
+            record(directory, env(), episodes, places)
         read.append([(shape_of(e.observations), shape_of(e.actions)) for e in open_trace(directory)])
     assert read[0] == read[1] == read[2]

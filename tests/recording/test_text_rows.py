@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium import spaces
+from runs import acted
 
 from gym_trace import TraceRecordingWrapper, open_trace
 
@@ -54,39 +55,24 @@ def texts(first: int, last: int) -> list[str]:
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_step_after_the_end_starts_with_the_previous_text(flush: bool, tmp_path: Path) -> None:
     env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
-    env.reset(seed=0)
-    for _ in range(8):
-        env.step(1)
-        if flush:
-            env.flush()
-    env.close()
+    acted(env, "reset", *[1, *["flush"] * flush] * 8, "close")
     assert told(tmp_path / "trace") == [texts(0, 3), texts(3, 6), texts(6, 8)]
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_copy_continues_from_the_previous_text(flush: bool, tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
-    env.reset(seed=0)
-    env.step(1)
-    if flush:
-        env.flush()
-    copy = pickle.loads(pickle.dumps(env))
-    for each in (env, copy):
-        each.step(1)
-        each.close()
+    env = acted(TraceRecordingWrapper(Talking(), tmp_path / "trace"), "reset", 1, *["flush"] * flush)
+    for each in (pickle.loads(pickle.dumps(env)), env):
+        acted(each, 1, "close")
     assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(1, 2)]
 
 
 def test_a_child_forked_in_a_step_continues_from_the_text_of_that_step(tmp_path: Path) -> None:
     inner = Talking(fork_at=2)
-    env = TraceRecordingWrapper(inner, tmp_path / "trace")
-    env.reset(seed=0)
-    env.step(1)
-    env.step(1)  # now there are two processes
+    env = acted(TraceRecordingWrapper(inner, tmp_path / "trace"), "reset", 1, 1)  # now there are two processes
     if inner.is_child:
         try:
-            env.step(1)
-            env.close()
+            acted(env, 1, "close")
         finally:
             os._exit(0)
     os.waitpid(inner.child, 0)
@@ -95,8 +81,7 @@ def test_a_child_forked_in_a_step_continues_from_the_text_of_that_step(tmp_path:
 
 
 def test_texts_are_readable_during_recording(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
-    env.reset(seed=0)
+    env = acted(TraceRecordingWrapper(Talking(), tmp_path / "trace"), "reset")
     for i in range(1, 3):
         env.step(1)
         assert told(tmp_path / "trace") == [texts(0, i)]

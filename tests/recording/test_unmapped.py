@@ -1,4 +1,4 @@
-"""Where nothing can be mapped that outlives the process: steps are in ordinary memory, and written every second."""
+"""File systems without safe mappings: steps are in ordinary memory, and written every second."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import acted, recorder_of
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
@@ -22,11 +23,7 @@ def test_without_a_mapping_all_is_recorded_and_it_is_said_once(
 ) -> None:
     monkeypatch.setattr("gym_trace.storage.local._SAFE_TO_MAP", frozenset())
     with caplog.at_level(logging.WARNING, "gym_trace"):
-        env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-        for _ in range(3):
-            env.reset()
-            env.step(env.action_space.sample())
-            env.flush()
+        env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path), *["reset", 1, "flush"] * 3)
     assert len(caplog.records) == 1
     assert "can lose the last second" in caplog.text
     assert not list(tmp_path.glob("*.ring"))
@@ -40,42 +37,26 @@ def test_without_room_for_a_thread_the_caller_writes(tmp_path: Path, monkeypatch
     monkeypatch.setattr("gym_trace.recording.background._HEADROOM", 1 << 62)
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    for _ in range(3):
-        env.reset()
-        env.step(env.action_space.sample())
-        env.flush()
-        assert sum(map(len, open_trace(tmp_path))) == len(open_trace(tmp_path))
+    for number in range(3):
+        acted(env, "reset", 1, "flush")
+        assert [len(episode) for episode in open_trace(tmp_path)] == [1] * (number + 1)
     env.close()
-    assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [
-        (1, "cut"),
-        (1, "cut"),
-        (1, "closed"),
-    ]
+    parts = [(len(episode), episode.outcome) for episode in open_trace(tmp_path)]
+    assert parts == [(1, "cut"), (1, "cut"), (1, "closed")]
 
 
 @pytest.mark.parametrize("lanes", [False, True])
 def test_a_ring_is_made_as_soon_as_there_are_file_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: bool
 ) -> None:
-    if lanes:
-        from gymnasium import vector
-
-        from gym_trace import TraceRecordingVectorWrapper
-
-        env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv([CountingEnv]), tmp_path, uid="w")
-    else:
-        env = TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w")
-    action: Any = [0] if lanes else 0
+    env, action = recorder_of(CountingEnv, tmp_path, lanes, uid="w")
 
     def short(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "gym_trace"):
         patch.setattr("gym_trace.storage.local.open", short, raising=False)  # of the list of mounts
-        env.reset()
-        env.step(action)
-        env.flush()
-        env.step(action)
+        acted(env, "reset", action, "flush", action)
     assert len(caplog.records) == 1
     assert "no file descriptors left" in caplog.text
     assert not (tmp_path / "w.ring").exists()
@@ -94,9 +75,7 @@ def test_a_ring_that_cannot_be_removed_is_a_warning(tmp_path: Path, monkeypatch:
         raise PermissionError(errno.EPERM, "Operation not permitted", name)
 
     monkeypatch.setattr("gym_trace.storage.local.LocalStorage.remove", denied)
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w")
-    env.reset()
-    env.step(0)
+    env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w"), "reset", 0)
     with pytest.warns(UserWarning, match="w.ring'; all its steps are saved"):
         env.close()
     env.close()
@@ -119,6 +98,4 @@ def test_a_file_that_cannot_be_closed_is_a_recording_error(
     with monkeypatch.context() as patch, raised:
         patch.setattr(os, "close", fails)
         env.reset()
-    env.reset()
-    env.step(0)
-    env.close()
+    acted(env, "reset", 0, "close")

@@ -13,7 +13,20 @@ import pytest
 from forgery import DTYPE, taken_apart
 from gymnasium import spaces, vector
 from longer import LONG
-from telling import COUNT, MODES, SPACES, STEPS, TellingEnv, batched_actions, check, expected, made, record
+from telling import (
+    COUNT,
+    DISABLED,
+    NEXT_STEP,
+    SAME_STEP,
+    SPACES,
+    Saying,
+    TellingEnv,
+    batched_actions,
+    made,
+    modes,
+    record_and_check,
+    step_lanes,
+)
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
@@ -24,37 +37,25 @@ vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "async-no-shared"])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 @pytest.mark.parametrize("copy", [True, False])
 def test_episodes_are_exact(tmp_path: Path, kind: str, mode: Any, copy: bool) -> None:
-    space, action_space = SPACES["dict"], SPACES["discrete"]
-    env = made(kind, mode, copy, space, action_space)
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(env, tmp_path / "t", actions)
-    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+    record_and_check(tmp_path / "t", mode, SPACES["dict"], SPACES["discrete"], kind=kind, copy=copy)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space_round_trips(tmp_path: Path, name: str, mode: Any) -> None:
-    space = action_space = SPACES[name]
-    env = made("sync", mode, True, space, action_space)
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(env, tmp_path / "t", actions)
-    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+    record_and_check(tmp_path / "t", mode, SPACES[name], SPACES[name])
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 @pytest.mark.parametrize("flush_every", [1, 5, 1000])
 def test_episodes_do_not_depend_on_when_they_are_written(tmp_path: Path, mode: Any, flush_every: int) -> None:
-    space, action_space = SPACES["frames"], SPACES["box"]
-    env = made("sync", mode, True, space, action_space)
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(env, tmp_path / "t", actions, flush_every)
-    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+    record_and_check(tmp_path / "t", mode, SPACES["frames"], SPACES["box"], flush_every=flush_every)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 @pytest.mark.parametrize(
     ("space", "table", "values"),
     [
@@ -69,16 +70,13 @@ def test_writers_respect_even_tiny_reader_limits(
 ) -> None:
     monkeypatch.setattr(wire, "MAX_TABLE", table)
     monkeypatch.setattr(wire, "MAX_VALUES", values)
-    env = made("sync", mode, True, SPACES[space], SPACES["box"])
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(env, tmp_path / "t", actions, flush_every=1000)
-    check(tmp_path / "t", expected(mode, SPACES[space], SPACES["box"], actions, batch), SPACES[space], SPACES["box"])
+    record_and_check(tmp_path / "t", mode, SPACES[space], SPACES["box"], flush_every=1000)
 
 
 class _Bandits(vector.VectorEnv[Any, Any, Any]):
     """2,000 lanes with equal values and episodes of one step."""
 
-    metadata = {"autoreset_mode": vector.AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium has it
+    metadata = {"autoreset_mode": SAME_STEP}  # noqa: RUF012 - as gymnasium has it
     num_envs = 2000
     single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
     single_action_space = spaces.Discrete(2)
@@ -109,7 +107,7 @@ def test_many_short_episodes_stay_within_reader_limits(tmp_path: Path, monkeypat
     assert trace.episodes["steps"].sum() == 60_000
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 def test_a_vector_run_and_single_runs_give_the_same_episodes(tmp_path: Path, mode: Any) -> None:
     envs = gymnasium.make_vec(
         "CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}
@@ -118,10 +116,7 @@ def test_a_vector_run_and_single_runs_give_the_same_episodes(tmp_path: Path, mod
     actions = batched_actions(envs, 150)
     wrapped.reset(seed=3)
     for action in actions:
-        *_, terminations, truncations, _ = wrapped.step(action)
-        over = terminations | truncations
-        if mode == vector.AutoresetMode.DISABLED and over.any():
-            wrapped.reset(options={"reset_mask": over})
+        step_lanes(wrapped, action)
     wrapped.close()
     for lane in range(4):
         env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / str(lane))
@@ -131,11 +126,11 @@ def test_a_vector_run_and_single_runs_give_the_same_episodes(tmp_path: Path, mod
             if over:
                 env.reset()
                 over = False
-                if mode == vector.AutoresetMode.NEXT_STEP:
+                if mode == NEXT_STEP:
                     continue
             *_, terminated, truncated, _ = env.step(action[lane])
             over = terminated or truncated
-            if over and mode == vector.AutoresetMode.NEXT_STEP:
+            if over and mode == NEXT_STEP:
                 continue
         env.close()
         alone = list(open_trace(tmp_path / str(lane)))
@@ -155,12 +150,12 @@ def doubled(env: Any) -> Any:
 @pytest.mark.parametrize(
     ("mode", "wrapper"),
     [
-        (vector.AutoresetMode.NEXT_STEP, vector_wrappers.RecordEpisodeStatistics),
-        (vector.AutoresetMode.NEXT_STEP, vector_wrappers.NormalizeObservation),
-        (vector.AutoresetMode.NEXT_STEP, vector_wrappers.NormalizeReward),
-        (vector.AutoresetMode.NEXT_STEP, vector_wrappers.FlattenObservation),
-        (vector.AutoresetMode.SAME_STEP, vector_wrappers.RecordEpisodeStatistics),
-        (vector.AutoresetMode.SAME_STEP, doubled),
+        (NEXT_STEP, vector_wrappers.RecordEpisodeStatistics),
+        (NEXT_STEP, vector_wrappers.NormalizeObservation),
+        (NEXT_STEP, vector_wrappers.NormalizeReward),
+        (NEXT_STEP, vector_wrappers.FlattenObservation),
+        (SAME_STEP, vector_wrappers.RecordEpisodeStatistics),
+        (SAME_STEP, doubled),
     ],
 )
 def test_other_vector_wrappers_work_around_and_under_it(tmp_path: Path, mode: Any, wrapper: Any) -> None:
@@ -226,7 +221,7 @@ def test_an_environment_without_final_observations_gives_a_warning(tmp_path: Pat
     assert bits(first.observations[1]) == bits(second.observations[0])
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@modes
 def test_the_autoreset_mode_is_where_vector_environments_have_it(tmp_path: Path, mode: Any) -> None:
     envs = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
@@ -276,23 +271,22 @@ def test_annotations_have_one_row_per_lane(tmp_path: Path) -> None:
 
 
 def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path) -> None:
-    envs = _OddlyRewarding(np.zeros(2))
+    envs = Saying(rewards=np.zeros(5))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
-    env.annotate(value=np.array([1.0, 2.0]))
-    envs.rewards = np.zeros(5)
-    env.step(np.zeros(2, np.int64))
-    envs.rewards = np.zeros(2)
+    env.annotate(value=np.array([1.0, 2.0, 3.0]))
+    env.step(np.zeros(3, np.int64))
+    envs.said["rewards"] = np.zeros(3)
     with pytest.warns(UserWarning, match="not one a lane"):
-        env.reset(options={"reset_mask": np.ones(2, np.bool_)})
-    env.step(np.zeros(2, np.int64))
+        env.reset(options={"reset_mask": np.ones(3, np.bool_)})
+    env.step(np.zeros(3, np.int64))
     env.close()
     found = [(len(episode), dict(episode.annotations)) for episode in open_trace(tmp_path)]
-    assert found == [(0, {}), (0, {}), (1, {}), (1, {})]
+    assert found == [(0, {})] * 3 + [(1, {})] * 3
 
 
 def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_path: Path) -> None:
-    envs = made("sync", vector.AutoresetMode.DISABLED, True, SPACES["box"], spaces.Discrete(2))
+    envs = made("sync", DISABLED, True, SPACES["box"], spaces.Discrete(2))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset(seed=0)
     for _ in range(5):
@@ -306,43 +300,26 @@ def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_
     assert kinds == {"<f4"}
 
 
-class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
-    """Two lanes with given rewards."""
-
-    def __init__(self, rewards: Any):
-        self.num_envs, self.rewards = 2, rewards
-        self.single_observation_space, self.single_action_space = SPACES["box"], spaces.Discrete(2)
-        self.observation_space = vector.utils.batch_space(self.single_observation_space, 2)
-        self.action_space = vector.utils.batch_space(self.single_action_space, 2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return vector.utils.create_empty_array(self.single_observation_space, 2), {}
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        observations = vector.utils.create_empty_array(self.single_observation_space, 2)
-        return observations, self.rewards, np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
-
-
 @pytest.mark.filterwarnings("ignore:rewards")
 @pytest.mark.parametrize(
     ("rewards", "kept"),
     [
-        (np.array([[1.0, 2.0], [3.0, 4.0]], order="F"), "[3. 4.]"),
-        (np.array([None, "x"], object), "x"),
-        (np.array([0, 2**70], object), str(2**70)),
-        (np.zeros(2, [("a", "<i4"), ("b", "<f8")]), "('b', '<f8')"),
-        ([fractions.Fraction(1), fractions.Fraction(1, 3)], "Fraction(1, 3)"),
-        ([[1.0], [2.0, 3.0]], "[2.0, 3.0]"),
-        (np.ma.MaskedArray([1.0, 2.0], [False, True]), "--"),
-        (np.array([1.5, 2.5], ">f8"), "2.5"),
+        (np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], order="F"), "[3. 4.]"),
+        (np.array([None, "x", None], object), "x"),
+        (np.array([0, 2**70, 0], object), str(2**70)),
+        (np.zeros(3, [("a", "<i4"), ("b", "<f8")]), "('b', '<f8')"),
+        ([fractions.Fraction(1), fractions.Fraction(1, 3), fractions.Fraction(1)], "Fraction(1, 3)"),
+        ([[1.0], [2.0, 3.0], [4.0]], "[2.0, 3.0]"),
+        (np.ma.MaskedArray([1.0, 2.0, 3.0], [False, True, False]), "--"),
+        (np.array([1.5, 2.5, 3.5], ">f8"), "2.5"),
     ],
 )
 def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards: Any, kept: str) -> None:
-    env = TraceRecordingVectorWrapper(_OddlyRewarding(rewards), tmp_path / "t")
+    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
     env.reset()
     for _ in range(3):
-        env.annotate(value=np.array([[1.0, 2.0], [3.0, 4.0]], order="F"))
-        env.step(np.zeros(2, np.int64))
+        env.annotate(value=np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], order="F"))
+        env.step(np.zeros(3, np.int64))
     env.close()
     other = open_trace(tmp_path / "t")[1]
     assert [kept in getattr(reward, "text", str(reward)) for reward in other.rewards] == [True] * 3
@@ -351,7 +328,7 @@ def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards:
 
 @pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
 def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_path: Path) -> None:
-    envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
+    envs = made("sync", NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     lanes = env.num_envs
@@ -376,7 +353,7 @@ class Narrow(vector.VectorEnv[Any, Any, Any]):
     """Batches with a narrower dtype than the spaces, as in EnvPool; some steps have the full width."""
 
     num_envs = 2
-    metadata = {"autoreset_mode": vector.AutoresetMode.DISABLED}  # noqa: RUF012
+    metadata = {"autoreset_mode": DISABLED}  # noqa: RUF012
     single_observation_space = single_action_space = spaces.Discrete(9)
     observation_space = action_space = spaces.MultiDiscrete([9, 9])
     wide = False
@@ -406,7 +383,7 @@ def test_integers_of_another_width_than_their_space_keep_their_width(tmp_path: P
 
 
 def test_actions_outside_their_space_round_trip(tmp_path: Path) -> None:
-    envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
+    envs = made("sync", NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
     with warnings.catch_warnings(record=True) as caught:

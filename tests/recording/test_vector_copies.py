@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import cradle
-import numpy as np
 import pytest
 from gymnasium import vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longer import LONG
-from telling import COUNT, MODES, SPACES, TellingEnv, look_at, made
+from telling import COUNT, MODES, NEXT_STEP, SPACES, TellingEnv, look_at, made, modes, step_lanes
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
-
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 def wrapped(directory: Path, mode: Any, space: str = "box", **options: Any) -> Any:
@@ -34,10 +31,7 @@ def wrapped(directory: Path, mode: Any, space: str = "box", **options: Any) -> A
 
 def steps(env: Any, count: int) -> None:
     for _ in range(count):
-        *_, terminations, truncations, _ = env.step(np.zeros(COUNT, np.int64))
-        over = terminations | truncations
-        if env.metadata["autoreset_mode"] == vector.AutoresetMode.DISABLED and over.any():
-            env.reset(options={"reset_mask": over})
+        step_lanes(env)
 
 
 def steps_of(mode: Any, count: int, directory: Path) -> Counter[tuple[int, int, int]]:
@@ -109,7 +103,7 @@ def test_copies_of_copies_apply_the_filters(
 
 
 def test_a_copy_does_not_record_a_filtered_episode(tmp_path: Path) -> None:
-    env = wrapped(tmp_path, vector.AutoresetMode.NEXT_STEP, episode_filter=lambda episode: episode != 1)
+    env = wrapped(tmp_path, NEXT_STEP, episode_filter=lambda episode: episode != 1)
     env.reset(seed=11)
     twin = copy.deepcopy(env)
     steps(twin, 1)
@@ -140,7 +134,7 @@ def test_a_copy_that_takes_no_step_writes_nothing(tmp_path: Path, mode: Any) -> 
 
 
 def test_a_copy_of_a_closed_recorder_records_its_next_episodes(tmp_path: Path) -> None:
-    env = wrapped(tmp_path, vector.AutoresetMode.NEXT_STEP)
+    env = wrapped(tmp_path, NEXT_STEP)
     env.reset(seed=11)
     env.close()
     twin = copy.deepcopy(env)
@@ -152,7 +146,7 @@ def test_a_copy_of_a_closed_recorder_records_its_next_episodes(tmp_path: Path) -
 
 def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(
-        made("async", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES["discrete"]),
+        made("async", NEXT_STEP, True, SPACES["box"], SPACES["discrete"]),
         tmp_path,
         record_infos=True,
     )
@@ -163,7 +157,7 @@ def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path
             copier(env)
     steps(env, 3)
     env.close()
-    assert look_at(open_trace(tmp_path)) == steps_of(vector.AutoresetMode.NEXT_STEP, 5, tmp_path / "whole")
+    assert look_at(open_trace(tmp_path)) == steps_of(NEXT_STEP, 5, tmp_path / "whole")
     assert len(list(tmp_path.glob("*.manifest.jsonl"))) == 1
 
 

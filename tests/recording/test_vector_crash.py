@@ -22,15 +22,25 @@ import pytest
 from gymnasium import vector
 from longer import LONG
 from runs import batch_reader
-from telling import COUNT, MODES, SPACES, TellingEnv, batched_actions, expected, look_at, made
+from telling import (
+    COUNT,
+    DISABLED,
+    MODES,
+    NEXT_STEP,
+    SPACES,
+    TellingEnv,
+    batched_actions,
+    expected,
+    look_at,
+    made,
+    modes,
+    step_lanes,
+)
 from zoo import bits
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
-
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-NEXT_STEP, SAME_STEP, DISABLED = MODES
 
 # -- killed -----------------------------------------------------------------------------------------------------------
 
@@ -59,12 +69,12 @@ for action in actions:
         time.sleep(0.6)
         process.send_signal(signal.SIGKILL)
     space, action_space = SPACES["box"], SPACES["discrete"]
-    env = made("sync", vector.AutoresetMode.NEXT_STEP, True, space, action_space)
+    env = made("sync", NEXT_STEP, True, space, action_space)
     trace = open_trace(tmp_path / "t")
     episodes = sorted(trace, key=lambda episode: episode.episode_id)
     assert len(episodes) > COUNT
     actions = batched_actions(env, 2 * sum(map(len, episodes)) // COUNT)
-    lanes = expected(vector.AutoresetMode.NEXT_STEP, space, action_space, actions, env.action_space)
+    lanes = expected(NEXT_STEP, space, action_space, actions, env.action_space)
     for lane, told in enumerate(lanes):
         for episode, real in zip((e for e in episodes if e.lane == lane), told):
             assert episode.rewards.tolist() == [step[1] for step in real["steps"][: len(episode)]]
@@ -152,10 +162,7 @@ def record_small(directory: Path, mode: Any, **options: Any) -> Any:
     wrapped = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, flush_seconds=1000.0, **options)
     wrapped.reset(seed=11)
     for t in range(9):
-        *_, terminations, truncations, _ = wrapped.step(np.zeros(COUNT, np.int64))
-        over = terminations | truncations
-        if mode == DISABLED and over.any():
-            wrapped.reset(options={"reset_mask": over})
+        step_lanes(wrapped)
         if t % 2:
             wrapped.flush()
     return wrapped
@@ -177,16 +184,14 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
     env = record_small(tmp_path / "t", mode, frame_filter=(lambda step: step != 1) if filtered else None)
     if state == "open":
         env.flush()
-        batch = next((tmp_path / "t").glob("*.part"))
-        whole = batch.read_bytes()
-        env.close()
-        for path in (tmp_path / "t").glob("*.gtb"):
-            path.unlink()
     else:
         env.close()
-        batch = next((tmp_path / "t").glob("*.gtb"))
-        whole = batch.read_bytes()
-    batch.write_bytes(whole)
+    (batch,) = (tmp_path / "t").glob("*.gtb*")
+    whole = batch.read_bytes()
+    if state == "open":
+        env.close()
+        batch.with_suffix("").unlink()
+        batch.write_bytes(whole)
     trace = open_trace(tmp_path / "t")
     numbers = {part.episode_id: (part.lane, int(part.reset_info["began"])) for part in trace}
     every, chunks, first = look_at(trace, dead=True), [], 0
@@ -216,8 +221,8 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("vector/wrapper", "vector/recorder", "vector/filters", "recorder", "background")
-SLABS = ("lanes/slab", "lanes/encoder", "log", "memory")
+NAMES = ("vector/wrapper", "vector/recorder", "vector/batches", "recorder", "background")
+SLABS = ("lanes/slab", "lanes/contents", "lanes/decoder", "log", "memory")
 HOT = {
     os.path.join(HOUSE, room, f"{name}.py") for room, names in (("recording", NAMES), ("ring", SLABS)) for name in names
 }
@@ -225,9 +230,9 @@ assert all(map(os.path.exists, HOT))
 
 
 class InterruptsAt:
-    """A signal whose handler raises, when a line of the recorder is about to be run for the nth time, all counted.
+    """Raise a signal, whose handler raises, before the nth line that the recorder runs.
 
-    No garbage is collected meanwhile: an earlier recorder that is would be closed, and what is raised in there is lost.
+    Garbage collection is off: it would close an earlier recorder, and an exception in there is lost.
     """
 
     def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
@@ -281,9 +286,9 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
                 if t == 4:
                     with interrupts:
                         for _ in range(3):
-                            step(wrapped)
+                            step_lanes(wrapped)
                 else:
-                    step(wrapped)
+                    step_lanes(wrapped)
             except raises:
                 if mode == DISABLED:
                     wrapped.reset()
@@ -308,13 +313,6 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
         "wait",
         "add",
     }
-
-
-def step(env: Any) -> None:
-    *_, terminations, truncations, _ = env.step(np.zeros(COUNT, np.int64))
-    over = terminations | truncations
-    if env.metadata["autoreset_mode"] == DISABLED and over.any():
-        env.reset(options={"reset_mask": over})
 
 
 @pytest.mark.parametrize(
@@ -349,7 +347,7 @@ def test_ctrl_c_between_two_lanes_keeps_their_step_together(
     interruptions = 0
     for _ in range(24):
         try:
-            step(wrapped)
+            step_lanes(wrapped)
         except KeyboardInterrupt:
             interruptions += 1
             if mode == DISABLED:
@@ -372,11 +370,11 @@ def test_after_an_error_recording_resumes_with_the_next_episodes(tmp_path: Path)
     makers = [lambda lane=lane: TellingEnv(lane, SPACES["box"], SPACES["discrete"]) for lane in range(COUNT)]
     env = TraceRecordingVectorWrapper(Failing(makers), tmp_path, record_infos=True)
     env.reset(seed=11)
-    step(env)
+    step_lanes(env)
     with pytest.raises(ValueError, match="no such action"):
         env.step(np.full(COUNT, 5))
     for _ in range(9):
-        step(env)
+        step_lanes(env)
     env.close()
     trace = open_trace(tmp_path)
     assert set(look_at(trace).values()) == {1}
@@ -389,7 +387,7 @@ def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_pa
     env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
     wrapped, told = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True), env.step
     wrapped.reset(seed=11)
-    step(wrapped)
+    step_lanes(wrapped)
 
     def step_and_close(actions: Any) -> Any:
         said = told(actions)
@@ -397,8 +395,8 @@ def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_pa
         return said
 
     env.step = step_and_close
-    step(wrapped)
-    step(wrapped)
+    step_lanes(wrapped)
+    step_lanes(wrapped)
     assert look_at(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
 
 
@@ -408,7 +406,7 @@ def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp
     size = len(open_trace(tmp_path))
     with pytest.warns(UserWarning, match="closed"):
         env.reset()
-    step(env)
+    step_lanes(env)
     env.reset()  # a second warning would be an error
     env.close()
     assert len(open_trace(tmp_path)) == size

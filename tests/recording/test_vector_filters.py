@@ -13,15 +13,29 @@ import pytest
 from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
-from telling import COUNT, MODES, SPACES, STEPS, TellingEnv, batched_actions, look_at, made, plain, record
+from telling import (
+    ARRAYS,
+    COUNT,
+    DISABLED,
+    MODES,
+    NEXT_STEP,
+    SAME_STEP,
+    SPACES,
+    STEPS,
+    TellingEnv,
+    batched_actions,
+    look_at,
+    made,
+    modes,
+    parts_of,
+    plain,
+    record,
+    step_lanes,
+)
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import InvalidOption
-
-NEXT_STEP, SAME_STEP, DISABLED = MODES
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 def recorded(directory: Path, mode: Any, *, observation: str = "box", **options: Any) -> Any:
@@ -36,24 +50,18 @@ def closed_line(directory: Path) -> dict[str, Any]:
     return line
 
 
-def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
-    """Return everything but the times of every part, sorted by episode."""
+def checked_parts(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
+    """Return the parts of an undamaged trace of a closed writer."""
     report = check_trace(trace.directory)
     assert (report.damages, report.remarks) == ([], [])
-    names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome", "infos")
-    parts = [episode for episode in trace if lane in (None, episode.lane)]
-    assert all(part.start_time is not None and part.end_time >= part.start_time for part in parts)
-    found = [
-        {name: plain(getattr(part, name)) for name in names} | {name: bits(getattr(part, name)) for name in ARRAYS}
-        for part in parts
-    ]
-    return sorted(found, key=lambda part: (part["episode_id"], part["first_step"]))
+    assert all(part.start_time is not None and part.end_time >= part.start_time for part in trace)
+    return parts_of(trace, lane)
 
 
 def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, Any]]:
     """Return the parts that filters should keep of an unfiltered trace."""
     parts = []
-    for episode, whole in zip(sorted(trace, key=lambda episode: episode.episode_id), parts_of(trace)):
+    for episode, whole in zip(sorted(trace, key=lambda episode: episode.episode_id), checked_parts(trace)):
         if not keeps_episode(episode.episode_id):
             continue
         steps = [step for step in range(len(episode)) if keeps_step(step)]
@@ -89,10 +97,10 @@ def test_a_filtered_run_is_a_subset_of_the_unfiltered_run(
         flush_every=flush_every,
     )
     if steps is None:
-        expected = [part for part in parts_of(whole) if keeps_episode is None or part["episode_id"] in episodes]
+        expected = [part for part in checked_parts(whole) if keeps_episode is None or part["episode_id"] in episodes]
     else:
         expected = sliced(whole, keeps_episode or (lambda episode: True), keeps_step)
-    assert parts_of(some) == expected
+    assert checked_parts(some) == expected
 
 
 @modes
@@ -115,7 +123,7 @@ def test_a_vector_run_and_single_runs_keep_the_same_parts(tmp_path: Path, mode: 
             if over and mode != NEXT_STEP:
                 env.reset(options={"level": 3} if mode == DISABLED else None)
         env.close()
-        one, other = parts_of(open_trace(tmp_path / str(lane))), parts_of(together, lane)
+        one, other = checked_parts(open_trace(tmp_path / str(lane))), checked_parts(together, lane)
         assert len(one) == len(other) > 2
         for part in (*one, *other):
             del part["episode_id"], part["lane"]
@@ -169,9 +177,9 @@ def test_reward_classes_of_one_lane_match_a_single_environment(tmp_path: Path) -
             one.reset()
     many.close()
     one.close()
-    parts = parts_of(open_trace(tmp_path / "vector"))
+    parts = checked_parts(open_trace(tmp_path / "vector"))
     assert len(parts) > 20
-    assert parts == parts_of(open_trace(tmp_path / "single"))
+    assert parts == checked_parts(open_trace(tmp_path / "single"))
     counts = [closed_line(tmp_path / name)["class_counts"] for name in ("vector", "single")]
     assert counts[0] == counts[1]
 
@@ -216,10 +224,7 @@ def test_an_exception_in_a_filter_reaches_the_caller_and_corrupts_nothing(tmp_pa
     wrapped.reset(seed=11)
     for action in batched_actions(env, STEPS):
         try:
-            *_, terminations, truncations, _ = wrapped.step(action)
-            over = terminations | truncations
-            if mode == DISABLED and over.any():
-                wrapped.reset(options={"reset_mask": over})
+            step_lanes(wrapped, action)
         except ZeroDivisionError:
             failures += 1
             if mode == DISABLED:

@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
-from telling import MODES, SPACES, STEPS, Saying, batched_actions, check, expected, made, plain, record
+from telling import (
+    DISABLED,
+    NEXT_STEP,
+    SPACES,
+    STEPS,
+    Saying,
+    batched_actions,
+    check,
+    expected,
+    made,
+    modes,
+    plain,
+    record_and_check,
+    said,
+)
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
@@ -16,7 +30,6 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Unstored
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 class Tensor:
@@ -85,7 +98,7 @@ def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None
     for action in actions:
         *_, terminations, truncations, _ = wrapped.step(as_tensors(action))
         over = np.asarray(terminations) | np.asarray(truncations)
-        if mode == vector.AutoresetMode.DISABLED and over.any():
+        if mode == DISABLED and over.any():
             wrapped.reset(options={"reset_mask": Tensor(over), "level": 3})
     wrapped.close()
     check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
@@ -94,7 +107,7 @@ def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None
 def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
-    mode, space, action_space = vector.AutoresetMode.NEXT_STEP, SPACES["dict"], SPACES["box"]
+    mode, space, action_space = NEXT_STEP, SPACES["dict"], SPACES["box"]
     env = made("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
     wrapped = TraceRecordingVectorWrapper(vector_wrappers.NumpyToTorch(env), tmp_path / "t", record_infos=True)
@@ -107,19 +120,12 @@ def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
 
 @modes
 def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> None:
-    space, action_space = SPACES["box"], SPACES["discrete"]
-    env = made("sync", mode, True, space, action_space)
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(vector_wrappers.DictInfoToList(env), tmp_path / "t", actions)
-    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+    around = vector_wrappers.DictInfoToList
+    record_and_check(tmp_path / "t", mode, SPACES["box"], SPACES["discrete"], around=around)
 
 
 def infos_of(directory: Path, infos: Any) -> list[Any]:
-    env = TraceRecordingVectorWrapper(Saying(infos=infos), directory, record_infos=True)
-    env.reset()
-    env.step(np.zeros(3, np.int64))
-    env.close()
-    return [plain(episode.infos[0]) for episode in open_trace(directory)]
+    return [plain(episode.infos[0]) for episode in said(directory, True, infos=infos)]
 
 
 def test_info_values_without_one_row_per_lane_go_whole_to_each_lane(tmp_path: Path) -> None:
@@ -147,7 +153,7 @@ def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "values",
     [
         {"ends": np.zeros((3, 2), np.bool_)},
         {"ends": np.zeros(2, np.bool_)},
@@ -156,14 +162,14 @@ def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: 
         {"obs": np.zeros((2, 2), np.float32)},
         {"obs": None},
     ],
-    ids=lambda said: "-".join(said),
+    ids="-".join,
 )
-def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, said: Any) -> None:
+def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, values: Any) -> None:
     envs = Saying()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(np.zeros(3, np.int64))
-    usual, envs.said = envs.said, {**envs.said, **said}
+    usual, envs.said = envs.said, {**envs.said, **values}
     env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="not one a lane"):
         env.step(np.zeros(3, np.int64))
@@ -215,12 +221,9 @@ def test_an_unknown_autoreset_mode_raises(tmp_path: Path) -> None:
 def test_infos_that_cannot_be_split_lose_no_step(tmp_path: Path) -> None:
     infos: dict[str, Any] = {}
     infos["itself"] = infos
-    env = TraceRecordingVectorWrapper(Saying(infos=infos), tmp_path / "t", record_infos=True)
-    env.reset()
-    env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="infos: a value of type builtins.dict cannot be stored"):
-        env.close()
-    found = [(len(episode), type(episode.infos[0])) for episode in open_trace(tmp_path / "t")]
+        episodes = said(tmp_path / "t", True, infos=infos)
+    found = [(len(episode), type(episode.infos[0])) for episode in episodes]
     assert found == [(1, Unstored)] * 3
 
 
@@ -252,11 +255,7 @@ def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
 
 def test_rewards_of_varying_shapes_are_kept(tmp_path: Path) -> None:
     rewards = [np.zeros(2), np.zeros(3), 1.0]
-    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
-    env.reset()
-    env.step(np.zeros(3, np.int64))
-    env.close()
-    kept = [episode.rewards[0] for episode in open_trace(tmp_path / "t")]
+    kept = [episode.rewards[0] for episode in said(tmp_path / "t", rewards=rewards)]
     assert [bits(np.asarray(reward)) for reward in kept] == [bits(np.asarray(reward)) for reward in rewards]
 
 

@@ -6,7 +6,6 @@ import copy
 import decimal
 import fractions
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.wrappers import (
-    NormalizeObservation,
-    RecordEpisodeStatistics,
-    TimeLimit,
-)
-from runs import outcomes, play, recorded
-from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits
+from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics, TimeLimit
+from runs import acted, outcomes, play, recorded, warned
+from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace
 
@@ -83,10 +78,7 @@ def test_the_wrapper_returns_the_objects_of_the_environment_unchanged(tmp_path: 
 
 def test_flags_of_other_types_are_returned_unchanged_and_stored_as_booleans(tmp_path: Path) -> None:
     steps = [Told(np.int64(0), 1.0, np.False_, 0), Told(np.int64(0), 1.0, np.True_, 1)]
-    env = TraceRecordingWrapper(
-        ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)]), tmp_path
-    )  # fmt: skip
-    env.reset()
+    env = acted(TraceRecordingWrapper(scripted(steps), tmp_path), "reset")
     assert env.step(0)[2] is steps[0].terminated
     assert env.step(0)[3] is steps[1].truncated
     env.close()
@@ -110,11 +102,7 @@ def test_the_recorder_does_not_consume_frames_of_a_render_list(tmp_path: Path) -
             frames, self.frames = self.frames, []
             return frames
 
-    env = TraceRecordingWrapper(Filming(), tmp_path)
-    env.reset()
-    for _ in range(3):
-        env.step(0)
-    env.flush()
+    env = acted(TraceRecordingWrapper(Filming(), tmp_path), "reset", 0, 0, 0, "flush")
     assert env.render() == [0, 1, 2]
     env.close()
 
@@ -145,23 +133,16 @@ def test_wrappers_above_do_not_change_what_is_recorded(tmp_path: Path) -> None:
 
 
 def test_wrappers_below_are_recorded_as_the_agent_sees_them(tmp_path: Path) -> None:
-    def wrapped(env: Any) -> Any:
-        return RecordEpisodeStatistics(NormalizeObservation(TimeLimit(env, 7)))
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        env = TraceRecordingWrapper(
-            wrapped(gymnasium.make("CartPole-v1").unwrapped), tmp_path, record_infos=["episode"]
-        )
-        said = play(env, 3)
-        env.close()
-    assert bits(said) != []
-    observations = [result[0] for result in said]
+    inner = TimeLimit(gymnasium.make("CartPole-v1").unwrapped, 7)
+    env = TraceRecordingWrapper(
+        RecordEpisodeStatistics(NormalizeObservation(inner)), tmp_path, record_infos=["episode"]
+    )
+    said: list[Any] = []
+    assert len(warned(lambda: said.extend(play(env, 3)), env.close)) <= 1
     got = [row for episode in open_trace(tmp_path) for row in episode.observations]
-    assert [bits(row) for row in got] == [bits(row) for row in observations]
+    assert [bits(row) for row in got] == [bits(result[0]) for result in said]
     assert set(outcomes(tmp_path)) == {"truncated"}
     assert open_trace(tmp_path)[0].infos[-1]["episode"]["l"] == 7
-    assert len(caught) <= 1
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.wrappers, "FrameStackObservation"), reason="since gymnasium 1.0")
@@ -181,22 +162,17 @@ def test_stacked_frames_are_recorded(tmp_path: Path) -> None:
 def test_autoreset_above_and_below(tmp_path: Path) -> None:
     above = gymnasium.wrappers.Autoreset(TraceRecordingWrapper(CountingEnv(length=3), tmp_path / "above"))
     below = TraceRecordingWrapper(gymnasium.wrappers.Autoreset(CountingEnv(length=3)), tmp_path / "below")
-    for env in (above, below):
-        env.reset()
-        for _ in range(8):
-            env.step(0)
-        env.close()
-    assert [len(episode) for episode in open_trace(tmp_path / "above")] == [3, 3, 0]
-    assert [len(episode) for episode in open_trace(tmp_path / "below")] == [3, 3, 0]
-
-
-def _recording_cart_pole(directory: Path) -> Any:
-    return TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory, on_exist="append")
+    for name, env in (("above", above), ("below", below)):
+        acted(env, "reset", *[0] * 8, "close")
+        assert [len(episode) for episode in open_trace(tmp_path / name)] == [3, 3, 0]
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_recorders_inside_a_vector_environment_share_a_directory(tmp_path: Path, kind: Any) -> None:
-    envs = kind([lambda: _recording_cart_pole(tmp_path)] * 3)
+    def make() -> Any:
+        return TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path, on_exist="append")
+
+    envs = kind([make] * 3)
     envs.reset(seed=[1, 2, 3])
     for _ in range(60):
         envs.step(np.array([0, 1, 0]))
@@ -204,8 +180,7 @@ def test_recorders_inside_a_vector_environment_share_a_directory(tmp_path: Path,
     trace = open_trace(tmp_path)
     assert trace.damage == []
     assert {episode.seed for episode in trace} == {1, 2, 3, None}
-    writers = {episode.writer for episode in trace}
-    assert len(writers) == 3
+    assert len({episode.writer for episode in trace}) == 3
     assert all(outcome in ("terminated", "closed") for outcome in outcomes(tmp_path))
     for episode in trace.scan(episodes=np.flatnonzero(trace.episodes["seed"] == 1)):
         bare = gymnasium.make("CartPole-v1")
@@ -240,12 +215,8 @@ def test_the_human_player_of_gymnasium_can_be_recorded(tmp_path: Path) -> None:
 def test_observations_without_dimensions_may_be_arrays_or_scalars(tmp_path: Path, dtype: Any) -> None:
     space = spaces.Box(np.zeros((), dtype), np.ones((), dtype), dtype=dtype)
     steps = [Told(np.array(1, dtype)), Told(dtype(0)), Told(np.array(1, dtype))]
-    env = ScriptedEnv(space, space, [(np.array(0, dtype), steps)])
-    wrapped = TraceRecordingWrapper(env, tmp_path)
-    wrapped.reset()
-    for action in (np.array(1, dtype), dtype(0), dtype(1)):
-        wrapped.step(action)
-    wrapped.close()
+    wrapped = TraceRecordingWrapper(ScriptedEnv(space, space, [(np.array(0, dtype), steps)]), tmp_path)
+    acted(wrapped, "reset", np.array(1, dtype), dtype(0), dtype(1), "close")
     episode = open_trace(tmp_path)[0]
     assert bits(episode.observations) == bits(np.array([0, 1, 0, 1], dtype))
     assert bits(episode.actions) == bits(np.array([1, 0, 1], dtype))
@@ -292,9 +263,7 @@ def test_an_environment_without_a_spec_is_recorded(tmp_path: Path) -> None:
 
 def test_a_spec_with_a_callable_is_stored_as_far_as_possible(tmp_path: Path) -> None:
     spec = gymnasium.envs.registration.EnvSpec("Counting-v0", entry_point=CountingEnv, kwargs={"length": 2})
-    env = TraceRecordingWrapper(gymnasium.make(spec, disable_env_checker=True), tmp_path)
-    env.reset()
-    env.close()
+    acted(TraceRecordingWrapper(gymnasium.make(spec, disable_env_checker=True), tmp_path), "reset", "close")
     description = open_trace(tmp_path).env_spec
     assert description["id"] == "Counting-v0"
     assert description["note"]
@@ -318,12 +287,10 @@ def test_the_generator_of_a_custom_space_is_not_used(tmp_path: Path) -> None:
 
 def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
     env = RecordEpisodeStatistics(TraceRecordingWrapper(CountingEnv(length=2), tmp_path))
-    recorder = env.env
-    assert isinstance(recorder, TraceRecordingWrapper)
+    assert isinstance(env.env, TraceRecordingWrapper)
     env.reset()
-    recorder.annotate(value=1.0)
-    env.step(0)
-    env.close()
+    env.env.annotate(value=1.0)
+    acted(env, 0, "close")
     assert open_trace(tmp_path)[0].annotations["value"].tolist() == [1.0]
 
 
@@ -331,16 +298,9 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
 def test_an_unstorable_value_becomes_its_repr_with_one_warning(tmp_path: Path, on_error: str) -> None:
     good = np.ones(2, np.float32)
     steps = [Told(good), *[Told(fractions.Fraction(1, 3)) for _ in range(3)], Told(good)]
-    env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), [(good, steps)])
-    wrapped = TraceRecordingWrapper(env, tmp_path, on_error=on_error)
-    wrapped.reset()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for action in (0, 1, decimal.Decimal(1), 1, 0):
-            wrapped.step(action)
-            wrapped.flush()
-        wrapped.close()
-    assert sorted(str(warning.message) for warning in caught) == [
+    wrapped = TraceRecordingWrapper(scripted(steps, spaces.Box(-1, 1, (2,)), good), tmp_path, on_error=on_error)
+    acts = [act for action in (0, 1, decimal.Decimal(1), 1, 0) for act in (action, "flush")]
+    assert sorted(warned(lambda: acted(wrapped, "reset", *acts, "close"))) == [
         "actions: a value of type decimal.Decimal cannot be stored; its repr is kept",
         "observations: a value of type fractions.Fraction cannot be stored; its repr is kept",
     ]

@@ -19,8 +19,7 @@ from test_verification import Inner, record
 
 from gym_trace import TraceRecordingWrapper, diff_traces, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.columns import parse_column
+from gym_trace.format.columns import decode, parse_column
 
 
 def differences(a: Path, b: Path, **options: Any) -> list[tuple[int, int | None, str]]:
@@ -119,14 +118,18 @@ def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
     assert {verdict.verdict for verdict in verify_trace(tmp_path / "b")} == {"identical"}
 
 
+def record_seeds(directory: Path, *seeds: int, whole: bool = True) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory, on_exist="append")
+    for seed in seeds:
+        env.reset(seed=seed)
+        while not any(env.step(seed % 2)[2:4]) and whole:
+            pass
+    env.close()
+
+
 def test_episodes_in_another_order_are_paired_by_their_seeds(tmp_path: Path) -> None:
-    for name, seeds in (("a", [3, 4, 5, 6]), ("b", [5, 3, 6, 4])):
-        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name)
-        for seed in seeds:
-            env.reset(seed=seed)
-            while not any(env.step(seed % 2)[2:4]):
-                pass
-        env.close()
+    record_seeds(tmp_path / "a", 3, 4, 5, 6)
+    record_seeds(tmp_path / "b", 5, 3, 6, 4)
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 4
 
 
@@ -189,26 +192,16 @@ os._exit(1)
 
 def test_episodes_left_by_a_killed_process_do_not_hide_equal_ones(tmp_path: Path) -> None:
     cradle.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
-    for name, seeds in (("a", [3, 4, 5]), ("b", [4, 5, 3])):
-        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name, on_exist="append")
-        for seed in seeds:
-            env.reset(seed=seed)
-            while not any(env.step(seed % 2)[2:4]):
-                pass
-        env.close()
+    record_seeds(tmp_path / "a", 3, 4, 5)
+    record_seeds(tmp_path / "b", 4, 5, 3)
     assert len(open_trace(tmp_path / "a")) == 4
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
 
 
 def test_episodes_left_by_an_interrupted_process_do_not_hide_equal_ones(tmp_path: Path) -> None:
-    for name, seeds in (("left", [3]), ("a", [3, 4, 5]), ("b", [4, 5, 3])):
-        into = tmp_path / ("b" if name == "b" else "a")
-        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), into, on_exist="append")
-        for seed in seeds:
-            env.reset(seed=seed)
-            while not any(env.step(seed % 2)[2:4]) and name != "left":
-                pass
-        env.close()
+    record_seeds(tmp_path / "a", 3, whole=False)
+    record_seeds(tmp_path / "a", 3, 4, 5)
+    record_seeds(tmp_path / "b", 4, 5, 3)
     assert open_trace(tmp_path / "a").episodes["outcome"].tolist().count("closed") == 1
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
     assert [episode.difference for episode in diff_traces(tmp_path / "b", tmp_path / "a")] == [None] * 3

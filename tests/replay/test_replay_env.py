@@ -6,34 +6,21 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from test_verification import record
 from zoo import CountingEnv, bits
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption, ReplayDiverged
 
 
-def record(env: Any, directory: Path, seeds: list[int | None], **options: Any) -> Path:
-    recorder = TraceRecordingWrapper(env, directory, **options)
-    recorder.action_space.seed(3)
-    for seed in seeds:
-        recorder.reset(seed=seed)
-        ended = False
-        while not ended:
-            _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
-            ended = terminated or truncated
-    recorder.close()
-    return directory
-
-
 @pytest.fixture
 def cartpole(tmp_path: Path) -> Path:
-    return record(gymnasium.make("CartPole-v1"), tmp_path, [4, None, 9], record_infos=True)
+    return record(gymnasium.make("CartPole-v1"), tmp_path, 3, 500, [4, None, 9], record_infos=True)
 
 
 def test_it_returns_what_was_recorded_bit_for_bit(cartpole: Path) -> None:
@@ -54,7 +41,7 @@ def test_it_returns_what_was_recorded_bit_for_bit(cartpole: Path) -> None:
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pendulum-v1"])
 def test_gymnasium_finds_nothing_wrong_with_it(tmp_path: Path, env_id: str) -> None:
-    record(gymnasium.make(env_id), tmp_path, [None] * 5)
+    record(gymnasium.make(env_id), tmp_path, 5, 500, 0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(infinity|render|spec|symmetric|flatten).*")
         check_env(ReplayEnv(tmp_path))
@@ -122,7 +109,7 @@ def test_another_action_than_recorded_is_dealt_with_as_asked(cartpole: Path) -> 
 
 
 def test_actions_that_are_equal_in_another_type_are_as_recorded(tmp_path: Path) -> None:
-    record(gymnasium.make("Pendulum-v1", max_episode_steps=3), tmp_path, [None])
+    record(gymnasium.make("Pendulum-v1", max_episode_steps=3), tmp_path, 1, seeded=0)
     env = ReplayEnv(tmp_path, on_divergence="raise")
     env.reset()
     assert env.episode is not None
@@ -130,7 +117,7 @@ def test_actions_that_are_equal_in_another_type_are_as_recorded(tmp_path: Path) 
         env.step([float(action[0])])
 
 
-def test_what_it_returns_is_the_agents_to_change(cartpole: Path) -> None:
+def test_an_agent_may_change_the_arrays_it_gets(cartpole: Path) -> None:
     env = ReplayEnv(cartpole)
     first, _ = env.reset()
     first[:] = 7

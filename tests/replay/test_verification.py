@@ -18,7 +18,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformRewa
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, verify_trace
+from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs.clipping import clipping
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.replay.compare import Difference
@@ -32,6 +32,9 @@ PLAIN = [
     )
     if name in gymnasium.registry and (name[:-1] + str(int(name[-1]) + 1)) not in gymnasium.registry
 ]
+
+
+needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 
 class Inner(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -64,15 +67,17 @@ class Forgetful(CountingEnv):
         return (observation, float(Forgetful.drawn), *rest)
 
 
-def record(env: Any, directory: Path, episodes: int, steps: int = 60, seeded: int = 3, **options: Any) -> Path:
-    """Record episodes of limited length, some of them seeded."""
+def record(env: Any, directory: Path, episodes: int, steps: int = 60, seeded: Any = 3, **options: Any) -> Path:
+    """Record episodes of limited length. seeded: seeds, or which episodes are seeded: every third one, none for 0."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     recorder.action_space.seed(1)
     for episode in range(episodes):
-        recorder.reset(seed=episode if seeded and episode % seeded == 0 else None)
+        if isinstance(seeded, list):
+            recorder.reset(seed=seeded[episode])
+        else:
+            recorder.reset(seed=episode if seeded and episode % seeded == 0 else None)
         for _ in range(steps):
-            _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
-            if terminated or truncated:
+            if any(recorder.step(recorder.action_space.sample())[2:4]):
                 break
     recorder.close()
     return directory
@@ -204,17 +209,13 @@ def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
     assert "RuntimeError: out of coffee" in str(verdict.difference)
 
 
+@needs_vectors
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_lanes_of_a_vector_run_are_verified_one_by_one(tmp_path: Path, kind: Callable[..., Any], mode: str) -> None:
-    vector = pytest.importorskip("gymnasium.vector", minversion=None)
-    if not hasattr(vector, "AutoresetMode"):
-        pytest.skip("needs gymnasium 1.1")
+    options = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
     name = "sync" if kind is SyncVectorEnv else "async"
-    options = {"autoreset_mode": vector.AutoresetMode[mode]}
-    envs = TraceRecordingVectorWrapper(
-        gymnasium.make_vec("CartPole-v1", 3, vectorization_mode=name, vector_kwargs=options), tmp_path
-    )
+    envs = TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", 3, name, vector_kwargs=options), tmp_path)
     envs.action_space.seed(1)
     envs.reset(seed=5)
     for _ in range(100):
@@ -245,14 +246,11 @@ class PlainTeller(gymnasium.Env[Any, Any]):
         return observation, 1.0, self.t == 4, False, info
 
 
+@needs_vectors
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_plain_numbers_in_observations_and_infos_of_lanes_are_as_the_space_says_and_identical(
     tmp_path: Path, mode: str
 ) -> None:
-    if not hasattr(gymnasium.vector, "AutoresetMode"):
-        pytest.skip("needs gymnasium 1.1")
-    from gym_trace import open_trace
-
     plain = SyncVectorEnv([PlainTeller] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
     envs = TraceRecordingVectorWrapper(plain, tmp_path, record_infos=True)
     envs.reset(seed=5)
@@ -263,13 +261,9 @@ def test_plain_numbers_in_observations_and_infos_of_lanes_are_as_the_space_says_
     assert set(verdicts(tmp_path, make_env=PlainTeller)) == {"identical"}
 
 
+@needs_vectors
 def test_lanes_that_are_stepped_together_are_said_to_be_unverifiable(tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium.vector")
-    if not hasattr(gymnasium.vector, "AutoresetMode"):
-        pytest.skip("needs gymnasium 1.1")
-    envs = TraceRecordingVectorWrapper(
-        gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), tmp_path
-    )
+    envs = TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"), tmp_path)
     envs.reset(seed=5)
     envs.step(envs.action_space.sample())
     envs.close()

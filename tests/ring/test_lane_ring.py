@@ -17,11 +17,11 @@ from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
 from longer import LONG
-from telling import COUNT, MODES, SPACES, TellingEnv, plain
+from telling import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, TellingEnv, modes, parts_of
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
-from gym_trace.errors import CorruptTrace, RecordingError, TraceError, UnstorableValue
+from gym_trace.errors import CorruptTrace, RecordingError, UnstorableValue
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording.vector import recorder as vector_recorder
@@ -31,8 +31,6 @@ from gym_trace.ring.memory import LANES
 from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.local import LocalStorage
 
-NEXT_STEP, SAME_STEP, DISABLED = MODES
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no ring here"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -149,21 +147,12 @@ def in_ring(directory: Path, after: int = 0) -> tuple[list[Any], list[Any]]:
     return segments, pending
 
 
-def parts_of(directory: Path) -> list[dict[str, Any]]:
+def parts_in(directory: Path) -> list[dict[str, Any]]:
     """Return everything in every part of a trace, except times."""
-    names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome")
-    arrays = ("observations", "actions", "rewards", "terminations", "truncations")
-    parts = [
-        {name: plain(getattr(part, name)) for name in names} | {name: bits(getattr(part, name)) for name in arrays}
-        for part in open_trace(directory)
+    open_ones = dict.fromkeys(("closed", "lost"), "open")
+    return [
+        {**part, "outcome": open_ones.get(part["outcome"], part["outcome"])} for part in parts_of(open_trace(directory))
     ]
-    for part, episode in zip(parts, open_trace(directory)):
-        part["annotations"] = pack(dict(episode.annotations))
-        with contextlib.suppress(TraceError):  # no infos
-            part["infos"] = plain(episode.infos)
-        if part["outcome"] in ("closed", "lost"):
-            part["outcome"] = "open"
-    return sorted(parts, key=lambda part: (part["episode_id"], part["first_step"]))
 
 
 def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[dict[str, Any]]:
@@ -175,7 +164,7 @@ def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[
     if chunks.writer is None:
         return []
     chunks.writer.abandon()
-    return parts_of(directory)
+    return parts_in(directory)
 
 
 @given(
@@ -200,7 +189,7 @@ def test_a_ring_copied_after_each_operation_holds_all_recorded_steps(
         for before in plays[: number + 1]:
             other.play(before)
         other.wrapped.close()
-        assert found == parts_of(directory / f"closed{number}")
+        assert found == parts_in(directory / f"closed{number}")
         asked = {lane.lane: lane.leaves[0] for lane in pending}
         assert bool(pending) <= run.failed
         assert all(bits(action) == bits(run.asked[lane]) for lane, action in asked.items())
@@ -235,7 +224,7 @@ def test_every_slab_can_be_decoded_without_the_recorder(
             found[sequence] = list(map(_copied, LaneDecoder(image.layout).decode(sequence, slab)[0]))
     assert len(found) > 3
     run.wrapped.close()
-    closed = parts_of(tmp_path / "t")
+    closed = parts_in(tmp_path / "t")
     slabs = [segments for _, segments in sorted(found.items())]
     assert rebuilt(tmp_path / "r", run.recorder._schema, *slabs) == closed
 
@@ -255,7 +244,7 @@ def test_true_flags_of_any_byte_value_are_recorded(tmp_path: Path, mode: Any) ->
     segments, _ = in_ring(tmp_path / "t")
     found = rebuilt(tmp_path / "r", run.recorder._schema, segments)
     run.wrapped.close()
-    assert found == parts_of(tmp_path / "t")
+    assert found == parts_in(tmp_path / "t")
     assert "terminated" in {part["outcome"] for part in found}
 
 
@@ -273,7 +262,7 @@ def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monk
     segments, pending = in_ring(tmp_path / "t", after=run.recorder._out.submitted)
     found = rebuilt(tmp_path / "r", run.recorder._schema, *run.written, segments)
     run.wrapped.close()
-    assert found == parts_of(tmp_path / "t")
+    assert found == parts_in(tmp_path / "t")
     assert not pending
     notes = [note for part in open_trace(tmp_path / "t") for note in part.annotations.get("large", [])]
     assert {len(note) for note in notes if isinstance(note, np.ndarray)} == {1000, 10_000, 100_000, 1_000_000}
@@ -319,7 +308,7 @@ run.play("step")
         other.reset()
     assert {(lane.lane, int(lane.leaves[0])) for lane in pending} == {(i, i + 6) for i in range(COUNT) if not resets[i]}
     other.wrapped.close()
-    assert rebuilt(tmp_path / "r", other.recorder._schema, segments) == parts_of(tmp_path / "other")
+    assert rebuilt(tmp_path / "r", other.recorder._schema, segments) == parts_in(tmp_path / "other")
     for lane in pending:
         (part,) = [p for p in open_trace(tmp_path / "other") if p.episode_id == lane.episode]
         assert (part.lane, len(part)) == (lane.lane, lane.step)

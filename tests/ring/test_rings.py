@@ -1,24 +1,40 @@
-"""Steps in a ring are read like steps in a batch."""
+"""Steps in a ring are read like steps in a batch. Rings are listed, replaced and copied with their trace."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 import rings
+import victim
 from longer import LONG
+from zoo import CountingEnv
 
-from gym_trace import Trace, open_trace
+from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format import wire
-from gym_trace.ring import splitting
+from gym_trace.format.directory import find_writers
 from gym_trace.ring.memory import sequence_of
+from gym_trace.storage.local import LocalStorage
 
 
 def lengths(trace: Trace) -> list[tuple[int, int, str]]:
     return [(episode.episode_id, len(episode), episode.outcome) for episode in trace]
+
+
+def running(directory: Path, *lengths: int, count: int = 3, **options: Any) -> tuple[rings.Writer, rings.Run, Trace]:
+    """Return a running writer whose episodes are all in its ring, its run, and its trace."""
+    writer, run = rings.Writer(directory), rings.Run().play(*lengths, **options)
+    writer.put(run.ring(count))
+    return writer, run, open_trace(directory)
 
 
 def check(trace: Trace) -> None:
@@ -75,7 +91,6 @@ def test_the_ring_replaces_chunks_of_an_unfinished_slab(tmp_path: Path, monkeypa
     writer = rings.Writer(tmp_path)
     writer.put(run.ring())
     with monkeypatch.context() as patch:
-        patch.setattr(splitting, "most_bytes", lambda: 400)
         patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
         written: list[Any] = []
         write = writer.files.write
@@ -107,9 +122,7 @@ def test_a_ring_of_an_earlier_boot_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_step_is_readable_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run()
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path)
     assert len(trace) == 0
     run.reset()
     for step in range(1, 300):
@@ -132,9 +145,9 @@ def test_episodes_do_not_change_when_their_rows_move_into_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 7)
-    writer, run, chance = rings.Writer(tmp_path), rings.Run(), np.random.default_rng(5)
-    writer.put(run.ring())
-    trace, taken = open_trace(tmp_path), []
+    writer, run, trace = running(tmp_path)
+    taken: list[Any] = []
+    chance = np.random.default_rng(5)
     for _ in range(60):
         run.play(int(chance.integers(1, 30)))
         writer.put(run.ring())
@@ -161,9 +174,7 @@ def test_episodes_do_not_change_when_their_rows_move_into_batches(
 
 
 def test_a_pickled_trace_keeps_the_steps_of_its_ring(tmp_path: Path) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9, open_end=True)
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path, 5, 9, open_end=True)
     pickled = pickle.dumps((trace, trace[1], trace[1:]))
     run.play(50, 50, 50)
     for slab in run.slabs:
@@ -179,19 +190,15 @@ def test_a_pickled_trace_keeps_the_steps_of_its_ring(tmp_path: Path) -> None:
 
 
 def test_a_writer_closed_after_its_listing_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
-    writer.put(run.ring())
-    trace = open_trace(tmp_path)
+    writer, run, trace = running(tmp_path, 5, 9)
 
     def overtaken(storage: Any) -> Any:
-        writers = find(storage)
+        writers = find_writers(storage)
         if writers[0].has_ring:
             writer.write(run.slab)
             writer.files.close({})
             (tmp_path / "w.ring").unlink()
         return writers
-
-    from gym_trace.format.directory import find_writers as find
 
     monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
@@ -208,15 +215,13 @@ def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: 
     trace = open_trace(tmp_path)
 
     def overtaken(storage: Any) -> Any:
-        writers = find(storage)
+        writers = find_writers(storage)
         if not writers[0].batches:
             writer.write(full[0])
             writer.write(full[1])
             run.slabs = full
             writer.put(run.ring())
         return writers
-
-    from gym_trace.format.directory import find_writers as find
 
     monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
@@ -225,9 +230,8 @@ def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: 
 
 
 def test_a_slab_reused_during_a_copy_is_read_from_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
-    writer.put(run.ring(count=1))
-    trace, asked = open_trace(tmp_path), []
+    writer, run, trace = running(tmp_path, 5, 9, count=1)
+    asked: list[int] = []
 
     def overtaken(file: Any, place: int) -> int:
         asked.append(place)
@@ -268,3 +272,92 @@ def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     assert one.fragments.tobytes() == other.fragments.tobytes()
     assert one.fragments["flags"].tolist() == [wire.STARTS | wire.LEADS | wire.TERMINATED | wire.STOPS | wire.ENDS] * 2
     assert open_trace(tmp_path / "r").episodes.tolist() == open_trace(tmp_path / "b").episodes.tolist()
+
+
+# -- rings as files ---------------------------------------------------------------------------------------------------
+
+
+def test_rings_are_listed_with_their_writers(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(3))
+    rings.killed(tmp_path, rings.Run().play(3), name="v")
+    (tmp_path / "v.ring").unlink()
+    (tmp_path / "u.ring").write_bytes(b"not of a writer")
+    found = {files.writer: files.has_ring for files in find_writers(LocalStorage(tmp_path))}
+    assert found == {"v": False, "w": True}
+
+
+def test_rings_are_deleted_with_their_trace(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(3))
+    rings.killed(tmp_path, rings.Run().play(3), name="v")
+    (tmp_path / "w.ring.part").write_bytes(bytes(300))
+    (tmp_path / "v.ring").write_bytes(b"a diary that I keep")
+    (tmp_path / "u.ring").write_bytes(rings.Run().play(3).ring())  # of an unknown writer
+    TraceRecordingWrapper(CountingEnv(), tmp_path, uid="new", on_exist="replace").close()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["new.manifest.jsonl", "u.ring", "v.ring"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="needs holes")
+def test_a_sparse_copy_of_a_ring_is_readable(tmp_path: Path) -> None:
+    run = rings.Run(size=24 << 20).play(3, 7, 2, open_end=True)
+    rings.killed(tmp_path / "whole", run)
+    (tmp_path / "copy").mkdir()
+    for path in (tmp_path / "whole").iterdir():
+        subprocess.run(["cp", "--sparse=always", path, tmp_path / "copy" / path.name], check=True)
+    status = (tmp_path / "copy" / "w.ring").stat()
+    assert 512 * status.st_blocks < status.st_size / 20
+    assert [len(episode) for episode in open_trace(tmp_path / "copy")] == [3, 7, 2]
+    assert check_trace(tmp_path / "copy").damages == []
+
+
+def test_a_running_recording_is_readable_to_its_last_step(tmp_path: Path) -> None:
+    times = victim.new_progress(tmp_path / "progress")
+    command = [sys.executable, victim.__file__, "cartpole", str(tmp_path / "t"), str(tmp_path / "progress"), "0.5"]
+    process = cradle.Popen(command)
+    try:
+        while not times[0] and process.poll() is None:
+            time.sleep(0.001)
+        trace, seen, looks = open_trace(tmp_path / "t"), 0, 0
+        begin = time.monotonic()
+        while time.monotonic() < begin + (3 if LONG else 0.7) or looks < 4:
+            done = int(times[0])
+            trace.refresh()
+            now = int(trace.episodes["steps"].sum())
+            assert now >= max(done, seen)  # a step is in the ring before step() returns
+            check_end(trace)
+            seen, looks = now, looks + 1
+    finally:
+        process.kill()
+        process.wait()
+    trace.refresh()
+    assert int(trace.episodes["steps"].sum()) >= int(times[0])
+    assert looks > 3
+    check_all(trace)
+    (tmp_path / "progress").unlink()
+    shutil.rmtree(tmp_path / "t")
+
+
+def check_end(trace: Any) -> None:
+    """Check that partial episodes are a prefix of a run of CartPole."""
+    last = trace[-1]
+    assert (last.outcome in ("running", "lost")) or last.terminations[-1] or last.truncations[-1]
+    assert last.observations.shape == (len(last) + 1, 4)
+    assert np.isfinite(last.observations).all()
+    assert (last.observations[1:] != last.observations[:-1]).any(axis=1).all()
+    assert set(last.actions.tolist()) <= {0, 1}
+    assert last.rewards.tolist() == [1.0] * len(last)
+    assert not last.terminations[:-1].any()
+
+
+def check_all(trace: Any) -> None:
+    env = victim.make("cartpole")
+    run = victim.play(env)
+    for number, episode in enumerate(trace):
+        assert (episode.episode_id, episode.first_step, episode.seed) == (number, 0, number)
+        observations = [np.array(next(run)[0])]
+        for step in range(len(episode)):
+            action, observation, *_ = next(run)
+            assert action == episode.actions[step]
+            observations.append(np.array(observation))
+        assert episode.observations.tobytes() == np.array(observations).tobytes()
+    env.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -52,7 +53,7 @@ class Slab:
         return self
 
     def decoded(self, memory: Any = None) -> Any:
-        segments, self.pending = RowDecoder(self.layout.described()).decode(SEQUENCE, memory or self.memory)
+        segments, self.pending = RowDecoder(self.layout.form.described()).decode(SEQUENCE, memory or self.memory)
         assert len(segments) <= 1
         return segments[0] if segments else None
 
@@ -127,7 +128,7 @@ def test_a_begun_slab_without_rows_is_empty() -> None:
     slab = Slab().start(0).lead().row()
     slab.rows.begin(slab.memory, SEQUENCE)  # old contents do not count, although their marks remain
     assert slab.rows.rows == 0
-    assert RowDecoder(LAYOUT.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
+    assert RowDecoder(LAYOUT.form.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
 
 
 @pytest.mark.parametrize("cut", range(40))
@@ -135,15 +136,10 @@ def test_a_slab_torn_anywhere_keeps_its_complete_rows(cut: int) -> None:
     """Entries and rows count once their marks are written; earlier bytes do not."""
     slab = Slab()
     states = [bytes(slab.memory)]
-    slab.start(0).lead()
-    states.append(bytes(slab.memory))
-    for _ in range(3):
-        slab.row()
+    flag = partial(slab.mark, FLAG, wire.TERMINATED, Outcome.TERMINATED)
+    for write in (lambda: slab.start(0).lead(), slab.row, slab.row, slab.row, flag, slab.row):
+        write()
         states.append(bytes(slab.memory))
-    slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
-    states.append(bytes(slab.memory))
-    slab.row()
-    states.append(bytes(slab.memory))
     before, after = states[cut % 6], states[cut % 6 + 1]
     changed = [i for i in range(len(before)) if before[i] != after[i]]
     marks = _marks_of(before, after)

@@ -1,4 +1,4 @@
-"""What learners normalise with is what NumPy computes of all rows, and what was computed is not computed again."""
+"""Moments for normalization match NumPy, and are computed once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from runs import record_lengths, record_nested
+from test_sampling import watched_decoding
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import normalization
-from gym_trace.sampling.rows import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +37,14 @@ def check(trace: Trace) -> None:
 def test_moments_are_those_of_all_rows_and_what_was_kept_is_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    rows: list[int] = []
-    decode = Plan.decode
-
-    def counted(self: Plan, pieces: Any, room: Any) -> Any:
-        rows.append(int(pieces[0].lengths.sum()))
-        return decode(self, pieces, room)
-
-    monkeypatch.setattr(Plan, "decode", counted)
+    read = watched_decoding(monkeypatch)
     record_lengths(tmp_path / "t", [5, 0, 30, 1, 12], flush_after=9)
     check(open_trace(tmp_path / "t"))
     check(open_trace(tmp_path / "t"))
-    assert sum(rows) == 48
+    assert sum(pieces.lengths.sum() for pieces in read) == 48
     record_lengths(tmp_path / "t", [3, 7], on_exist="append")
     check(open_trace(tmp_path / "t"))
-    assert sum(rows) == 58
+    assert sum(pieces.lengths.sum() for pieces in read) == 58
     check(open_trace(tmp_path / "t")[::2])
     before = {path.name for path in (tmp_path / "t").iterdir()}
     [kept] = cache.glob("*/*")
@@ -73,7 +66,7 @@ def test_episodes_that_are_being_recorded_count_with_the_steps_so_far(tmp_path: 
     env.close()
 
 
-def test_structures_are_those_of_the_spaces_and_what_is_no_number_has_none(tmp_path: Path) -> None:
+def test_moments_have_the_structure_of_the_spaces_and_only_numbers_have_them(tmp_path: Path) -> None:
     record_nested(tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     found, batch = trace.normalization(), next(trace.transitions(4))
@@ -81,8 +74,7 @@ def test_structures_are_those_of_the_spaces_and_what_is_no_number_has_none(tmp_p
     def alike(one: Any, other: Any) -> None:
         if isinstance(other, dict):
             assert one.keys() == other.keys()
-            for key in other:
-                alike(one[key], other[key])
+            alike(tuple(one.values()), tuple(other[key] for key in one))
         elif isinstance(other, tuple):
             for first, second in zip(one, other, strict=True):
                 alike(first, second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,34 +19,32 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
-from gym_trace.sampling.batches import Batches
+from gym_trace.sampling.batches import Batches, roots_of
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
-from gym_trace.sampling.orders import roots_of
-from gym_trace.sampling.rows import Plan, Rows, in_memory
-from gym_trace.sampling.store import Disk, Memory
-from gym_trace.sampling.transitions import ACHIEVED, DESIRED, Hindsight
+from gym_trace.sampling.items import ACHIEVED, DESIRED, Hindsight
+from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.sampling.store import Disk, decoded
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 
 
 def rows_of(trace: Trace) -> Rows:
-    return Memory().rows(trace, Plan(trace, roots_of(None)))
-
-
-class Kept(NamedTuple):
-    """A store of rows that are there already."""
-
-    known: Rows
-
-    def rows(self, trace: Any, plan: Plan) -> Rows:
-        return self.known
+    return decoded(Plan(trace, roots_of(None)))
 
 
 def windows(trace: Trace, length: int, rows: Rows | None = None, **options: Any) -> Batches:
-    found = trace.windows(length, **{"batch_size": 7, "seed": 3, "replacement": False, **options})
+    return of_rows(trace.windows(length, **{"batch_size": 7, "seed": 3, "replacement": False, **options}), rows)
+
+
+def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
+    options = {"batch_size": 7, "seed": 3, "gamma": 0.9, "replacement": False, **options}
+    return of_rows(trace.transitions(**options), rows)
+
+
+def of_rows(batches: Batches, rows: Rows | None) -> Batches:
     if rows is not None:
-        found._store = Kept(rows)
-    return found
+        batches._store = lambda _: rows
+    return batches
 
 
 def same(one: Any, other: Any) -> bool:
@@ -87,6 +85,19 @@ def all_windows(trace: Trace, batches: Batches) -> list[tuple[int, int]]:
     return [check_window(trace, batch, i) for batch in batches for i in range(len(batch["episode"]))]
 
 
+def watched_decoding(monkeypatch: pytest.MonkeyPatch) -> list[Pieces]:
+    """Return a list of the pieces that are decoded from now on."""
+    found: list[Pieces] = []
+    decode = Plan.decode
+    monkeypatch.setattr(Plan, "decode", lambda self, pieces, room: found.extend(pieces) or decode(self, pieces, room))
+    return found
+
+
+def pairs(lengths: list[int], length: int = 2, stride: int = 1) -> list[tuple[int, int]]:
+    """Return the episode and first step of each window in episodes of these lengths."""
+    return [(e, s) for e, n in enumerate(lengths) for s in range(0, n - length + 1, stride)]
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     """Episodes of several lengths, over several chunks."""
@@ -97,7 +108,7 @@ def trace(tmp_path: Path) -> Trace:
 @pytest.mark.parametrize("length", [1, 2, 3, 12, 30])
 @pytest.mark.parametrize("stride", [1, 2, 5])
 def test_an_epoch_has_every_window_once(trace: Trace, length: int, stride: int) -> None:
-    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(0, n - length + 1, stride)]
+    expected = pairs(LENGTHS, length, stride)
     batches = windows(trace, length, stride=stride)
     first, second = all_windows(trace, batches), all_windows(trace, batches)
     assert sorted(first) == sorted(second) == expected
@@ -173,8 +184,7 @@ def test_lanes_parts_and_several_writers_are_put_together(tmp_path: Path) -> Non
     assert len(trace.writers) == 2
     for chosen in (trace, trace.select(sort="-steps"), trace[::3]):
         lengths = chosen.episodes["steps"].tolist()
-        expected = [(e, s) for e, n in enumerate(lengths) for s in range(n - 1)]
-        assert sorted(all_windows(chosen, windows(chosen, 2))) == expected
+        assert sorted(all_windows(chosen, windows(chosen, 2))) == pairs(lengths)
 
 
 def test_dicts_tuples_and_texts_have_the_structure_of_their_spaces(tmp_path: Path) -> None:
@@ -189,13 +199,6 @@ def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> No
         assert batch["mask"].shape[1] == batch["mask"].sum(axis=1).max()
         seen += [check_window(trace, batch, i) for i in range(len(batch["episode"]))]
     assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
-
-
-def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
-    found = trace.transitions(**{"batch_size": 7, "seed": 3, "gamma": 0.9, "replacement": False, **options})
-    if rows is not None:
-        found._store = Kept(rows)
-    return found
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
@@ -221,7 +224,7 @@ def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: i
 
 
 def test_every_transition_comes_once_an_epoch_and_about_as_often_with_replacement(trace: Trace) -> None:
-    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
+    expected = pairs(LENGTHS, 1)
     once = [pair for batch in transitions(trace) for pair in zip(batch["episode"], batch["first_step"])]
     assert sorted(once) == expected
     many = transitions(trace, batch_size=100, replacement=True)
@@ -342,7 +345,7 @@ def test_a_stream_has_every_window_once_an_epoch(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, block: int, length: int
 ) -> None:
     streamed(monkeypatch, block=block)
-    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - length + 1)]
+    expected = pairs(LENGTHS, length)
     for sampling in ("steps", "episodes"):
         batches = windows(trace, length, cache=None, cache_bytes=0, sampling=sampling)
         first, second = all_windows(trace, batches), all_windows(trace, batches)
@@ -357,7 +360,7 @@ def test_a_stream_has_every_window_once_an_epoch(
 
 def test_a_stream_of_transitions_or_episodes_has_everything_once(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     streamed(monkeypatch)
-    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
+    expected = pairs(LENGTHS, 1)
     batches = transitions(trace, cache=None, cache_bytes=0, n_steps=3, n_frames=2)
     known = {(e, s): row(b, i) for b, e, s, i in _items(transitions(trace, n_steps=3, n_frames=2))}
     for batch, e, s, i in _items(batches):
@@ -402,33 +405,22 @@ def test_batches_can_be_pickled_shared_and_resumed(
 def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path / "trace", [4, 0, 7])
     trace, disk = open_trace(tmp_path / "trace"), Disk(tmp_path / "cache", 1 << 20)
-    decoded: list[int] = []
-    decode = Plan.decode
-    monkeypatch.setattr(
-        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
-    )
+    read = watched_decoding(monkeypatch)
 
     def found(trace: Trace) -> list[tuple[int, int]]:
-        rows = disk.rows(trace, Plan(trace, roots_of(None)))
+        rows = disk.rows(Plan(trace, roots_of(None)))
         return sorted(all_windows(trace, windows(trace, 2, rows)))
 
-    def pairs(*lengths: int) -> list[tuple[int, int]]:
-        return [(e, s) for e, n in enumerate(lengths) for s in range(n - 1)]
-
-    assert found(trace) == found(trace) == pairs(4, 0, 7)
+    assert found(trace) == found(trace) == pairs([4, 0, 7])
     record_lengths(tmp_path / "trace", [3, 2], on_exist="append")
-    assert found(open_trace(tmp_path / "trace")) == [
-        (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
-    ]
-    assert found(open_trace(tmp_path / "trace")[::2]) == pairs(4, 7, 2)
-    assert decoded == [3, 2]
+    assert found(open_trace(tmp_path / "trace")) == pairs([4, 0, 7, 3, 2])
+    assert found(open_trace(tmp_path / "trace")[::2]) == pairs([4, 7, 2])
+    assert [len(pieces.episode) for pieces in read] == [3, 2]
     [directory] = (tmp_path / "cache").iterdir()
     file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
     file.write_bytes(b"x" + file.read_bytes()[1:])
-    assert found(open_trace(tmp_path / "trace")) == [
-        (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
-    ]
-    assert decoded == [3, 2, 5]
+    assert found(open_trace(tmp_path / "trace")) == pairs([4, 0, 7, 3, 2])
+    assert [len(pieces.episode) for pieces in read] == [3, 2, 5]
 
 
 def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
@@ -438,7 +430,7 @@ def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
     kept = []
     for name in "abc":
         trace = open_trace(tmp_path / name)
-        disk.rows(trace, Plan(trace, roots_of(None)))
+        disk.rows(Plan(trace, roots_of(None)))
         kept.append({path.name for path in (tmp_path / "cache").iterdir()})
     assert len(kept[0]) == 1
     assert kept[0] - kept[2]
@@ -559,11 +551,7 @@ def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monke
         lengths.append(length)
 
     record(5)
-    decoded: list[int] = []
-    decode = Plan.decode
-    monkeypatch.setattr(
-        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
-    )
+    read = watched_decoding(monkeypatch)
     trace = open_trace(tmp_path)
     everything = trace.windows(2, 64, follow=0)
     newest = open_trace(tmp_path).windows(2, 64, follow=0, most_steps=12)
@@ -578,7 +566,7 @@ def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monke
         assert newest.items == sum(max(0, n - 1) for n in lengths[-max(1, count) :])
         for i in range(64):
             check_window(trace, batch, i)
-    assert sum(decoded) < 4 * len(lengths)
+    assert sum(len(pieces.episode) for pieces in read) < 4 * len(lengths)
     env.close()
 
 

@@ -12,15 +12,14 @@ import pytest
 from drawing import drawn, firsts
 from longer import LONG
 from runs import record_lengths
-from test_sampling import LENGTHS, all_windows, check_window, same, streamed, windows
+from test_sampling import LENGTHS, all_windows, check_window, pairs, same, streamed, watched_decoding, windows
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
-from gym_trace.sampling.batches import Batches
-from gym_trace.sampling.orders import roots_of
+from gym_trace.sampling.batches import Batches, roots_of
 from gym_trace.sampling.rows import Plan
 from gym_trace.sampling.store import Disk
 
@@ -102,7 +101,7 @@ def test_workers_that_take_turns_have_what_one_has_and_can_be_resumed_by_others(
     state = one.state_dict()
     after = 30 if replacement else 1  # over the end of an epoch, where there is another one
     expected += [next(one)["first_step"].tolist() for _ in range(after)]
-    assert cache is not None or getattr(one, "_strands", 0) == 4
+    assert cache is not None or one._blocks().strands == 4  # type: ignore[attr-defined]
     for workers in (1, 2, 3, 4, 12):
         several = [made() for _ in range(workers)]
         for worker, batches in enumerate(several):
@@ -121,15 +120,13 @@ def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytes
     decoded: list[int] = []
     decode = stream.Stream._decoded
     monkeypatch.setattr(
-        stream.Stream,
-        "_decoded",
-        lambda self, plan, group: decoded.append(len(group)) or decode(self, plan, group),
+        stream.Stream, "_decoded", lambda self, cut, group: decoded.append(len(group)) or decode(self, cut, group)
     )
     for worker in range(4):
         batches = windows(trace, 2, cache=None, cache_bytes=9999)
         batches.take_turns(worker, 4)
         list(batches)
-    blocks = len(batches._blocks)  # type: ignore[attr-defined]
+    blocks = len(batches._blocks().blocks)  # type: ignore[attr-defined]
     assert blocks <= sum(decoded) <= blocks + 3  # where the part of one ends and that of another begins
 
 
@@ -168,31 +165,20 @@ def test_damage_is_raised_or_left_out_with_a_warning(
         assert set(heavy["episode"].tolist()) == {7}
 
 
-def test_every_window_is_drawn_as_often_as_any_other(trace: Trace) -> None:
-    items = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - 1)]
-    counts = dict.fromkeys(items, 0)
-    for batch in firsts(trace.windows(2, 500), 40):
-        for pair in batch:
-            counts[pair] += 1
-    each, freedom = 20_000 / len(items), len(items) - 1
-    chi = sum((count - each) ** 2 / each for count in counts.values())
-    assert abs(chi - freedom) < 4 * np.sqrt(2 * freedom)
-
-
 @pytest.mark.parametrize("cache", ["memory", None])
 def test_every_window_comes_at_every_time_of_an_epoch_as_often_as_at_any_other(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, cache: str | None
 ) -> None:
     streamed(monkeypatch, blocks=8)
-    items = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - 1)]
+    items = pairs(LENGTHS)
     epochs, times = 60, 4
     batches = windows(
         trace, 2, batch_size=len(items) // times, cache=cache, cache_bytes=1500 if cache is None else 9999
     )
     counts = np.zeros((len(items), times))
     for _ in range(epochs):
-        for time, pairs in enumerate(firsts(batches, times)):
-            for pair in pairs:
+        for time, batch in enumerate(firsts(batches, times)):
+            for pair in batch:
                 counts[items.index(pair), time] += 1
         with pytest.raises(StopIteration):
             next(batches)
@@ -215,24 +201,20 @@ def test_neighbours_in_a_stream_have_little_to_do_with_each_other(tmp_path: Path
 def test_files_on_disk_that_were_touched_are_compared_in_full(
     trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded: list[int] = []
-    decode = Plan.decode
-    monkeypatch.setattr(
-        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
-    )
+    decoded = watched_decoding(monkeypatch)
     record_lengths(tmp_path / "long", [3000], flush_after=500)
     trace, disk = open_trace(tmp_path / "long"), Disk(tmp_path / "cache", 1 << 30)
-    disk.rows(trace, Plan(trace, roots_of(None)))
+    disk.rows(Plan(trace, roots_of(None)))
     [directory] = (tmp_path / "cache").iterdir()
     file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
     file.touch()
-    disk.rows(trace, Plan(trace, roots_of(None)))
-    assert decoded == [1]
+    disk.rows(Plan(trace, roots_of(None)))
+    assert len(decoded) == 1
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    rows = disk.rows(trace, Plan(trace, roots_of(None)))
-    assert decoded == [1, 1]
+    rows = disk.rows(Plan(trace, roots_of(None)))
+    assert len(decoded) == 2
     assert same(np.asarray(rows.columns["rewards",]), trace[0].rewards)
 
 

@@ -237,6 +237,12 @@ def test_a_report_of_no_episode_says_so(trace: Trace, command: str, words: list[
         assert result.stderr == "no episode matches, of 8\n"
 
 
+def test_drawing_from_a_view_without_episodes_names_the_cause(trace: Trace) -> None:
+    for view, cause in ((trace[:0], "the trace or view has no episodes"), (trace, "no episode is long enough")):
+        with pytest.raises(InvalidOption, match=f"nothing to sample: {cause}"):
+            next(iter(view.windows(10)))
+
+
 def test_nothing_is_written_of_no_episode(trace: Trace, tmp_path: Path) -> None:
     for words in (["edit", "filter"], ["export", "--to", "jsonl"]):
         result = run(*words, trace.directory, "-o", tmp_path / "new", "--where", "steps > 99")
@@ -267,10 +273,8 @@ def test_all_commands_select_the_same_episodes(trace: Trace) -> None:
     assert "2 of 8 episodes" in ok("stats", trace.directory, "--where", "steps > 4").output
     diff = ok("diff", trace.directory, trace.directory, "--json", "--where", "steps > 4", "--sort", "-steps").output
     assert json.loads(diff)["episodes"] == [2, 2]
-    assert (
-        "no episode matches, of 8 in A and 8 in B"
-        in run("diff", trace.directory, trace.directory, "--where", "steps > 40").stderr
-    )
+    nothing = run("diff", trace.directory, trace.directory, "--where", "steps > 40")
+    assert "no episode matches, of 8 in A and 8 in B" in nothing.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shell import ok, run
 
 import gym_trace
 from gym_trace.format.facts import write_facts
-from gym_trace.statistics.markdown import block, code, link, paragraphs, prose
+from gym_trace.statistics.card import block, code, link, paragraphs, prose
 from gym_trace.storage.local import LocalStorage
 
 SAMPLES = sorted({path.parent for path in (Path(__file__).parents[2] / "sample_traces").rglob("*.manifest.jsonl")})

@@ -42,6 +42,13 @@ def _play(directory: Path, env: ScriptedEnv, actions: list[list[Any]], **options
                 recorded.step(action)
 
 
+def _play_lengths(env: Any, *lengths: int) -> None:
+    for steps in lengths:
+        env.reset()
+        for _ in range(steps):
+            env.step(0)
+
+
 def _scripted_rewards(directory: Path, *episodes: list[Any], **options: Any) -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     script = [
@@ -88,12 +95,7 @@ def test_returns_and_lengths_match_the_episodes(tmp_path: Path) -> None:
 
 def test_duration_and_throughput_count_only_ended_episodes(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
-    for _ in range(2):
-        env.reset()
-        for _ in range(3):
-            env.step(0)
-    env.reset()
-    env.step(0)
+    _play_lengths(env, 3, 3, 1)
     env.flush()
     summary = _summary(tmp_path)
     table = open_trace(tmp_path).episodes
@@ -143,10 +145,7 @@ def test_the_summary_of_an_empty_trace_has_no_means(tmp_path: Path) -> None:
 
 def test_means_count_only_complete_episodes(tmp_path: Path) -> None:
     with TraceRecordingWrapper(CountingEnv(length=4), tmp_path) as env:
-        for steps in (4, 4, 2, 0, 3):  # the first two end
-            env.reset()
-            for _ in range(steps):
-                env.step(0)
+        _play_lengths(env, 4, 4, 2, 0, 3)  # the first two end
     summary, complete = _summary(tmp_path, by="outcome"), list(open_trace(tmp_path))[:2]
     assert (summary["episodes"], summary["complete"], summary["steps"]) == (5, 2, 13)
     assert summary["length"]["count"] == summary["return"]["count"] == 2
@@ -157,10 +156,8 @@ def test_means_count_only_complete_episodes(tmp_path: Path) -> None:
 
 
 def test_episodes_without_steps_are_counted(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    for _ in range(3):
-        env.reset()
-    env.close()
+    with TraceRecordingWrapper(CountingEnv(), tmp_path) as env:
+        _play_lengths(env, 0, 0, 0)
     summary = _summary(tmp_path, columns=True)
     assert summary["outcomes"] == {"cut": 2, "closed": 1}
     assert summary["length"]["count"] == summary["return"]["count"] == summary["complete"] == 0
@@ -339,9 +336,7 @@ def test_moments_skip_and_count_nan_and_infinities(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:observations")
-def test_values_outside_their_space_are_used_if_numeric_and_else_counted(
-    tmp_path: Path,
-) -> None:
+def test_values_outside_their_space_are_used_if_numeric_and_else_counted(tmp_path: Path) -> None:
     space = spaces.Box(-9, 9, (2,), np.float32)
     fits = np.array([1, 2], np.float32)
     wide, odd = np.array([3.0, 4.0]), np.zeros(3)  # another dtype; another shape
@@ -383,11 +378,7 @@ def test_writers_of_different_environments_are_described_separately(tmp_path: Pa
 
 def test_columns_include_running_episodes(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
-    env.reset()
-    for _ in range(3):
-        env.step(0)
-    env.reset()
-    env.step(0)
+    _play_lengths(env, 3, 1)
     env.flush()
     summary = _summary(tmp_path, columns=True)
     env.close()

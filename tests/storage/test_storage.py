@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from gym_trace import (
 )
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
 from gym_trace.integrity.rings import take_in_rings
-from gym_trace.statistics.describe import describe
-from gym_trace.statistics.listing import list_trace
+from gym_trace.statistics.describe import describe, list_trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import ReadStorage, Storage
@@ -51,7 +51,7 @@ class TestMemoryStorage(StorageContract):
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record in memory only."""
-    for module in ("options", "single.episodes"):
+    for module in ("options", "single.wrapper"):
         monkeypatch.setattr(f"gym_trace.recording.{module}.LocalStorage", MemoryStorage)
 
 
@@ -84,7 +84,7 @@ def test_a_trace_in_memory_can_be_replaced_and_its_damage_is_located(tmp_path: P
     recorded(tmp_path / "t", uid="second", on_exist="replace")
     storage = MemoryStorage(tmp_path / "t")
     assert sorted(storage.names()) == ["second.000000.gtb", "second.manifest.jsonl"]
-    storage.files["second.000000.gtb"][-100] ^= 1
+    storage._files["second.000000.gtb"][-100] ^= 1
     (damage, *_) = check_trace(storage).damages
     assert damage.path == storage.path("second.000000.gtb")
 
@@ -140,6 +140,21 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
         staged.write_text("new")
         assert target.read_text() == "old"
     assert (target.read_text(), os.listdir(tmp_path)) == ("new", ["report.json"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of descriptors")
+def test_without_file_descriptors_the_holder_of_a_lock_is_an_error_and_not_unknown(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    file = storage.create("w.manifest.jsonl", lock=True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            storage.holder("w.manifest.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert storage.holder("w.manifest.jsonl") == "this process"
+    file.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

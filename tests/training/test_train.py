@@ -1,9 +1,10 @@
-"""What training is told and what it keeps: settings, actions as rows, the log of updates. None of it needs PyTorch."""
+"""Settings, actions as rows, the log of updates, shared memory: the parts of training that do not need PyTorch."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from multiprocessing import Pipe
 from pathlib import Path
@@ -15,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
-from gym_trace.training.network.forms import ActionForm
+from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, Shape
 from gym_trace.training.run import Run, Update, _head, append, runs_in
@@ -47,7 +48,7 @@ def test_settings_of_texts_are_those_of_values() -> None:
     values = {"lag": "any", "hidden": (32, 16), "rnn": None, "batch": 1024, "anneal": True, "clip": 0.1}
     values["reward_shaping"] = {"goal": 1.0, "step": -0.01}
     assert settings_from(texts) == settings_from(values) == Settings(**values)
-    assert settings_from(Settings(**values).plain()) == Settings(**values)
+    assert settings_from(json.loads(json.dumps(Settings(**values).plain()))) == Settings(**values)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,26 @@ def test_settings_of_texts_are_those_of_values() -> None:
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_settings_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=f"{next(iter(given))[:8]}|minibatches"):
+        settings_from(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lerning_rate": 1}, "did you mean learning_rate?"),
+        ({"learning_rate": "fast"}, "pass a number"),
+        ({"target_kl": "small"}, "pass a number or None"),
+        ({"anneal": 7}, "pass true or false"),
+        ({"hidden": "wide"}, "pass numbers such as 64,64"),
+        ({"gamma": 2}, "pass 0 to 1"),
+        ({"adam_beta1": 1}, "pass 0 to 1, but not 1"),
+        ({"initial_std": 0}, "pass 0 or more, but not 0"),
+    ],
+)
+def test_the_error_of_an_invalid_setting_says_what_to_pass(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(message) + "$"):
         settings_from(given)
 
 
@@ -102,10 +121,22 @@ def test_actions_as_rows_and_back_are_the_same(space: Any) -> None:
         assert again in batched
 
 
-def test_actions_that_no_network_draws_are_refused() -> None:
-    for space in (spaces.Box(0, 5, (2,), np.int64), spaces.Text(4), spaces.Sequence(spaces.Discrete(2))):
-        with pytest.raises(InvalidOption):
-            ActionForm(space)
+TEXT, WHOLE = spaces.Text(5), spaces.Box(0, 5, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("find", "space", "said"),
+    [
+        (leaves_of, TEXT, "the observation is Text, which is not supported"),
+        (leaves_of, spaces.Dict(seen=WHOLE, told=spaces.Tuple([TEXT])), "the observation, told/0, is Text"),
+        (ActionForm, TEXT, "the action is Text"),
+        (ActionForm, WHOLE, "the action is a Box of int64"),
+        (ActionForm, spaces.Sequence(spaces.Discrete(2)), "the action is Sequence"),
+    ],
+)
+def test_an_unsupported_space_raises_with_its_name(find: Any, space: Any, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        find(space)
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
@@ -166,7 +197,7 @@ def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: R
 
 def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.training.run._PATIENCE", 0.1)
-    with run.open_log(), pytest.raises(InvalidOption, match="a learner of before is still there"):
+    with run.open_log(), pytest.raises(InvalidOption, match="the previous learner still runs"):
         run.open_log()
     run.open_log().close()
 
@@ -185,14 +216,14 @@ def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.Mon
     ],
     ids=lambda about: about[:50].decode(),
 )
-def test_a_run_that_says_nonsense_of_itself_is_refused(run: Run, about: bytes) -> None:
+def test_invalid_run_settings_raise(run: Run, about: bytes) -> None:
     (run.path / "run.json").write_bytes(about)
     with pytest.raises(CorruptTrace) as raised:
         run.settings  # noqa: B018
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_file_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_of_a_run_raises(run: Run, tmp_path: Path) -> None:
     for path, read in ((run.path / "run.json", lambda: run.about), (log_of(run), lambda: list(run.updates()))):
         path.unlink()
         os.mkfifo(path)
@@ -242,8 +273,7 @@ def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
 
 
 def test_an_update_of_very_many_lists_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("containers", "packing"):
-        monkeypatch.setattr(f"gym_trace.model.{module}.MAX_CONTAINERS", 1000)
+    monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
     body = b"\x96\x00\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000 + b"\x00\xa0\x80\x80"
     log_of(run).write_bytes(_head(len(body), zlib.crc32(body)) + body)
     with pytest.raises(CorruptTrace, match="lists and maps"):
@@ -265,18 +295,19 @@ def test_slots_keep_rollouts_apart() -> None:
     space = spaces.Dict({"p": spaces.Box(0, 255, (3, 3, 1), np.uint8), "v": spaces.Box(-1, 1, (2,), np.float64)})
     shape = Shape.of(space, spaces.Discrete(2), 4, 2, 3)
     slots, random = Slots(shape, 3), np.random.default_rng(0)
+
+    def arrays(slot: int) -> list[Any]:
+        rollout = slots.rollout(slot)
+        return [*rollout.observations, *rollout.finals, rollout.actions, rollout.rewards, rollout.state]
+
     written = []
     for slot in range(3):
-        rollout = slots.rollout(slot)
-        arrays = [*rollout.observations, *rollout.finals, rollout.actions, rollout.rewards, rollout.state]
-        for array in arrays:
+        for array in arrays(slot):
             array[...] = random.integers(0, 100, array.shape)
         slots.set_origin(slot, Origin(f"writer-{slot}", slot * 4, slot + 10))
-        written.append([array.copy() for array in arrays])
+        written.append([array.copy() for array in arrays(slot)])
     for slot, expected in enumerate(written):
-        rollout = slots.rollout(slot)
-        arrays = [*rollout.observations, *rollout.finals, rollout.actions, rollout.rewards, rollout.state]
-        for array, wanted in zip(arrays, expected):
+        for array, wanted in zip(arrays(slot), expected, strict=True):
             np.testing.assert_array_equal(array, wanted)
         assert slots.origin(slot) == Origin(f"writer-{slot}", slot * 4, slot + 10)
 

@@ -1,26 +1,21 @@
-"""gym-trace train, as far as it goes without PyTorch: what it is told, what it refuses, what it documents."""
+"""Options, errors and documentation of gym-trace train that do not need PyTorch."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from gym_trace_cli.environments import NamedEnvironment
-from gym_trace_cli.training.named import environment_of, trust_of
-from gymnasium import spaces
+from gym_trace_cli.train import environment_of, trust_of
 from shell import run
 
 import gym_trace
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.training import Run, Settings
-from gym_trace.training.network.forms import ActionForm, leaves_of
-from gym_trace.training.settings import settings_from
 
 TRAINING = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -57,39 +52,7 @@ def test_invalid_options_of_train_are_usage_errors(arguments: list[object], said
     assert said in refused.output
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"lerning_rate": 1}, "did you mean learning_rate?"),
-        ({"learning_rate": "fast"}, "pass a number"),
-        ({"target_kl": "small"}, "pass a number or None"),
-        ({"anneal": 7}, "pass true or false"),
-        ({"hidden": "wide"}, "pass numbers such as 64,64"),
-    ],
-)
-def test_settings_that_are_none_are_refused_in_plain_words(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidOption, match=re.escape(said)):
-        settings_from(given)
-
-
-TEXT, WHOLE = spaces.Text(5), spaces.Box(0, 5, (2,), np.int64)
-
-
-@pytest.mark.parametrize(
-    ("find", "space", "said"),
-    [
-        (leaves_of, TEXT, "the observation is Text, which no network here takes"),
-        (leaves_of, spaces.Dict(seen=WHOLE, told=spaces.Tuple([TEXT])), "the observation, told/0, is Text"),
-        (ActionForm, TEXT, "the action is Text"),
-        (ActionForm, WHOLE, "the action is a Box of int64"),
-    ],
-)
-def test_a_space_that_no_network_takes_is_named(find: Any, space: Any, said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
-        find(space)
-
-
-def test_an_environment_is_said_as_it_was_named() -> None:
+def test_the_environment_of_a_run_is_shown_as_command_line() -> None:
     named = NamedEnvironment("ALE/Pong-v5", None, {"frameskip": 4}, ("ale_py",), ("my:Grey",), 99)
     assert named.command_line() == (
         "ALE/Pong-v5 --import ale_py --env-arg frameskip=4 --wrapper my:Grey --max-episode-steps 99"
@@ -153,18 +116,7 @@ def test_an_untrusted_run_is_not_resumed_without_trust(tmp_path: Path, environme
     assert said in refused.output
 
 
-def test_a_model_of_a_stranger_is_not_imported_unasked(tmp_path: Path) -> None:
-    Run(tmp_path / "r").create(settings_from({"model": "evil:make"}), 1)
-    with pytest.raises(InvalidOption, match="evil:make"):
-        Run(tmp_path / "r").trusted_settings(trust=False)
-    assert Run(tmp_path / "r").trusted_settings(trust=True).model == "evil:make"
-
-
-def test_what_was_not_learnt_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_learnt_nothing_cannot_be_resumed(tmp_path: Path) -> None:
     Run(tmp_path / "r").create(Settings(), 1, learn=False)
     with pytest.raises(InvalidOption, match="nothing was learnt"):
         Run(tmp_path / "r").to_resume(None, trust=False)
-
-
-def test_the_settings_can_be_stored_as_json() -> None:
-    assert json.loads(json.dumps(Settings().plain())) == Settings().plain()

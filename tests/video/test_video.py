@@ -23,10 +23,12 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
 from gym_trace.video.render import Destination, Rendered, render_episodes
 from gym_trace.video.schedules import cubic, schedule_of
-from gym_trace.video.window import play_for_humans
+from gym_trace.video.simulate import play_for_humans
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
+
+from gym_trace.video.writers import GifWriter, Mp4Writer  # noqa: E402
 
 
 def pictures_of(path: Path) -> list[Any]:
@@ -92,8 +94,6 @@ def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path
 
 
 def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
-    from gym_trace.video.writers import Mp4Writer
-
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
     picture = np.zeros((33, 47, 3), np.uint8)
     picture[:, 40:] = (200, 30, 60)
@@ -111,8 +111,6 @@ def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
 
 
 def test_a_gif_keeps_colours_and_speed_and_skips_too_fast_frames(tmp_path: Path) -> None:
-    from gym_trace.video.writers import GifWriter
-
     colours = np.random.default_rng(0).integers(0, 256, (200, 3), np.uint8)
     first, second = (np.roll(np.resize(colours, (40, 50, 3)), n, axis=0) for n in (0, 7))
     for fps, kept in ((10, 20), (100, 10)):
@@ -284,8 +282,6 @@ def test_a_failed_rendering_leaves_no_files(tmp_path: Path, name: str) -> None:
 
 
 def test_a_change_of_the_image_size_raises(tmp_path: Path) -> None:
-    from gym_trace.video.writers import Mp4Writer
-
     writer = Mp4Writer(tmp_path / "v.mp4", 30)
     writer.write(np.zeros((10, 20, 3), np.uint8))
     with pytest.raises(RenderingError, match="from 20x10 to 20x12"):
@@ -423,7 +419,7 @@ class Clock:
 
 def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gym_trace.video.window.time", clock)
+    monkeypatch.setattr("gym_trace.video.simulate.time", clock)
     verdicts = list(play_for_humans(open_trace(trace), [0, 2], speed=2))
     assert [(verdict.index, verdict.verdict) for verdict in verdicts] == [(0, "identical"), (2, "identical")]
     assert clock.now == pytest.approx(2 * 7 / (20 * 2))
@@ -433,7 +429,7 @@ def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.Mon
 
 def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pygame: Any = pytest.importorskip("pygame")
-    monkeypatch.setattr("gym_trace.video.window.time", Clock())
+    monkeypatch.setattr("gym_trace.video.simulate.time", Clock())
     flips = []
     monkeypatch.setattr(pygame.display, "flip", lambda: flips.append(1))
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1", render_mode="rgb_array"))

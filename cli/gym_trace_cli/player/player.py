@@ -10,8 +10,7 @@ from gym_trace import Trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.printable import key_text
 from gym_trace.replay.resimulate import Verdict
-from gym_trace.video.captions import Words
-from gym_trace.video.frames import picture_leaf, view_observed, view_rendered
+from gym_trace.video.frames import Words, picture_leaf, view_observed, view_rendered
 from gym_trace.video.simulate import Making
 from gym_trace_cli import show
 from gym_trace_cli.player.screen import Screen
@@ -116,11 +115,8 @@ class Player:
     # -- a viewer of an episode ---------------------------------------------------------------------------------------
 
     def told(self, verdict: Verdict) -> None:
-        if verdict.verdict in ("identical", "close"):
-            self._note = "played again, as recorded"
-        else:
-            what = verdict.reason or f"differs {verdict.difference}"
-            self._note = f"played again, {verdict.verdict}: {what}"
+        what = f"{verdict.verdict}: {verdict.reason or f'differs {verdict.difference}'}"
+        self._note = f"played again, {'as recorded' if verdict.verdict in ('identical', 'close') else what}"
         self._clock = time.monotonic()
 
     def wait(self) -> None:
@@ -174,20 +170,15 @@ class Player:
             if self.step == self._last:
                 raise _Turn(1)
             self.step += 1
-        elif key in ("left", "right"):
-            self._go_to(self.step + (jump if key == "right" else -jump))
-        elif key in ("home", "end"):
-            self._go_to(0 if key == "home" else self._last)
+        elif key in ("left", "right", "home", "end"):
+            step = {"left": self.step - jump, "right": self.step + jump, "home": 0, "end": self._last}[key]
+            self.step = min(self._last, max(0, step))
+            self._paused = self._paused or self.step == self._last  # stay at the end, so that the user sees it
         elif key == "up" or (key == "down" and self._place < len(self._chosen) - 1):
             raise _Turn(1 if key == "down" else -1)
         elif key in ("faster", "slower"):
             speed = self._speed * (2 if key == "faster" else 0.5)
             self._speed = min(_SPEEDS[1], max(_SPEEDS[0], speed))
-
-    def _go_to(self, step: int) -> None:
-        """Seek; stay at the end, so that the user sees it."""
-        self.step = min(self._last, max(0, step))
-        self._paused = self._paused or self.step == self._last
 
     # -- what is drawn ------------------------------------------------------------------------------------------------
 

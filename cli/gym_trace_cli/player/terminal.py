@@ -32,30 +32,20 @@ _GUARD_SECONDS = 0.25
 _LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."
 _TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O]|[^\x1b]", re.S)
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
-_KEYS = {
-    b" ": "pause",
-    b"q": "quit",
-    b"Q": "quit",
-    b"\x04": "quit",
-    b"\r": "next",
-    b"\n": "next",
-    b".": "next",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1bOC": "right",
-    b"\x1bOD": "left",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"\x1b[H": "home",
-    b"\x1b[F": "end",
-    b"\x1b[1~": "home",
-    b"\x1b[4~": "end",
-    b"+": "faster",
-    b"=": "faster",
-    b"-": "slower",
+_ACTIONS = {
+    "pause": [b" "],
+    "quit": [b"q", b"Q", b"\x04"],
+    "next": [b"\r", b"\n", b"."],
+    "right": [b"\x1b[C", b"\x1bOC"],
+    "left": [b"\x1b[D", b"\x1bOD"],
+    "up": [b"\x1b[A", b"\x1bOA"],
+    "down": [b"\x1b[B", b"\x1bOB"],
+    "home": [b"\x1b[H", b"\x1b[1~"],
+    "end": [b"\x1b[F", b"\x1b[4~"],
+    "faster": [b"+", b"="],
+    "slower": [b"-"],
 }
+_KEYS = {key: action for action, keys in _ACTIONS.items() for key in keys}
 
 
 class Abilities(NamedTuple):
@@ -119,9 +109,9 @@ class Terminal:
     def size(self) -> tuple[int, int]:
         """Columns and rows."""
         with suppress(OSError):
-            columns, rows = os.get_terminal_size(self._tty)
-            if columns > 0 and rows > 0:
-                return columns, rows
+            size = os.get_terminal_size(self._tty)
+            if min(size) > 0:
+                return size
         return 80, 24
 
     def write(self, text: str) -> None:
@@ -151,10 +141,9 @@ class Terminal:
                 return None
             if self._unread and time.monotonic() - self._read_at > 0.1:  # Escape, pressed by itself
                 self._unread = b""
-            try:
+            read = b""
+            with suppress(OSError):
                 read = os.read(_IN, 4096)
-            except OSError:
-                return b""
             if not read:
                 return b""
             self._unread, self._read_at = self._unread + read, time.monotonic()
@@ -167,7 +156,6 @@ class Terminal:
         modes = termios.tcgetattr(_IN)
         modes[0] &= ~termios.IXON  # Ctrl-S stops nothing
         modes[3] &= ~(termios.ICANON | termios.ECHO)
-        modes[6] = [*modes[6]]
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         termios.tcsetattr(_IN, termios.TCSANOW, modes)
         self.is_new = True
@@ -243,9 +231,7 @@ class _Overheard:
         for fd, before in self._before.items():
             os.dup2(before, fd)
             os.close(before)
-        self._spool.seek(0, os.SEEK_END)
-        size = self._spool.tell()
-        self._spool.seek(max(0, size - 100_000))
+        self._spool.seek(max(0, self._spool.seek(0, os.SEEK_END) - 100_000))
         lines = self._spool.read().decode("utf-8", "replace").splitlines()
         self._spool.close()
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]

@@ -16,9 +16,15 @@ there, bit for bit, but for what the exporter says is lost. Then it exports trac
 shifted by a step, and makes sure that each of them would have been found out.
 """
 
-from gym_trace.formats.conformance.checks import check_adapter, check_export, check_exporter, check_wrong
+from gym_trace.formats.conformance.checks import (
+    check_adapter,
+    check_export,
+    check_exporter,
+    check_importer,
+    check_round_trip,
+    check_wrong,
+)
 from gym_trace.formats.conformance.comparing import Loaded, difference, loaded_from
-from gym_trace.formats.conformance.importers import check_importer, check_round_trip
 from gym_trace.formats.conformance.wrong import WRONG, wrong_trace
 from gym_trace.formats.conformance.zoo import make_zoo
 

@@ -1,4 +1,4 @@
-"""The checks of an exporter."""
+"""The checks of an exporter, an importer and an adapter."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from gym_trace.errors import InvalidOption
-from gym_trace.formats.conformance.comparing import Loaded, difference
+import numpy as np
+
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.formats.conformance.comparing import Loaded, difference, loaded_from
 from gym_trace.formats.conformance.wrong import WRONG, wrong_trace
 from gym_trace.formats.conformance.zoo import FOR_WRONG, make_zoo
-from gym_trace.formats.contract import LOSSES, Exporter, ExportReport
+from gym_trace.formats.contract import LOSSES, Exporter, ExportReport, Importer
 from gym_trace.formats.exporting import export
+from gym_trace.formats.importing import import_trace
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import REPEATED
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, as_trace, open_trace
 
+_SAME_ROWS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time", "has_final_observation")
 Load = Callable[[Path], Iterable[Loaded]]
 
 
@@ -49,21 +53,20 @@ def check_exporter(
     _check_itself(exporter)
     traces = make_zoo(directory / "traces", only)
     refused: dict[str, str] = {}
-    ran = not run_how_to_load
-    for name in traces:
+    for name, trace in traces.items():
         out = directory / f"{name}{suffix}"
         try:
-            report = check_export(exporter, load, traces[name], out)
+            report = check_export(exporter, load, trace, out)
         except InvalidOption as error:
             _must(not out.exists(), f"{name} was refused, but something was written")
             refused[name] = str(error)
             continue
-        _check_strict(exporter, traces[name], directory / f"{name}-strict{suffix}", report)
-        if not ran:
+        _check_strict(exporter, trace, directory / f"{name}-strict{suffix}", report)
+        if run_how_to_load:
             _check_how_to_load(report, directory)
-            ran = True
+            run_how_to_load = False
         if name in FOR_WRONG:
-            found = check_wrong(exporter, load, traces[name], directory / f"{name}-wrong", suffix=suffix)
+            found = check_wrong(exporter, load, trace, directory / f"{name}-wrong", suffix=suffix)
             _must(len(found) > 3, f"{name}: only {found} could be wrong")
     chosen = [name for name in traces if name not in refused]
     _must(bool(chosen), f"{exporter.name} refuses every trace: {refused}")
@@ -210,3 +213,80 @@ def _check_how_to_load(report: ExportReport, directory: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", said], cwd=directory, capture_output=True, text=True, timeout=600
     )
     _must(done.returncode == 0, f"how_to_load fails: {said!r}: {done.stderr[-2000:]}")
+
+
+# -- importers --------------------------------------------------------------------------------------------------------
+
+
+def check_importer(
+    exporter: Exporter, importer: Importer, directory: Path, *, suffix: str = "", only: Collection[str] = ()
+) -> dict[str, str]:
+    """Exports traces of every kind and imports them: what the exporter did not say to be lost must have come back.
+
+    Arguments, result and errors as of check_exporter().
+    """
+    traces = make_zoo(directory / "traces", only)
+    refused = {}
+    for name, trace in traces.items():
+        try:
+            check_round_trip(exporter, importer, trace, directory / f"{name}{suffix}", directory / f"{name}-back")
+        except InvalidOption as error:
+            refused[name] = str(error)
+    _must(len(refused) < len(traces), f"{exporter.name} refuses every trace: {refused}")
+    _check_recognises(importer, directory)
+    return refused
+
+
+def check_round_trip(
+    exporter: Exporter, importer: Importer, trace: Trace | str | Path, out: Path, back: Path
+) -> list[str]:
+    """trace -> out -> the trace back. Returns what is lost. Raises AssertionError; InvalidOption if it is refused."""
+    source = Source(as_trace(trace))
+    name = source.trace.directory.name
+    report = export(source.trace, out, exporter)
+    lost = {loss.what for loss in report.lost}
+    _must(importer.recognises(out), f"{importer.name} does not recognise what {exporter.name} has written of {name}")
+    imported = import_trace(out, back, importer)
+    made = everything = open_trace(back)
+    if "empty_episode" in lost:  # an importer may find more than the loader of the format does
+        made = made[made.episodes["steps"] > 0]
+    problem = difference(source, loaded_from(made, lost), {*lost, "identity"})
+    _must(not problem, f"{exporter.name} and back, {name}: {problem}; said to be lost: {sorted(lost)}")
+    counts = imported.episodes, imported.steps
+    _must(counts == (len(everything), source.steps), f"{name}: {counts} episodes and steps were reported")
+    if "identity" not in lost:
+        _check_identity(source, made, lost, name)
+    return sorted(lost)
+
+
+def _check_identity(source: Source, made: Trace, lost: set[str], name: str) -> None:
+    told = source.episodes
+    if "empty_episode" in lost:
+        told = told[told["steps"] > 0]
+    ids, found = (
+        [trace.writers[number] for number in table["writer"]]
+        for trace, table in ((source.trace, told), (made, made.episodes))
+    )
+    _must(ids == found, f"{name}: of the writers {found}, where it should be {ids}")
+    for column in _SAME_ROWS:
+        one, other = told[column], made.episodes[column]
+        _must(np.array_equal(one, other), f"{name}: {column} {other}, where it should be {one}")
+    spaces = Source(made).plain_spaces
+    _must(source.plain_spaces == spaces, f"{name}: other spaces: {spaces}")
+    is_same = "facts" in lost or source.facts == made.facts
+    _must(is_same, f"{name}: facts {made.facts}, where there should be {source.facts}")
+
+
+def _check_recognises(importer: Importer, directory: Path) -> None:
+    """Check that it recognizes no other format."""
+    place = directory / "something-else"
+    place.mkdir()
+    contents = {"empty": b"", "garbage": os.urandom(4096), "data.json": b"{}", "text.csv": b"a,b\n1,2\n"}
+    for name, content in contents.items():
+        (place / name).write_bytes(content)
+    for path in (place, place / "missing", *place.iterdir(), next((directory / "traces").iterdir())):
+        try:
+            taken = importer.recognises(path)
+        except (TraceError, OSError, ValueError) as error:
+            raise AssertionError(f"{importer.name}.recognises({path}) raises {error!r}") from error
+        _must(not taken or path.name in ("data.json", "text.csv"), f"{importer.name} takes {path} for its own")

@@ -11,8 +11,9 @@ import numpy as np
 from gym_trace.formats.identity import read_identity
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
+from gym_trace.formats.steps.windows import leaves_of, mapped
 from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.layout import Branch, Layout, Leaf, Path
+from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.forms import Form
@@ -77,27 +78,23 @@ def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
     """The episodes of a trace as if a loader had given them. lost: what it was before cannot have said."""
+    names = (
+        "actions",
+        "rewards",
+        "terminations",
+        "truncations",
+        "seed",
+        "options",
+        "reset_info",
+        "outcome",
+        "annotations",
+    )
     for episode in trace:
         observations = episode.observations
-        yield Loaded(
-            _without_last(observations) if "final_observation" in lost else observations,
-            episode.actions,
-            episode.rewards,
-            episode.terminations,
-            episode.truncations,
-            episode.seed,
-            episode.options,
-            episode.reset_info,
-            episode.outcome,
-            infos_of(episode),
-            episode.annotations,
-        )
-
-
-def _without_last(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _without_last(part) for key, part in tree.items()}
-    return tuple(map(_without_last, tree)) if isinstance(tree, tuple) else tree[:-1]
+        if "final_observation" in lost:
+            observations = mapped(observations, lambda rows: rows[:-1])
+        facts: dict[str, Any] = {name: getattr(episode, name) for name in names}
+        yield Loaded(observations, **facts, infos=infos_of(episode))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -117,34 +114,24 @@ def _compare_tree(
     source: Source, layout: Layout, name: str, tree: Any, one: Loaded, lost: Collection[str], rows: set[int]
 ) -> None:
     said = getattr(one, name)
-    expected = _leaves(layout, tree, ())
     if "structure" not in lost or isinstance(layout, Leaf):
-        pairs = [(leaf, values, found) for leaf, values, found in _paired(layout, tree, said, lost)]
+        pairs = list(_paired(layout, tree, said, lost))
     else:
+        expected = [(leaf, values) for leaf, (_, values) in zip(layout.leaves(), leaves_of(layout, tree, ()))]
         expected = [(leaf, values) for leaf, values in expected if leaf.dtype is not None or "text" not in lost]
-        found = list(_flat(said))
+        found: list[Any] = []
+        mapped(said, found.append)
         if len(found) == 1 < len(expected):  # one vector of all
             flat = [np.asarray(values).reshape(len(values), -1) for _, values in expected]
             together = np.concatenate(flat, axis=1)
-            expected = [(Leaf((name,), together.dtype, together.shape[1:]), together)]
-            source_forms: dict[Path, Form | None] = {(name,): Form(together.dtype, together.shape[1:])}
-            _compare_rows(expected[0][0], source_forms[(name,)], together, found[0], lost, rows)
+            form = Form(together.dtype, together.shape[1:])
+            _compare_rows(Leaf((name,), *form[:2]), form, together, found[0], lost, rows)
             return
         if len(found) != len(expected):
             raise _Difference(f"{name}: {len(expected)} leaves, and {len(found)} that were loaded")
         pairs = [(leaf, values, other) for (leaf, values), other in zip(expected, found)]
     for leaf, values, other in pairs:
         _compare_rows(leaf, source.forms.get(leaf.path), values, other, lost, rows)
-
-
-def _leaves(layout: Layout, tree: Any, path: Path) -> list[tuple[Leaf, Any]]:
-    if isinstance(layout, Leaf):
-        return [(layout, tree)]
-    return [pair for key, child in _children(layout) for pair in _leaves(child, tree[key], (*path, key))]
-
-
-def _children(layout: Branch) -> Iterator[tuple[Any, Layout]]:
-    return zip(range(len(layout.children)) if layout.keys is None else layout.keys, layout.children)
 
 
 def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iterator[tuple[Leaf, Any, Any]]:
@@ -155,7 +142,8 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
     kind, size = (tuple, len(layout.children)) if layout.keys is None else (dict, len(layout.children))
     if not isinstance(said, kind):
         raise _Difference(f"a {kind.__name__} of {size} in the trace, and {type(said).__name__} that was loaded")
-    for key, child in _children(layout):
+    keys: list[Any] = list(range(size)) if layout.keys is None else layout.keys
+    for key, child in zip(keys, layout.children):
         is_there = key in said if isinstance(said, dict) else key < len(said)
         if is_there:
             yield from _paired(child, tree[key], said[key], lost)
@@ -163,14 +151,6 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
             raise _Difference(f"{next(child.leaves()).column} was not loaded")
     if "text" not in lost and len(said) != size:
         raise _Difference(f"a {kind.__name__} of {size} in the trace, and of {len(said)} that was loaded")
-
-
-def _flat(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (dict, tuple)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _flat(part)
-    else:
-        yield tree
 
 
 def _compare_rows(
@@ -205,13 +185,9 @@ def _compare_rows(
 
 
 def _same_bits(one: Array, other: Array) -> Array:
-    """Which rows are the same, bit for bit."""
-    words = [np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"))) for array in (one, other)]
-    rows = [
-        array.reshape(len(array), -1).view(np.uint8) if array.size else np.zeros((len(array), 0)) for array in words
-    ]
-    found: Array = (rows[0] == rows[1]).all(axis=1)
-    return found
+    """Return which rows are equal, bit for bit."""
+    one, other = (array.astype(array.dtype.newbyteorder("<")) for array in (one, other))
+    return np.array([row.tobytes() == same.tobytes() for row, same in zip(one, other)], np.bool_)
 
 
 def _compare_values(name: str, values: Any, found: Any) -> None:

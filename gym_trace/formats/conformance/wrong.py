@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.formats.importing import import_trace
+from gym_trace.formats.steps.windows import mapped, with_repeated_final
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
 
@@ -44,7 +45,6 @@ class _Made:
     """An importer of what was made in memory."""
 
     name: ClassVar[str] = "made"
-    extra: ClassVar[str] = ""
 
     def __init__(self, trace: Trace, episodes: list[Whole]):
         self._trace, self._episodes = trace, episodes
@@ -61,40 +61,29 @@ class _Made:
             yield NewEpisode(len(steps.rewards), [steps], outcome, seed=number)
 
 
-# -- trees of arrays --------------------------------------------------------------------------------------------------
+# -- what can be wrong ------------------------------------------------------------------------------------------------
 
 
-def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: _map(part, change) for key, part in tree.items()}
-    return tuple(_map(part, change) for part in tree) if isinstance(tree, tuple) else change(tree)
+def _each(
+    name: str, change: Callable[[Any], Any], applies: Callable[[Any], bool] = lambda rows: True
+) -> Callable[[list[Whole]], list[Whole]]:
+    """Return a function that changes the arrays of observations, actions or rewards to which the change applies."""
 
+    def changed(episodes: list[Whole]) -> list[Whole]:
+        found: list[bool] = []
+        mapped(getattr(episodes[0][1], name), lambda rows: found.append(applies(rows)))
+        if not any(found):
+            return episodes
+        return [
+            (outcome, steps._replace(**{name: mapped(getattr(steps, name), lambda r: change(r) if applies(r) else r)}))
+            for outcome, steps in episodes
+        ]
 
-def _joined(one: Any, other: Any) -> Any:
-    if isinstance(one, dict):
-        return {key: _joined(part, other[key]) for key, part in one.items()}
-    return tuple(map(_joined, one, other)) if isinstance(one, tuple) else np.concatenate((one, other))
+    return changed
 
 
 def _rolled(rows: Any) -> Any:
     return np.roll(rows, -1, axis=0)
-
-
-def _doubled(rows: Any) -> Any:
-    return np.concatenate((rows[:-1], rows[-2:-1]))
-
-
-def _has(tree: Any, asked: Callable[[Any], bool]) -> bool:
-    if isinstance(tree, (dict, tuple)):
-        return any(_has(part, asked) for part in (tree.values() if isinstance(tree, dict) else tree))
-    return asked(tree)
-
-
-# -- what can be wrong ------------------------------------------------------------------------------------------------
-
-
-def _each(change: Callable[[NewSteps], NewSteps]) -> Callable[[list[Whole]], list[Whole]]:
-    return lambda episodes: [(outcome, change(steps)) for outcome, steps in episodes]
 
 
 def _swapped(episodes: list[Whole]) -> list[Whole]:
@@ -109,65 +98,50 @@ def _merged(episodes: list[Whole]) -> list[Whole]:
     """Truncated episodes read as terminated."""
 
     def merge(steps: NewSteps) -> NewSteps:
-        assert steps.terminations is not None
-        assert steps.truncations is not None
-        return steps._replace(
-            terminations=steps.terminations | steps.truncations, truncations=np.zeros_like(steps.truncations)
-        )
+        ends: Any = np.logical_or(*_flags(steps))
+        return steps._replace(terminations=ends, truncations=np.zeros_like(ends))
 
-    ended = [OUTCOMES[1] if outcome == OUTCOMES[2] else outcome for outcome, _ in episodes]
-    return [(outcome, merge(steps)) for outcome, (_, steps) in zip(ended, episodes)]
+    return [(OUTCOMES[1] if outcome == OUTCOMES[2] else outcome, merge(steps)) for outcome, steps in episodes]
+
+
+def _flags(steps: NewSteps) -> tuple[Any, Any]:
+    return steps.terminations, steps.truncations
 
 
 def _two_joined(episodes: list[Whole]) -> list[Whole]:
     (_, one), (outcome, other), *rest = episodes
     quiet = np.zeros(len(one.rewards), np.bool_)
     both = NewSteps(
-        _joined(_map(one.observations, lambda rows: rows[:-1]), other.observations),
+        _joined(mapped(one.observations, lambda rows: rows[:-1]), other.observations),
         _joined(one.actions, other.actions),
         np.concatenate((one.rewards, other.rewards)),
-        np.concatenate((quiet, other.terminations)),  # type: ignore[arg-type]
-        np.concatenate((quiet, other.truncations)),  # type: ignore[arg-type]
+        np.concatenate((quiet, _flags(other)[0])),
+        np.concatenate((quiet, _flags(other)[1])),
     )
     return [(outcome, both), *rest]
 
 
-def _narrowed(episodes: list[Whole]) -> list[Whole]:
-    def narrow(rows: Any) -> Any:
-        return rows.astype(np.float32) if rows.dtype == np.float64 else rows
-
-    if not _has(episodes[0][1].observations, lambda rows: rows.dtype == np.float64):
-        return episodes
-    return _each(lambda steps: steps._replace(observations=_map(steps.observations, narrow)))(episodes)
-
-
-def _is_image(rows: Any) -> bool:
-    return bool(rows.dtype == np.uint8 and rows.ndim > 2)
-
-
-def _lossy(episodes: list[Whole]) -> list[Whole]:
-    def lose(rows: Any) -> Any:
-        return rows ^ 1 if _is_image(rows) else rows
-
-    if not _has(episodes[0][1].observations, _is_image):
-        return episodes
-    return _each(lambda steps: steps._replace(observations=_map(steps.observations, lose)))(episodes)
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {key: _joined(part, other[key]) for key, part in one.items()}
+    return tuple(map(_joined, one, other)) if isinstance(one, tuple) else np.concatenate((one, other))
 
 
 WRONG = {
-    "rewards shifted": Wrong(frozenset(), _each(lambda steps: steps._replace(rewards=_rolled(steps.rewards)))),
-    "final observation doubled": Wrong(
-        frozenset(("final_observation",)),
-        _each(lambda steps: steps._replace(observations=_map(steps.observations, _doubled))),
-    ),
+    "rewards shifted": Wrong(frozenset(), _each("rewards", _rolled)),
+    "final observation doubled": Wrong(frozenset(("final_observation",)), _each("observations", with_repeated_final)),
     "terminated and truncated swapped": Wrong(frozenset(), _swapped),
     "terminated and truncated merged": Wrong(frozenset(), _merged),
-    "observations shifted": Wrong(
-        frozenset(), _each(lambda steps: steps._replace(observations=_map(steps.observations, _rolled)))
-    ),
-    "actions shifted": Wrong(frozenset(), _each(lambda steps: steps._replace(actions=_map(steps.actions, _rolled)))),
+    "observations shifted": Wrong(frozenset(), _each("observations", _rolled)),
+    "actions shifted": Wrong(frozenset(), _each("actions", _rolled)),
     "an episode missing": Wrong(frozenset(), lambda episodes: [episodes[0], *episodes[2:]]),
     "two episodes joined": Wrong(frozenset(), _two_joined),
-    "float32 for float64": Wrong(frozenset(("dtype",)), _narrowed),
-    "lossy pixels": Wrong(frozenset(("pixels",)), _lossy),
+    "float32 for float64": Wrong(
+        frozenset(("dtype",)),
+        _each("observations", lambda rows: rows.astype(np.float32), lambda rows: rows.dtype == np.float64),
+    ),
+    "lossy pixels": Wrong(
+        frozenset(("pixels",)),
+        _each("observations", lambda rows: rows ^ 1, lambda rows: rows.dtype == np.uint8 and rows.ndim > 2),
+    ),
 }

@@ -37,6 +37,20 @@ _ENDS = (
 )
 _BOX32 = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 _DISCRETE = spaces.Discrete(3)
+_DICT = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (16, 12, 3), np.uint8),
+        "arm": spaces.Dict({"angles": _BOX32, "grip": spaces.MultiBinary(3)}),
+        "rest": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4))),
+    }
+)
+_TEXT = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+        "direction": spaces.Discrete(4),
+        "mission": spaces.Text(12, charset="aé €\U0001f600,'\"\n"),
+    }
+)
 
 
 class _Scripted(gymnasium.Env[Any, Any]):
@@ -68,22 +82,22 @@ def _record(
     scripts: tuple[Script, ...] = _ENDS,
     notes: bool = False,
     flags_within: bool = False,
+    killed: Path | None = None,
     **options: Any,
 ) -> None:
+    """killed: where the trace is copied as if the process had been killed in the last episode."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     for script in scripts:
         recorder.reset(seed=script.seed, options=script.options)
         for step in range(script.steps):
             is_last = step == script.steps - 1
-            env.flags = (
-                is_last and script.end in ("terminated", "both"),
-                is_last and script.end in ("truncated", "both"),
-            )
-            if flags_within and step == 1:
-                env.flags = (True, False)
+            terminated, truncated = (is_last and script.end in (end, "both") for end in ("terminated", "truncated"))
+            env.flags = (True, False) if flags_within and step == 1 else (terminated, truncated)
             if notes:
                 recorder.annotate(value=np.float32(step) / 3, logits=np.arange(2.0) + step)
             recorder.step(env.action_space.sample())
+    if killed is not None:
+        shutil.copytree(directory, killed)
     recorder.close()
 
 
@@ -91,43 +105,12 @@ def _spaces(observation_space: Any, action_space: Any = _DISCRETE, **options: An
     return lambda directory: _record(_Scripted(observation_space, action_space), directory, **options)
 
 
-def _dict() -> spaces.Dict:
-    inner = spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4)))
-    return spaces.Dict(
-        {
-            "camera": spaces.Box(0, 255, (16, 12, 3), np.uint8),
-            "arm": spaces.Dict({"angles": _BOX32, "grip": spaces.MultiBinary(3)}),
-            "rest": inner,
-        }
-    )
-
-
-def _text() -> spaces.Dict:
-    return spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
-            "direction": spaces.Discrete(4),
-            "mission": spaces.Text(12, charset="aé €\U0001f600,'\"\n"),
-        }
-    )
-
-
 def _of_ends(directory: Path) -> None:
     """Episodes that were broken off, one of no step, and one whose recorder was killed."""
-    env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
+    scripts = (Script(4, "terminated"), Script(3, ""), Script(0, ""), Script(3, "both"), Script(6, "", 5))
     with tempfile.TemporaryDirectory() as place:
-        recorder = TraceRecordingWrapper(env, Path(place) / "whole")
-        for steps, flags in ((4, (True, False)), (3, (False, False)), (0, (False, False)), (3, (True, True))):
-            recorder.reset()
-            for step in range(steps):
-                env.flags = flags if step == steps - 1 else (False, False)
-                recorder.step(env.action_space.sample())
-        recorder.reset(seed=5)
-        env.flags = (False, False)
-        for _ in range(6):
-            recorder.step(env.action_space.sample())
-        shutil.copytree(Path(place) / "whole", directory)  # as if the process had been killed now
-        recorder.close()
+        env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
+        _record(env, Path(place) / "whole", scripts, killed=directory)
 
 
 def _of_seeds(directory: Path) -> None:
@@ -164,9 +147,9 @@ _ZOO: dict[str, Callable[[Path], None]] = {
     "vectors": _spaces(_BOX32),
     "float64": _spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
     "pixels": _spaces(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
-    "dict": _spaces(_dict(), spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
+    "dict": _spaces(_DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
     "tuple": _spaces(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
-    "text": _spaces(_text()),
+    "text": _spaces(_TEXT),
     "integers": _spaces(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
     "several-integers": _spaces(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
     "one-episode": _spaces(_BOX32, scripts=(Script(6, "terminated"),)),

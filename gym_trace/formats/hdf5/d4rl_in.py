@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
@@ -14,9 +14,9 @@ from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.hdf5.reading import MAGIC, Ahead, Node, Reading, Rows, arrays_in, pieces
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.infos import ANNOTATIONS, KeptInfos, info_of
+from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
+from gym_trace.formats.rows import infos_of, named, placeholder
 from gym_trace.model.values import Array
-from gym_trace.printable import printable
 
 _KIND = "D4RL"
 _NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -25,7 +25,6 @@ _NOTE = (
     "seeds that episodes began with, nor when"
 )
 _KNOWN = frozenset((*_NEEDED, "timeouts", "next_observations", "infos", "metadata"))
-_NAMED = 10  # arrays that a note names
 _MOST_TOLD = 1024  # bytes of something in metadata/ that goes along
 
 
@@ -33,10 +32,8 @@ class D4RLImporter:
     """One HDF5 file in the layout of D4RL."""
 
     name: ClassVar[str] = "d4rl"
-    extra: ClassVar[str] = "hdf5"
 
     def recognises(self, path: FilePath) -> bool:
-        """As Importer."""
         if not begins_with(path, MAGIC):
             return False
         with suppress(TraceError), Reading(path) as reading:
@@ -44,25 +41,16 @@ class D4RLImporter:
         return False
 
     def read(self, path: FilePath) -> Imported:
-        """As Importer."""
-        reading = Reading(path)
-        try:
-            return _imported(path, reading)
-        except BaseException:
-            reading.__exit__()
-            raise
-
-
-def _imported(path: FilePath, reading: Reading) -> Imported:
-    file = _File(reading)
-    observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
-    environment = {"note": f"{path.name} does not say the environment"}
-    schema = new_schema(_KIND, observations, actions, environment, file.metadata())
-    schema["recorder"]["record_infos"] = bool(file.infos)
-    facts = {key: value for key, value in file.metadata().items() if key in ("algorithm", "author")}
-    found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
-    file.notes = found.notes
-    return found
+        with ExitStack() as until_read:
+            file = _File(until_read.enter_context(Reading(path)))
+            observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
+            environment, metadata = {"note": f"{path.name} does not say the environment"}, file.metadata()
+            schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
+            facts = {key: value for key, value in metadata.items() if key in ("algorithm", "author")}
+            found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
+            file.notes = found.notes
+            until_read.pop_all()
+            return found
 
 
 class _File:
@@ -111,10 +99,11 @@ class _File:
         if self._timeouts is None:
             notes.append("it has no timeouts: episodes that were not terminated are taken together with the next one")
         if self._annotations:
-            notes.append(f"arrays that D4RL does not have become annotations: {_named([*self._annotations])}")
-        left = [*self._left_out, *(f"metadata/{name}" for name in self._metadata_left_out())]
+            notes.append(f"arrays that D4RL does not have become annotations: {named([*self._annotations])}")
+        there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
+        left = self._left_out + [f"metadata/{name}" for path, _ in there if (name := "/".join(path)) not in kept]
         if left:
-            notes.append(f"skipped, not arrays with one row per step: {_named(left)}")
+            notes.append(f"skipped, not arrays with one row per step: {named(left)}")
         return notes
 
     def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
@@ -129,10 +118,6 @@ class _File:
                     continue
             self._left_out.append(name)
         return found
-
-    def _metadata_left_out(self) -> list[str]:
-        there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
-        return [name for path, _ in there if (name := "/".join(path)) not in kept]
 
     def metadata(self) -> dict[str, Any]:
         """Numbers and texts of its metadata."""
@@ -192,7 +177,8 @@ class _File:
             first, last = first + begin, last + begin
             rows = observations.read(first if first == begin else first + 1, min(last + 1, end))
             if last == end:
-                rows = np.concatenate([rows, _blank(rows) if after is None else after.read(end - 1, end)])
+                final = placeholder(rows.dtype, rows.shape[1:]) if after is None else after.read(end - 1, end)
+                rows = np.concatenate([rows, final])
             if after is not None:
                 self._check(rows[-(last - first) :], after.read(first, last))
             infos, annotations = self._infos(first, last)
@@ -215,8 +201,7 @@ class _File:
             return self._whole.take(end - begin)
         if not self.infos:
             return None, {}
-        rows = {path: list(ahead.read(begin, end)) for path, ahead in self.infos.items()}
-        return [info_of({path: values[i] for path, values in rows.items()}) for i in range(end - begin)], {}
+        return infos_of({path: ahead.read(begin, end) for path, ahead in self.infos.items()}, end - begin), {}
 
 
 def _numbers(root: Node, name: str) -> Rows:
@@ -224,12 +209,3 @@ def _numbers(root: Node, name: str) -> Rows:
     if rows.is_text or rows.is_bytes or not rows.shape:
         raise rows.fault("not an array of numbers")
     return rows
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return printable(", ".join(names[:_NAMED]))[:1000] + more
-
-
-def _blank(rows: Array) -> Array:
-    return np.full((1, *rows.shape[1:]), np.nan if rows.dtype.kind == "f" else 0, rows.dtype)

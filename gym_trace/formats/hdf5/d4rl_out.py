@@ -12,15 +12,14 @@ import h5py
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.hdf5.writing import Arrays, Pieces, new_file, new_group, text
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import InfoColumns, info_columns, packed
-from gym_trace.formats.losses import losses
+from gym_trace.formats.rows import named
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import LEFT_OUT, Window
 from gym_trace.model.layout import Leaf
-from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
 
 _FLAG = Form(np.dtype(np.bool_), ())
@@ -32,7 +31,6 @@ class D4RLExporter:
     """One HDF5 file in the layout of D4RL, which CORL, IQL, TD3+BC and CleanRL's offline scripts read."""
 
     name: ClassVar[str] = "d4rl"
-    extra: ClassVar[str] = "hdf5"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = LEFT_OUT
 
@@ -54,7 +52,7 @@ class D4RLExporter:
             yield Loss(loss.what, loss.why.replace("are not kept", _FOR_IMPORT))
         for what, names in (("infos", infos.left_out), ("annotations", infos.unlike)):
             if names:
-                told = printable(", ".join(names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+                told = named(names)
                 yield Loss(what, f"{what} that are not in every step, or not alike in all, {_FOR_IMPORT}: {told}")
         yield from losses(source, "outcome", "flags", "parts", "empty_episode")
         if (both := _of_both_flags(source)) and not source.has_flags_within():

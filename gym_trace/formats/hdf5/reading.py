@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ import h5py
 import numpy as np
 
 from gym_trace.errors import UnreadableRecording
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-_ERRORS = (KeyError, OSError, RuntimeError, TypeError, ValueError)  # that h5py raises for what is malformed
+# What h5py raises for malformed contents.
+_ERRORS = (KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate reaches a thousand
 _MOST_ROW = 1 << 28  # bytes
 _DEEPEST = 8
@@ -48,6 +49,18 @@ class Reading:
         """An error about something in the file."""
         return UnreadableRecording(f"{self.path}: {printable(name) or '/'} {problem}")
 
+    @contextlib.contextmanager
+    def located(self, name: str) -> Iterator[None]:
+        """Turn what h5py raises for something malformed into an error about it."""
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise self.fault(name, "is text that is not UTF-8") from error
+        except _ERRORS as error:
+            if isinstance(error, UnreadableRecording):
+                raise
+            raise self.fault(name, f"cannot be read ({error!s:.100})") from error
+
 
 class Node:
     """A group."""
@@ -61,10 +74,8 @@ class Node:
 
     def names(self) -> list[str]:
         """The names of what is in it."""
-        try:
+        with self._reading.located(self.name):
             return list(self._group)
-        except _ERRORS as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the group."""
@@ -79,10 +90,8 @@ class Node:
 
     def attributes(self) -> dict[str, Any]:
         """Return the readable ones."""
-        try:
+        with self._reading.located(self.name):
             return {name: self.attribute(name) for name in self._group.attrs}
-        except _ERRORS as error:
-            raise self.fault(f"has attributes that cannot be read ({error!s:.100})") from error
 
     def see(self, groups: set[int]) -> None:
         """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
@@ -111,15 +120,13 @@ class Node:
 
     def _at(self, key: str) -> Any:
         name = f"{self.name}/{key}"
-        try:
+        with self._reading.located(name):
             link = self._group.get(key, getlink=True)
             if link is None:
                 raise self._reading.fault(name, "is missing")
             if not isinstance(link, h5py.HardLink):
                 raise self._reading.fault(name, "is a link, which is not followed")
             return self._group[key]
-        except _ERRORS as error:
-            raise self._reading.fault(name, f"cannot be read ({error!s:.100})") from error
 
 
 def arrays_in(
@@ -151,14 +158,12 @@ class Rows:
     def __init__(self, reading: Reading, found: h5py.Dataset, name: str):
         self.name = name
         self._reading, self._found = reading, found
-        try:
+        with reading.located(name):
             self.shape: tuple[int, ...] = tuple(found.shape or ())
             self.dtype: np.dtype[Any] = found.dtype
             string = h5py.check_string_dtype(self.dtype)
             is_elsewhere = bool(found.external) or found.is_virtual
             stored = found.id.get_storage_size()
-        except _ERRORS as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
         self.is_text = string is not None
         self.is_bytes = self.dtype == object and h5py.check_vlen_dtype(self.dtype) == np.uint8
         if is_elsewhere:
@@ -184,18 +189,14 @@ class Rows:
 
     def read(self, begin: int = 0, end: int | None = None) -> Any:
         """Rows as they are, of the byte order of the machine; text as a list of str. All of it, if it is one value."""
-        try:
+        with self._reading.located(self.name):
+            if self.is_text and self.shape:
+                return self._texts(begin, len(self) if end is None else end)
+            found = self._found[begin:end] if self.shape else self._found[()]
             if self.is_text:
-                return (
-                    self._texts(begin, len(self) if end is None else end)
-                    if self.shape
-                    else self._decoded(self._found[()])
-                )
-            return self._native(self._found[begin:end] if self.shape else self._found[()])
-        except UnicodeDecodeError as error:
-            raise self.fault("is text that is not UTF-8") from error
-        except (*_ERRORS, MemoryError) as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
+                return self._decoded(found)
+            array = np.asarray(found)
+            return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
     def _texts(self, begin: int, end: int) -> list[str]:
         """Some at a time: many rows may refer to one text, which is kept once."""
@@ -217,10 +218,6 @@ class Rows:
         if not isinstance(found, str) or len(found) > _MOST_TEXT:
             raise self.fault("is not one text")
         return found
-
-    def _native(self, found: Any) -> Array:
-        array = np.asarray(found)
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:

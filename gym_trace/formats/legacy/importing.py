@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gym_trace.errors import TraceError, TraceNotFound
 from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.formats.imported import Imported, Schema
-from gym_trace.formats.legacy.columns import NewWriter
 from gym_trace.formats.legacy.gym_recording import GymRecording, find_recordings, is_recording
 from gym_trace.formats.legacy.monitor import MonitorRun, differences, find_runs, is_manifest
-from gym_trace.formats.legacy.old_files import OldDirectory
+from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory
 from gym_trace.model.schema import IMPORTED_FROM
 from gym_trace.ring.segment import Segment
 
@@ -24,24 +24,21 @@ class GymImporter:
     """
 
     name: ClassVar[str] = "gym"
-    extra: ClassVar[str] = ""
     skips_links: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:
         try:
-            with OldDirectory(path) as source:
+            with closing(OldDirectory(path)) as source:
                 return any(is_recording(name) or is_manifest(name) for name in source.names)
         except (TraceError, OSError):
             return False
 
     def read(self, path: Path) -> Imported:
         """Raises TraceNotFound if neither is found, UnreadableRecording if it is damaged, or pickled."""
-        source = OldDirectory(path)
-        try:
-            return _imported(source)
-        except BaseException:
-            source.close()
-            raise
+        with ExitStack() as stack:
+            found = _imported(stack.enter_context(closing(OldDirectory(path))))
+            stack.pop_all()  # its segments close the directory
+            return found
 
 
 def _imported(source: OldDirectory) -> Imported:
@@ -66,9 +63,9 @@ def _imported(source: OldDirectory) -> Imported:
             schemas[name] = _schema(writer, recording.kind)
             writers.append((name, writer))
     notes = [schema["environment"]["note"] for schema in schemas.values()]
-    if problem := differences([run.env_info for run in runs]):
+    if problem := differences([run.results.env_info for run in runs]):
         notes.append(f"{problem}; each process is a writer of its own")
-    videos = [name for run in runs for names in run.videos for name in names]
+    videos = [name for run in runs for names in run.results.videos for name in names]
     missing = [name for name in videos if name not in source.names]
     notes += [f"the video {name} is missing; the statistics are imported" for name in missing]
     return Imported(
@@ -83,7 +80,7 @@ def _imported(source: OldDirectory) -> Imported:
 
 
 def _segments(source: OldDirectory, writers: list[tuple[str, NewWriter]]) -> Iterator[tuple[str, Segment | None]]:
-    with source:
+    with closing(source):
         for name, writer in writers:
             for segment in writer.segments:
                 yield name, segment
@@ -91,7 +88,6 @@ def _segments(source: OldDirectory, writers: list[tuple[str, NewWriter]]) -> Ite
 
 
 def _schema(new: NewWriter, kind: str) -> dict[str, Any]:
-    """Return the schema of a writer (docs/FORMAT.md, section 4)."""
     return {
         **new.schema,
         "environment": {"spec": None, "wrappers": [], "render_mode": None, **new.schema["environment"]},

@@ -1,20 +1,34 @@
-"""Directories of OpenAI Gym's Monitor: a manifest and a file of statistics for each process, and videos."""
+"""Directories of OpenAI Gym's Monitor: a manifest and a file of statistics for each process, and videos.
+
+Also load_results(), as Monitor had it, of such directories and of traces.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import TraceNotFound
 from gym_trace.format import wire
-from gym_trace.formats.legacy.columns import NewWriter
-from gym_trace.formats.legacy.old_files import OldDirectory, malformed, plain_name
+from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import SUFFIX
+from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
 from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace, open_trace, storage_of
+from gym_trace.reading.episode_columns import complete_rows
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.recording.reset_record import NOTHING
 from gym_trace.ring.segment import Segment
+from gym_trace.statistics.summary import by_episode
+from gym_trace.storage.local import LocalStorage
 
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
 _SPLITS = {"t": "train", "e": "eval", None: ""}
@@ -41,11 +55,15 @@ def is_manifest(name: str) -> bool:
 
 def differences(env_infos: list[Any]) -> str:
     """Return a warning for statistics of several environments in one directory."""
-    different = [info for i, info in enumerate(env_infos) if info not in env_infos[:i]]
+    different = _distinct(env_infos)
     if len(different) < 2:
         return ""
     shown = ", ".join(map(_shown, different[:5])) + (", …" if len(different) > 5 else "")
     return f"statistics of {len(different)} environments in one directory: {shown}"
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if value not in values[:i]]
 
 
 def _shown(env_info: Any) -> str:
@@ -60,16 +78,28 @@ def _ns(seconds: float) -> int:
     return round(Fraction(seconds) * 10**9)
 
 
-class MonitorRun:
-    """The files of one Monitor.
+class _Results(NamedTuple):
+    """Statistics of one process, with an element per complete episode.
 
-    Attributes:
-        manifest: name of its manifest.
-        env_info: the environment's id and the version of gym, as they were stored; None where they were not.
-        initial_reset: timestamp of the first reset, s, or None.
-        timestamps, lengths, rewards: of each episode that came to its end; timestamps are those of the ends, s.
-        types: "t" or "e" of each, or None. open_type: that of an episode that did not come to its end, or None.
-        videos: names of videos and of what describes them.
+    env_info: the environment's id and the version of gym, as they were stored; None if they were not.
+    initial_reset: timestamp of the first reset, s, or None. timestamps: of the ends, s. types: "t", "e" or None.
+    videos: each with the file that describes it.
+    """
+
+    manifests: list[str]
+    env_info: Any
+    initial_reset: float | None
+    videos: list[tuple[str, str]]
+    timestamps: list[float]
+    lengths: list[int]
+    rewards: list[float]
+    types: list[Any]
+
+
+class MonitorRun:
+    """The files of one Monitor: its manifest, its statistics (stats), and what they say.
+
+    open_type: of an episode that did not come to its end, or None.
     """
 
     kind = "OpenAI Gym Monitor"
@@ -79,63 +109,60 @@ class MonitorRun:
         path = directory.path / manifest
         content = directory.json(manifest, limit=_MAX_MANIFEST)
         self.manifest = manifest
-        self.env_info = content.get("env_info")
-        self.videos = [_pair(entry, path) for entry in _list(content, "videos", path, [])]
         self.stats = plain_name(content.get("stats"), path)
-        self._read_statistics(directory.path / self.stats, directory.json(self.stats))
-
-    def _read_statistics(self, path: Path, content: dict[str, Any]) -> None:
-        self.timestamps = [_time(value, path) for value in _list(content, "timestamps", path)]
-        self.lengths = [_length(value, path) for value in _list(content, "episode_lengths", path)]
-        self.rewards = [_number(value, path) for value in _list(content, "episode_rewards", path)]
-        initial = content.get("initial_reset_timestamp")
-        self.initial_reset = None if initial is None else _time(initial, path)
-        count = len(self.timestamps)
-        types = _list(content, "episode_types", path, []) or [None] * count
+        videos = [_pair(entry, path) for entry in _list(content, "videos", path, optional=True)]
+        said, path = directory.json(self.stats), directory.path / self.stats
+        timestamps = [_time(value, path) for value in _list(said, "timestamps", path)]
+        lengths = [_length(value, path) for value in _list(said, "episode_lengths", path)]
+        rewards = [_number(value, path) for value in _list(said, "episode_rewards", path)]
+        initial = said.get("initial_reset_timestamp")
+        count = len(timestamps)
+        types = _list(said, "episode_types", path, optional=True) or [None] * count
         if not all(kind in ("t", "e", None) for kind in types):
             raise malformed(path, 'an episode type that is neither "t" nor "e"')
-        if not (len(self.lengths) == len(self.rewards) == count <= len(types) <= count + 1):
+        if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):
             raise malformed(
                 path,
-                f"{count} timestamps, {len(self.lengths)} lengths, {len(self.rewards)} rewards and {len(types)} types; "
-                "there should be as many of each",
+                f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; there "
+                "should be as many of each",
             )
-        self.types: list[str | None] = types[:count]
+        initial = None if initial is None else _time(initial, path)
+        self.results = _Results(
+            [manifest], content.get("env_info"), initial, videos, timestamps, lengths, rewards, types[:count]
+        )
         self.open_type: str | None = types[count] if len(types) > count else None
-
-    @property
-    def env_id(self) -> str | None:
-        env_id = self.env_info.get("env_id") if isinstance(self.env_info, dict) else None
-        return env_id if isinstance(env_id, str) else None
 
     def writers(self, on_file: Callable[[], None]) -> Iterator[NewWriter]:
         """The writers of a trace that it becomes, one for training, one for evaluation. on_file: called at the end."""
         name = self.manifest.removesuffix(_SUFFIX).removesuffix(".manifest").replace(".manifest.", ".monitor.", 1)
-        kinds = list(dict.fromkeys(self.types)) or [self.open_type]
+        kinds = list(dict.fromkeys(self.results.types)) or [self.open_type]
         for kind in kinds:
             split = _SPLITS[kind]
-            places = [i for i, its_kind in enumerate(self.types) if its_kind == kind]
+            places = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
             yield NewWriter(name if len(kinds) == 1 else f"{name}.{split}", self._schema(split), self._segments(places))
         on_file()
 
     def _schema(self, split: str) -> dict[str, Any]:
-        info = self.env_info if isinstance(self.env_info, dict) else {}
-        version = info.get("gym_version")
+        env_info = self.results.env_info
+        env_id, version = (
+            found if isinstance(env_info, dict) and isinstance(found := env_info.get(name), str) else None
+            for name in ("env_id", "gym_version")
+        )
         return {
             "split": split,
             "observation_space": _NOTHING_KNOWN,
             "action_space": _NOTHING_KNOWN,
-            "environment": {"id": self.env_id, "note": NOTE},
-            "versions": {"gym": version} if isinstance(version, str) else {},
+            "environment": {"id": env_id, "note": NOTE},
+            "versions": {} if version is None else {"gym": version},
             "recorder": {"statistics_only": True},
             "metadata": {
                 "imported_from": self.kind,
                 "manifest": self.manifest,
                 "stats": self.stats,
-                "env_info": self.env_info,
-                "initial_reset_timestamp": self.initial_reset,
+                "env_info": env_info,
+                "initial_reset_timestamp": self.results.initial_reset,
                 "open_episode_type": self.open_type,
-                "videos": [list(pair) for pair in self.videos],
+                "videos": [list(pair) for pair in self.results.videos],
             },
         }
 
@@ -146,33 +173,26 @@ class MonitorRun:
 
     def _fragments(self, places: list[int]) -> Array:
         """An episode without steps is one fragment, which begins where the steps that are not here end."""
+        results = self.results
+        first = results.timestamps[:1] if results.initial_reset is None else [results.initial_reset]
+        begins = [*first, *results.timestamps]  # at the earliest: where the one before ended
         table = np.zeros(len(places), wire.FRAGMENT)
         table["episode"] = places
-        table["first_step"] = [self.lengths[i] for i in places]
-        table["reward_sum"] = [self.rewards[i] for i in places]
+        table["first_step"] = [results.lengths[i] for i in places]
+        table["reward_sum"] = [results.rewards[i] for i in places]
         table["flags"] = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
         table["outcome"] = _NO_OUTCOME
         table["seed"] = wire.NO_SEED
-        ends = [_ns(self.timestamps[i]) for i in places]
-        starts = [_ns(self._start(i)) for i in places]
+        starts = [_ns(begins[i]) for i in places]
         table["start_time"] = starts
-        table["duration"] = [end - start for start, end in zip(starts, ends)]
+        table["duration"] = [_ns(results.timestamps[i]) - start for i, start in zip(places, starts)]
         return table
 
-    def _start(self, place: int) -> float:
-        """Return the earliest start of an episode: the first reset, or the end of the episode before it."""
-        if place:
-            return self.timestamps[place - 1]
-        return self.timestamps[0] if self.initial_reset is None else self.initial_reset
 
-
-_MISSING: Any = object()
-
-
-def _list(content: dict[str, Any], key: str, path: Path, default: Any = _MISSING) -> list[Any]:
-    found = content.get(key, default)
-    if found is None and default is not _MISSING:
-        return list(default)
+def _list(content: dict[str, Any], key: str, path: Path, optional: bool = False) -> list[Any]:
+    found = content.get(key)
+    if found is None and optional:
+        return []
     if not isinstance(found, list):
         raise malformed(path, f"no list of {key}")
     return found
@@ -185,14 +205,13 @@ def _pair(entry: Any, path: Path) -> tuple[str, str]:
 
 
 def _number(value: Any, path: Path) -> float:
-    if type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 1000):
+    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
         return float(value)
     raise malformed(path, f"{value!r:.40} where there should be a number")
 
 
 def _time(value: Any, path: Path) -> float:
-    seconds = _number(value, path)
-    if 0 <= seconds < _LATEST:
+    if 0 <= (seconds := _number(value, path)) < _LATEST:
         return seconds
     raise malformed(path, f"{value!r:.40} where there should be a time")
 
@@ -201,3 +220,164 @@ def _length(value: Any, path: Path) -> int:
     if type(value) is int and 0 <= value < 1 << 62:
         return value
     raise malformed(path, f"{value!r:.40} where there should be a length")
+
+
+# -- load_results ------------------------------------------------------------------------------------------------------
+
+_TYPES = {"train": "t", "eval": "e", "": None}
+_UNKNOWN = np.iinfo(np.int64).min  # as a time
+
+
+def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
+    """The statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
+
+    Args:
+        directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
+
+    Returns:
+        Lists with one element per episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN
+        if unknown, last), episode_lengths (in steps), episode_rewards (returns), episode_types ("t" for training, "e"
+        for evaluation, other splits of a trace by their names, None where unknown; None instead of the list if all
+        are), data_sources (the process it is from, a number).
+
+        initial_reset_timestamps (of each process that has episodes), initial_reset_timestamp (the least of them, 0 if
+        missing), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
+        description).
+
+        Episodes that did not come to their end, or have no step, are left out, as they were by Monitor; of imported
+        recordings, which may not say how they ended, all are there. The return of rewards that are several numbers
+        each is NaN.
+
+        Where several environments are in one directory (for which the old function raised) there is a warning, all of
+        this is of the first one, and groups is a list of such dicts, one for each.
+
+    Raises:
+        TraceNotFound: there is nothing of the kind.
+        UnreadableRecording: what Monitor wrote is damaged.
+        CorruptTrace: the trace is damaged.
+    """
+    sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
+    if problem := differences([source.env_info for source in sources]):
+        warnings.warn(
+            f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
+        )
+    env_infos = _distinct([source.env_info for source in sources])
+    first, *others = (_merged([source for source in sources if source.env_info == info]) for info in env_infos)
+    return {**first, "groups": [first, *others]} if others else first
+
+
+def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
+    with closing(OldDirectory(directory)) as old:
+        if any(map(is_manifest, old.names)):
+            return [_below(old.path, run.results) for run in find_runs(old)]
+        if find_writers(LocalStorage(old.path)):
+            return _of_trace(open_trace(old.path))
+        raise TraceNotFound(
+            f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
+            "what gym_recording wrote, import first"
+        )
+
+
+def _below(directory: Path, results: _Results) -> _Results:
+    """Return the results with the paths of files in place of their names."""
+    videos = [(str(directory / video), str(directory / about)) for video, about in results.videos]
+    return results._replace(manifests=[str(directory / name) for name in results.manifests], videos=videos)
+
+
+def _merged(sources: list[_Results]) -> dict[str, Any]:
+    timestamps = np.array([time for source in sources for time in source.timestamps], np.float64)
+    order = np.argsort(timestamps, kind="stable").tolist()
+
+    def in_order(values: Callable[[_Results], list[Any]]) -> list[Any]:
+        together = [value for source in sources for value in values(source)]
+        return [together[i] for i in order]
+
+    types = in_order(lambda source: source.types)
+    numbers = [number for number, source in enumerate(sources) for _ in source.timestamps]
+    resets = [s.initial_reset for s in sources if s.timestamps and s.initial_reset is not None]
+    return {
+        "manifests": [manifest for source in sources for manifest in source.manifests],
+        "env_info": sources[0].env_info,
+        "data_sources": [numbers[i] for i in order],
+        "timestamps": in_order(lambda source: source.timestamps),
+        "episode_lengths": in_order(lambda source: source.lengths),
+        "episode_rewards": in_order(lambda source: source.rewards),
+        "episode_types": None if all(kind is None for kind in types) else types,
+        "initial_reset_timestamps": resets,
+        "initial_reset_timestamp": min(resets, default=0),
+        "videos": [video for source in sources for video in source.videos],
+    }
+
+
+def _of_trace(trace: Trace) -> list[_Results]:
+    """The processes that recorded a trace. Training and evaluation that were imported from one process are joined."""
+    for damage in trace.damage:
+        raise damage.error()
+    sources: dict[Any, _Results] = {}
+    for number, writer in enumerate(trace.readers):
+        source = _of_writer(trace, number, writer)
+        origin = str(writer.about_or_empty.origin.get("manifest", number))
+        before = sources.get(origin)
+        if before is not None:
+            joined = ("manifests", "timestamps", "lengths", "rewards", "types")
+            source = before._replace(**{name: getattr(before, name) + getattr(source, name) for name in joined})
+        sources[origin] = source
+    return list(sources.values())
+
+
+def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
+    about = writer.about_or_empty
+    table = trace.episodes[trace.episodes["writer"] == number]
+    order, begin = by_episode(table)
+    rows = table[order[begin]]
+    lengths, returns = _sums(table["steps"][order], begin), _sums(table["return"][order], begin)
+    if about.has_only_statistics:
+        lengths = rows["first_step"]
+    origin = about.origin
+    of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
+    whole = complete_rows(rows, trace.readers, np.asarray(lengths)) | bool(origin)
+    initial_reset = origin.get("initial_reset_timestamp")
+    manifest = f"{writer.writer}{SUFFIX}"
+    results = _Results(
+        manifests=[manifest],
+        env_info=origin.get("env_info", of_trace),
+        initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
+        videos=_pairs(origin.get("videos")) if origin else _live_videos(writer, manifest),
+        timestamps=[_seconds(end) for end in rows["end_time"][whole].view(np.int64).tolist()],
+        lengths=lengths[whole].tolist(),
+        rewards=returns[whole].tolist(),
+        types=[_TYPES.get(writer.split, writer.split)] * int(whole.sum()),
+    )
+    return _below(trace.directory, results)
+
+
+def _sums(values: Array, begin: Array) -> Array:
+    """The sum of each run of values; begin: where runs begin."""
+    sums: Array = np.add.reduceat(values, begin) if len(begin) else values
+    return sums
+
+
+def _pairs(value: Any) -> list[tuple[str, str]]:
+    """The pairs of file names that a trace holds, which is not trusted."""
+    pairs = [tuple(pair) for pair in value if isinstance(pair, list)] if isinstance(value, list) else []
+    return [pair for pair in pairs if len(pair) == 2 and all(map(_is_name, pair))]
+
+
+def _live_videos(writer: WriterReader, manifest: str) -> list[tuple[str, str]]:
+    """The videos that a recorder made, with the name of its manifest, which describes them."""
+    files = [entry.get("file") for entry in writer.files.entries() if entry.get("type") == "video"]
+    return [(str(file), manifest) for file in files if _is_name(file)]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value == os.path.basename(value)
+
+
+def _first(starts: Array) -> float | None:
+    known = starts[~np.isnat(starts)].view(np.int64)
+    return _seconds(int(known.min())) if len(known) else None
+
+
+def _seconds(ns: int) -> float:
+    """The float that is nearest: for times that were floats, the same one."""
+    return math.nan if ns == _UNKNOWN else ns / 10**9

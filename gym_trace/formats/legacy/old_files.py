@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
+from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory
 _DEEPEST = 64
+
+
+class NewWriter(NamedTuple):
+    """A writer of the new trace.
+
+    name: its id, if valid.
+    schema: for its schema record (docs/FORMAT.md, section 4).
+    segments: its episodes, read on demand.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    segments: Iterator[Segment]
 
 
 class OldFile:
@@ -40,7 +54,7 @@ class OldFile:
 
 
 class OldDirectory:
-    """A directory with an old recording; a context manager.
+    """A directory with an old recording; to be closed.
 
     Attributes:
         path: pathlib.Path.
@@ -59,14 +73,6 @@ class OldDirectory:
             raise TraceNotFound(f"{self.path}: a recording is a directory, this is a file") from error
         self.names = sorted(names, key=_in_parts)
 
-    def __enter__(self) -> OldDirectory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         if self._latest is not None:
             self._latest.close()
@@ -83,13 +89,10 @@ class OldDirectory:
         self, name: str, object_hook: Callable[[dict[str, Any]], Any] | None = None, limit: int = MAX_JSON
     ) -> dict[str, Any]:
         """The JSON object in a file of up to limit bytes."""
-        file = self._opened(name)
-        try:
+        with closing(self._opened(name)) as file:
             if file.size > limit:
                 raise UnreadableRecording(f"{file.path}: {file.size} bytes of JSON, more than the limit of {limit}")
             raw = file.read(0, file.size)
-        finally:
-            file.close()
         if is_bomb(raw):
             raise malformed(file.path, "more lists, maps and entries than there is memory for")
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
+from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.formats.foreign import read_json
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
-from gym_trace.formats.parquet.tables import batches, parquet_file
-from gym_trace.printable import printable
+from gym_trace.formats.parquet.tables import batches, located, parquet_file
 
 _MOST_JSON = 64 << 20
 _MOST_SIZE = 1 << 27  # elements of a row
 _MOST_TASKS = 1 << 20
-_NUMBERS = frozenset(
-    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
-)
+_NUMBERS = frozenset(np.dtype(letter).name for letter in "?bhilqBHILQefd")
 _OF_EPISODES = ("episode_index", "length")
 _OF_VIDEOS = ("chunk_index", "file_index", "from_timestamp")
 
@@ -63,16 +59,16 @@ class DataSet:
         self.robot_type = info.get("robot_type")
         self.episodes, self.steps = (self._count(info, name) for name in ("total_episodes", "total_frames"))
         self.declared: Any = info.get("features")
-        self._data = self._template(info.get("data_path") or DATA)
+        self._template(info.get("data_path") or DATA)
         self._video = self._template(info.get("video_path") or VIDEOS)
-        said = self.declared
-        if not isinstance(said, dict):
+        if not isinstance(self.declared, dict):
             raise self.malformed("has no features")
         self.about, self.was_changed, own = self._own()
-        foreign = [self._feature(name, told) for name, told in said.items() if name not in COUNTED]
+        foreign = [self._feature(name, told) for name, told in self.declared.items() if name not in COUNTED]
         if len({feature.path for feature in foreign}) < len(foreign):
             raise self.malformed("has features that differ by no more than how they begin")
         self.features = foreign if own is None else own
+        self._videos = [feature.name for feature in self.features if feature.kind == "video"]
         self.tasks = self._tasks()
 
     def malformed(self, what: str) -> UnreadableRecording:
@@ -168,40 +164,30 @@ class DataSet:
         for path in sorted((self.path / "meta" / "episodes").glob("*/*.parquet")):
             with located(path):
                 names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
-                if missing := [name for name in (*_OF_EPISODES, *self._of_videos()) if name not in names]:
+                wanted = [*_OF_EPISODES, *(f"videos/{key}/{part}" for key in self._videos for part in _OF_VIDEOS)]
+                if missing := [name for name in wanted if name not in names]:
                     raise UnreadableRecording(f"{path}: has no column {missing[0]}")
-                wanted = [*_OF_EPISODES, *self._of_videos(), *([KEY] if KEY in names else [])]
-                for batch in batches(path, 1024, wanted):
+                for batch in batches(path, 1024, [*wanted, *({KEY} & set(names))]):
                     for said in batch.to_pylist():
                         yield self._row(path, number, said)
                         number += 1
         if number != self.episodes:
             raise self.malformed(f"has {self.episodes} episodes, and tables of {number}")
 
-    def _of_videos(self) -> list[str]:
-        keys = [feature.name for feature in self.features if feature.kind == "video"]
-        return [f"videos/{key}/{part}" for key in keys for part in _OF_VIDEOS]
-
     def _row(self, path: Path, number: int, said: dict[str, Any]) -> Row:
         videos = {}
-        for key in (feature.name for feature in self.features if feature.kind == "video"):
+        for key in self._videos:
             chunk, file, begin = (said[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
             if type(chunk) is not int or type(file) is not int or not isinstance(begin, float):
                 raise UnreadableRecording(f"{path}: of episode {number} it is not known where its video {key} is")
-            videos[key] = (self._inside(self._video.format(video_key=key, chunk_index=chunk, file_index=file)), begin)
+            name = self._video.format(video_key=key, chunk_index=chunk, file_index=file)
+            if ".." in name.split("/") or name.startswith("/"):
+                raise self.malformed(f"has a file that is not in it: {name!r:.100}")
+            videos[key] = self.path / name, begin
         steps, identity = said["length"], said.get(KEY)
         if said["episode_index"] != number or type(steps) is not int or steps < 1:
             raise UnreadableRecording(f"{path}: the row of episode {number} is malformed")
         return Row(number, steps, identity if isinstance(identity, str) and self.about else None, videos)
-
-    def _inside(self, name: str) -> Path:
-        if ".." in name.split("/") or name.startswith("/"):
-            raise self.malformed(f"has a file that is not in it: {name!r:.100}")
-        return self.path / name
-
-    def data_files(self) -> list[Path]:
-        """The tables of steps in their order, as LeRobotDataset finds them."""
-        return sorted((self.path / "data").glob("*/*.parquet"))
 
 
 def _path_of(name: str) -> Any:
@@ -218,14 +204,3 @@ def _path_of(name: str) -> Any:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-@contextlib.contextmanager
-def located(path: Path) -> Iterator[None]:
-    """Says of what cannot be read in which file that is."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise UnreadableRecording(f"{path}: cannot be read: {printable(error)}") from error

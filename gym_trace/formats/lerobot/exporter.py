@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.lerobot.features import FINAL, TASK_INDEX, TIMESTAMP, Feature, Origin, features_of, timestamps
 from gym_trace.formats.lerobot.writer import DatasetWriter
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import KEPT
-from gym_trace.model.values import Array
 
 _FPS = 30
 _MOST_FPS = 1000
@@ -36,7 +34,6 @@ class LeRobotExporter:
     """
 
     name: ClassVar[str] = "lerobot"
-    extra: ClassVar[str] = "lerobot"
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 
@@ -94,7 +91,7 @@ def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
     if wide:
         yield Loss("dtype", f"LeRobotDataset gives float64 as float32, the files have it whole: {', '.join(wide)}")
-    if mixed := [str(feature.name) for feature in features if _is_mixed(source, feature)]:
+    if mixed := [one.name for one in features if (form := source.forms[one.path]) is not None and form.mixed]:
         yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
         yield Loss("spaces", f"values other than arrays of one form are JSON texts: {', '.join(other)}")
@@ -106,11 +103,8 @@ def _has_tasks(source: Source, origin: Origin) -> bool:
     if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
         return False
     rows = (episode.annotations.get("task_index", _NONE) for episode in source.trace.scan(columns=["annotations"]))
-    return all(_are_places(found, len(origin.tasks)) for found in rows)
-
-
-def _are_places(rows: Array, count: int) -> bool:
-    return rows.dtype == np.int64 and bool(((rows >= 0) & (rows < count)).all())
+    many = len(origin.tasks)
+    return all(found.dtype == np.int64 and bool(((found >= 0) & (found < many)).all()) for found in rows)
 
 
 def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
@@ -130,8 +124,3 @@ def _is_fps(fps: Any) -> bool:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() else ""
-
-
-def _is_mixed(source: Source, feature: Feature) -> bool:
-    form = source.forms[feature.path]
-    return form is not None and form.mixed

@@ -1,16 +1,24 @@
-"""Names and forms of the columns of a trace in a LeRobot dataset."""
+"""Columns of a trace in a LeRobot dataset: their names and forms, and their rows as Arrow has them."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from gym_trace.errors import InvalidOption, UnreadableRecording
+from gym_trace.formats.foreign import Values
+from gym_trace.formats.parquet.tables import numbers_in
+from gym_trace.formats.rows import is_utf8, leaves_in
 from gym_trace.formats.source import Source
+from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import IMPORTED_FROM
 from gym_trace.model.values import Array, dtype_from
@@ -84,13 +92,8 @@ class Feature(NamedTuple):
 
     def kept(self) -> dict[str, Any]:
         """As JSON, from which feature_of() has it back."""
-        return {
-            "name": self.name,
-            "path": list(self.path),
-            "kind": self.kind,
-            "dtype": self.dtype.str,
-            "shape": list(self.shape),
-        }
+        known = {"name": self.name, "path": list(self.path), "kind": self.kind}
+        return {**known, "dtype": self.dtype.str, "shape": list(self.shape)}
 
 
 class Origin(NamedTuple):
@@ -165,12 +168,11 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] not in (1, 3)
 
 
-def features_of(source: Source, video: bool, origin: Origin | None = None) -> list[Feature]:
+def features_of(source: Source, video: bool, origin: Origin) -> list[Feature]:
     """The columns of a trace, without flags and what LeRobot counts; those that an import took have their names."""
-    known_as = (Origin.of(source) if origin is None else origin).features
     found: dict[str, Feature] = {}
     spaces = zip(source.plain_spaces, ("observations", "actions"))
-    texts = {path for space, root in spaces for path in _texts(space, (root,))}
+    texts = {path for space, root in spaces for path, leaf in leaves_in(space, (root,)) if _is_text(leaf)}
     paths: list[Path] = [leaf.path for layout in source.layouts[:2] for leaf in layout.leaves()]
     paths += [path for path in source.forms if path[0] == "annotations"] + [("rewards",)]
     paths += [("infos",)] if ("infos",) in source.forms else []
@@ -178,8 +180,10 @@ def features_of(source: Source, video: bool, origin: Origin | None = None) -> li
         form = source.forms[path]
         kind = "text" if form is None and path in texts else _kind(path, form, video)
         alone = path[0] in ("observations", "actions") and len(path) == 1
-        given, names = known_as.get("/".join(map(str, path)), (_name(path, kind, alone), None))
-        name = _unique(given, found)
+        given, names = origin.features.get("/".join(map(str, path)), (_name(path, kind, alone), None))
+        number, name = 2, given
+        while name in found:
+            number, name = number + 1, f"{given}_{number}"
         known = form if kind not in ("text", "values") and form is not None else Form(np.dtype(object), ())
         found[name] = Feature(name, path, kind, known.dtype, known.shape, names)
     return list(found.values())
@@ -188,13 +192,11 @@ def features_of(source: Source, video: bool, origin: Origin | None = None) -> li
 def _kind(path: Path, form: Form | None, video: bool) -> str:
     if form is None or form.dtype.kind not in "biuf" or form.dtype.itemsize > 8 or 0 in form.shape:
         return "values"
-    if path[0] == "observations" and form.dtype == np.uint8 and not form.mixed and _is_picture(form.shape):
+    shape = form.shape
+    has_pixels = len(shape) == 2 or (len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3)))
+    if path[0] == "observations" and form.dtype == np.uint8 and not form.mixed and has_pixels:
         return "video" if video else "image"
     return "array"
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3)))
 
 
 def _name(path: Path, kind: str, alone: bool) -> str:
@@ -209,21 +211,148 @@ def _name(path: Path, kind: str, alone: bool) -> str:
     return ".".join([first, *inner])
 
 
-def _unique(name: str, taken: dict[str, Feature]) -> str:
-    number, unique = 2, name
-    while unique in taken:
-        unique, number = f"{name}_{number}", number + 1
-    return unique
+def _is_text(space: Any) -> bool:
+    return space["type"] == "Text" or str(space.get("class")).endswith(".MissionSpace")  # of MiniGrid
 
 
-def _texts(space: Any, path: Path) -> Iterator[Path]:
-    """The leaves that are texts."""
-    kind = space.get("type")
-    if kind == "Text" or str(space.get("class")).endswith(".MissionSpace"):  # of MiniGrid
-        yield path
-    elif kind == "Dict":
-        for key, child in space["spaces"]:
-            yield from _texts(child, (*path, key))
-    elif kind == "Tuple":
-        for place, child in enumerate(space["spaces"]):
-            yield from _texts(child, (*path, place))
+# -- rows as Arrow has them ----------------------------------------------------------------------
+
+
+_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as the package datasets has it
+_MOST_INTEGER = np.iinfo(np.int64).max
+_UP = 2  # the filter of PNG that takes the row above away
+_LEVEL = 6  # of deflate
+_MARK = "\0"  # before JSON that stands in the place of a text
+
+
+def schema_of(features: Sequence[Feature], counted: bool = True) -> pa.Schema:
+    """The schema of a file. counted: with flags, and with what LeRobot counts."""
+    fields = [_field(feature) for feature in features if feature.kind != "video"]
+    said = {feature.name: _told(feature) for feature in features if feature.kind != "video"}
+    if counted:
+        plain = {**dict.fromkeys(FLAGS, np.dtype(np.bool_)), **COUNTED}
+        fields += [pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in plain.items()]
+        said |= {name: {"dtype": dtype.name, "_type": "Value"} for name, dtype in plain.items()}
+    return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": said}})})
+
+
+def _field(feature: Feature) -> pa.Field:
+    if feature.is_picture:
+        return pa.field(feature.name, _PICTURE)
+    if feature.is_text:
+        return pa.field(feature.name, pa.string())
+    inner, shape = pa.from_numpy_dtype(feature.dtype), feature.stored
+    if len(shape) < 2:
+        return pa.field(feature.name, pa.list_(inner, shape[0]) if shape else inner)
+    for _ in shape:
+        inner = pa.list_(inner)
+    kind = f"datasets.features.features.Array{len(shape)}DExtensionType"
+    kept = json.dumps([list(shape), feature.dtype.name])
+    return pa.field(feature.name, inner, metadata={"ARROW:extension:name": kind, "ARROW:extension:metadata": kept})
+
+
+def _told(feature: Feature) -> dict[str, Any]:
+    """As the package datasets describes it."""
+    if feature.is_picture:
+        return {"_type": "Image"}
+    if feature.is_text:
+        return {"dtype": "string", "_type": "Value"}
+    value, shape = {"dtype": feature.dtype.name, "_type": "Value"}, feature.stored
+    if len(shape) == 0:
+        return value
+    if len(shape) == 1:
+        return {"feature": value, "length": shape[0], "_type": "List"}
+    return {"shape": list(shape), "dtype": feature.dtype.name, "_type": f"Array{len(shape)}D"}
+
+
+# -- out --------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(feature: Feature, rows: Any) -> Any:
+    """The rows of a window as they are collected: an array of (steps, *stored), or a list of texts, or PNG files."""
+    if feature.kind == "text":
+        return [_text(row) for row in rows]
+    if feature.kind == "values":
+        return [json_text(tagged(row)) for row in rows]
+    if feature.is_picture:
+        return _pictures_of(feature, rows)
+    if rows.dtype == object:
+        raise InvalidOption(f"{feature.name}: some of its rows are of another form than the others")
+    rows = rows.astype(feature.dtype, copy=False)
+    if feature.dtype == np.uint64 and (rows > _MOST_INTEGER).any():
+        raise InvalidOption(f"{feature.name}: has integers of 2**63 and more, which LeRobot cannot load")
+    return rows.reshape(len(rows), *feature.stored)
+
+
+def _pictures_of(feature: Feature, rows: Array) -> Array:
+    """(steps, H, W, C) of uint8."""
+    if channels_first(feature.shape):
+        rows = np.moveaxis(rows, 1, -1)
+    pictures = np.ascontiguousarray(rows).reshape(len(rows), *picture_shape(feature.shape))
+    return pictures if pictures.shape[1:] == feature.stored else np.repeat(pictures, 3, axis=3)
+
+
+def _text(value: Any) -> str:
+    is_plain = type(value) is str and not value.startswith(_MARK) and is_utf8(value)
+    return value if is_plain else _MARK + json_text(tagged(value))
+
+
+def png_of(picture: Array) -> bytes:
+    """(H, W, 1 or 3) of uint8 as a PNG file."""
+    height, width, channels = picture.shape
+    rows = picture.reshape(height, width * channels)
+    lines = np.empty((height, 1 + width * channels), np.uint8)
+    lines[:, 0] = _UP
+    lines[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2 if channels == 3 else 0, 0, 0, 0))
+    pieces = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.data, _LEVEL)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(data, zlib.crc32(kind)).to_bytes(4, "big")
+        for kind, data in pieces
+    )
+
+
+def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
+    """Return the results of rows_of() for some windows as one column; for pictures, lists of PNG files."""
+    if feature.is_picture:
+        files = pa.array([file for part in parts for file in part], pa.binary())
+        return pa.StructArray.from_arrays([files, pa.nulls(len(files), pa.string())], fields=list(_PICTURE))
+    if feature.is_text:
+        return pa.array([text for part in parts for text in part], pa.string())
+    rows = np.concatenate(parts)
+    shape = feature.stored
+    array = pa.array(rows.reshape(-1))
+    if len(shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(array, shape[0])
+    for place in range(len(shape), 0, -1):
+        count = len(rows) * math.prod(shape[: place - 1])
+        array = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * shape[place - 1], array)
+    return array
+
+
+# -- in ---------------------------------------------------------------------------------------------------------------
+
+
+def array_of(column: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+    """A column of numbers as (rows, *shape). Raises UnreadableRecording if it is none."""
+    found = numbers_in(column, shape)
+    if found is None:
+        raise UnreadableRecording(f"{name}: holds something else than {dtype.name} of shape {list(shape)} in each row")
+    return found.astype(dtype)
+
+
+def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
+    """The values that rows_of() gave these texts for. Raises UnreadableRecording."""
+    found, values = [], Values()
+    for text in texts:
+        if not isinstance(text, str):
+            raise UnreadableRecording(f"{name}: holds something else than text")
+        if kind == "text" and not text.startswith(_MARK):
+            found.append(text)
+            continue
+        try:
+            found.append(values.of(text.removeprefix(_MARK)))
+        except UnreadableRecording as error:
+            raise UnreadableRecording(f"{name}: {error}") from error
+    return found

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import string
+import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.formats.foreign import read_json, widest
-from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.lerobot.dataset import DataSet, located
-from gym_trace.formats.lerobot.features import FINAL, KIND, Feature
-from gym_trace.formats.lerobot.steps import Columns, StepReader, decoded, in_trace
-from gym_trace.formats.parquet.tables import batches, parquet_file
+from gym_trace.formats.lerobot.dataset import DataSet, Row
+from gym_trace.formats.lerobot.features import (
+    FINAL,
+    KIND,
+    TASK_INDEX,
+    TIMESTAMP,
+    Feature,
+    array_of,
+    channels_first,
+    picture_shape,
+    values_of,
+)
+from gym_trace.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
+from gym_trace.formats.rows import ANY_TEXT, Taken, first_writer, led_to, placeholder
 from gym_trace.model.layout import Layout, PlainSpace
-from gym_trace.model.schema import Layouts, WriterSchema
+from gym_trace.model.layout import Path as LeafPath
+from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 
 _ENDS = 64  # final observations that are read at a time
-_LONGEST_TEXT = 1 << 16
-_Ends = Iterator[tuple[str | None, int, Columns]]
 
 
 class LeRobotImporter:
     """LeRobot data set, version 3."""
 
     name: ClassVar[str] = "lerobot"
-    extra: ClassVar[str] = "lerobot"
 
     def recognises(self, path: Path) -> bool:
         """Return True if meta/info.json names a version of LeRobot."""
@@ -42,57 +54,65 @@ class LeRobotImporter:
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""
         data = DataSet(path)
-        return _again(data, data.about) if data.about is not None else _foreign(data)
+        if data.about is None:
+            return _foreign(data)
+        schema, layouts = first_writer(data.about)
+        return imported(KIND, _episodes_again(data, layouts), schema, data.about, steps=data.steps)
+
+
+def _parts(
+    given: Iterator[Columns], final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
+) -> Iterator[NewSteps]:
+    """Steps with the observations that they led to. given: columns with the observations before the steps."""
+    parts = (({path: rows for path, rows in one.items() if path[0] == "observations"}, one) for one in given)
+    for observations, steps in led_to(chain(parts, [(final, {})])):
+        yield shaped(steps, observations)
 
 
 # -- what gym-trace has exported ------------------------------------------------------------------------------------
 
 
-def _again(data: DataSet, about: str) -> Imported:
-    schemas = list(read_about(about)["writers"].values())
-    try:
-        layouts = WriterSchema.of(schemas[0]).layouts
-    except (CorruptTrace, IndexError) as error:
-        raise data.malformed("was exported by gym-trace, but what it has kept of spaces is malformed") from error
-    return imported(KIND, _episodes_again(data, layouts), schemas[0], about, steps=data.steps)
-
-
 def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
-    reader, rows = StepReader(data), data.rows()
-    observed = [feature for feature in data.features if feature.path[0] == "observations"]
-    try:
-        for identity, steps, final in _ends(data, observed):
+    def shaped(steps: Columns, observations: Columns) -> NewSteps:
+        infos = steps.get(("infos",))
+        return NewSteps(
+            _joined(layouts.observations, observations),
+            _joined(layouts.actions, steps),
+            steps[("rewards",)],
+            infos=infos if _has_any(infos) else None,
+            annotations={str(p[1]): rows for p, rows in steps.items() if p[0] == "annotations" and _has_any(rows)},
+        )
+
+    rows = data.rows()
+    with closing(StepReader(data)) as reader:
+        for identity, steps, final in _ends(data):
             if steps:
                 row = next(rows, None)
                 if row is None or row.steps != steps:
                     raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
-                parts = _parts(reader.parts(row), row.steps, final, _shaping(data, layouts))
-                yield NewEpisode(steps, parts, identity=row.identity)
+                yield NewEpisode(steps, _parts(reader.parts(row), final, shaped), identity=row.identity)
             else:
                 empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
                 yield NewEpisode(0, [empty], identity=identity)
         if next(rows, None) is not None:
             raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
-    finally:
-        reader.close()
 
 
-def _ends(data: DataSet, observed: list[Feature]) -> _Ends:
+def _ends(data: DataSet) -> Iterator[tuple[str | None, int, Columns]]:
     """Identity of an empty episode, steps, final observation."""
     path = data.path / FINAL
+    observed = [one for one in data.features if one.path[0] == "observations"]
+    observed = [one._replace(kind="image") if one.kind == "video" else one for one in observed]
     with located(path):
         with parquet_file(path) as file:
             names = file.schema_arrow.names
         for batch in batches(path, _ENDS, names):
             texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
-            columns = {
-                feature.path: decoded(feature._replace(kind="image") if feature.kind == "video" else feature, batch)
-                for feature in observed
-            }
+            columns = {feature.path: decoded(feature, batch, str(path)) for feature in observed}
             for place, (text, steps) in enumerate(zip(texts, counts)):
                 if type(steps) is not int or (text is None) is (steps == 0):
                     raise UnreadableRecording(f"{path}: a row is malformed")
-                yield text, steps, {key: rows(place, place + 1) for key, rows in columns.items()}
+                yield text, steps, {key: rows[place : place + 1] for key, rows in columns.items()}
 
 
 def _joined(layout: Layout, columns: Columns) -> Any:
@@ -100,21 +120,6 @@ def _joined(layout: Layout, columns: Columns) -> Any:
         return layout.join(iter([columns[leaf.path] for leaf in layout.leaves()]))
     except KeyError as error:
         raise UnreadableRecording(f"what gym-trace has kept of its columns is malformed: no {error}") from error
-
-
-def _shaping(data: DataSet, layouts: Layouts) -> Callable[[Columns, Any], NewSteps]:
-    def shaped(steps: Columns, observations: Columns) -> NewSteps:
-        infos = steps.get(("infos",))
-        notes = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations" and _has_any(rows)}
-        return NewSteps(
-            _joined(layouts.observations, observations),
-            _joined(layouts.actions, steps),
-            steps[("rewards",)],
-            infos=infos if _has_any(infos) else None,
-            annotations=notes,
-        )
-
-    return shaped
 
 
 def _has_any(rows: Any) -> bool:
@@ -166,34 +171,19 @@ def _notes(data: DataSet) -> Iterator[str]:
 
 
 def _space(features: list[Feature]) -> PlainSpace:
-    if len(features) == 1:
-        return _leaf(features[0])
-    return {"type": "Dict", "spaces": sorted([str(feature.path[1]), _leaf(feature)] for feature in features)}
-
-
-def _leaf(feature: Feature) -> PlainSpace:
-    if feature.is_text:
-        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
-    return widest(feature.dtype, feature.shape)
+    parts = {str(one.path[1]): ANY_TEXT if one.is_text else widest(one.dtype, one.shape) for one in features}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return {"type": "Dict", "spaces": sorted([key, part] for key, part in parts.items())}
 
 
 def _episodes(data: DataSet) -> Iterator[NewEpisode]:
-    reader = StepReader(data, foreign=True)
-    final = {
-        feature.path: [""] if feature.is_text else _unknown(feature)
-        for feature in data.features
-        if feature.path[0] == "observations"
-    }
-    try:
+    observed = [one for one in data.features if one.path[0] == "observations"]
+    final = {one.path: placeholder(None if one.is_text else one.dtype, one.shape) for one in observed}
+    with closing(StepReader(data, foreign=True)) as reader:
         for row in data.rows():
-            parts = _parts(reader.parts(row), row.steps, final, _shaped)
+            parts = _parts(reader.parts(row), final, _shaped)
             yield NewEpisode(row.steps, parts, has_final_observation=False)
-    finally:
-        reader.close()
-
-
-def _unknown(feature: Feature) -> Array:
-    return np.full((1, *feature.shape), np.nan if feature.dtype.kind == "f" else 0, feature.dtype)
 
 
 def _shaped(steps: Columns, observations: Columns) -> NewSteps:
@@ -214,27 +204,133 @@ def _tree(columns: Columns) -> Any:
     return {str(path[1]): rows for path, rows in columns.items()}
 
 
-# -- both -------------------------------------------------------------------------------------------------------------
+# -- steps, read in their order, some at a time ----------------------------------------------------------------------
 
 
-def _parts(
-    given: Iterator[Columns], total: int, final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
-) -> Iterator[NewSteps]:
-    """Steps with the observations that they led to: but in the last part, the last step waits for the next one.
+_TEXT_BYTES = 256
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
+_COUNTED = ("episode_index", "frame_index", "timestamp")
+Columns = dict[LeafPath, Any]  # rows of each
 
-    given: columns of `total` steps, with the observations before them.
-    """
-    held: Columns = {}
-    done = 0
-    for columns in given:
-        done += max(map(len, columns.values())) if columns else 0
-        columns = {path: in_trace(held[path], rows) if path in held else rows for path, rows in columns.items()}
-        observations = {path: rows for path, rows in columns.items() if path[0] == "observations"}
-        steps = {path: rows for path, rows in columns.items() if path[0] != "observations"}
-        if done == total:
-            yield shaped(steps, {path: in_trace(rows, final[path]) for path, rows in observations.items()})
-        elif max(map(len, steps.values())) > 1:
-            yield shaped({path: rows[:-1] for path, rows in steps.items()}, observations)
-            held = {path: rows[-1:] for path, rows in steps.items()}
-        else:  # the first one alone, which nothing is known of yet
-            held = columns
+
+class StepReader:
+    """Reads the tables of steps from the first to the last, and the videos along with them."""
+
+    def __init__(self, data: DataSet, foreign: bool = False):
+        self._data, self._foreign = data, foreign
+        self._rows = Taken(self._read())
+        self._videos: dict[str, tuple[Path, Any]] = {}
+
+    def parts(self, row: Row) -> Iterator[Columns]:
+        """The columns of an episode, which is the next one. Raises UnreadableRecording."""
+        done = 0
+        while done < row.steps:
+            if self._rows.is_over():
+                raise UnreadableRecording(f"{self._data.path}: episode {row.number} has no rows, or too few")
+            count, columns = self._rows.take(row.steps - done)
+            episodes, frames, times = (columns.pop((name,)) for name in _COUNTED)
+            if (episodes != row.number).any() or (frames != np.arange(done, done + count)).any():
+                told = f"the rows of episode {row.number} are not what meta/episodes says"
+                raise UnreadableRecording(f"{self._data.path}: {told}")
+            for feature in self._data.features:
+                if feature.kind == "video":
+                    columns[feature.path] = shaped_pictures(feature, self._pictures(feature, row, times))
+            done += count
+            yield columns
+
+    def _read(self) -> Iterator[tuple[int, Columns]]:
+        features = self._data.features
+        size = sum(_TEXT_BYTES if one.is_text else math.prod(one.shape) * one.dtype.itemsize for one in features)
+        needed = [*_COUNTED, *(one.name for one in features if one.kind != "video")]
+        for path in sorted((self._data.path / "data").glob("*/*.parquet")):  # as LeRobotDataset finds them
+            with located(path):
+                names = pq.read_schema(path).names
+                if missing := [name for name in needed if name not in names]:
+                    raise UnreadableRecording(f"{path}: has no column {missing[0]}")
+                for batch in batches(path, rows_at_a_time(size), names):
+                    yield batch.num_rows, self._columns(batch, str(path))
+
+    def _columns(self, batch: pa.RecordBatch, where: str) -> Columns:
+        """The columns of some rows, also those that are counted, under their names."""
+
+        def counted(name: str, dtype: str) -> Array:
+            return array_of(batch.column(name), np.dtype(dtype), (), f"{where}: {name}")
+
+        columns: Columns = {
+            feature.path: decoded(feature, batch, where, self._foreign)
+            for feature in self._data.features
+            if feature.kind != "video"
+        }
+        columns |= {(name,): counted(name, dtype) for name, dtype in zip(_COUNTED, ("i8", "i8", "f8"))}
+        if not np.isfinite(columns["timestamp",]).all():
+            raise UnreadableRecording(f"{where}: invalid timestamp")
+        if self._foreign:
+            columns[TIMESTAMP] = counted("timestamp", "f4")
+            if len(self._data.tasks) > 1 and "task_index" in batch.schema.names:
+                columns[TASK_INDEX] = counted("task_index", "i8")
+        return columns
+
+    def _pictures(self, feature: Feature, row: Row, times: Array) -> Array:
+        path, begin = row.videos[feature.name]
+        known = self._videos.get(feature.name)
+        if known is None or known[0] != path:
+            if known is not None:
+                known[1].close()
+            try:
+                from gym_trace.formats.lerobot.videos import VideoReader  # PyAV is not needed without videos
+            except ImportError as error:
+                raise MissingExtra(f"videos need PyAV ({error}): pip install 'gym-trace[video]'") from error
+            known = self._videos[feature.name] = path, VideoReader(path, *feature.stored[:2])
+        pictures: Array = known[1].take(begin + times, 0.5 / self._data.fps)
+        return pictures
+
+    def close(self) -> None:
+        for _, reader in self._videos.values():
+            reader.close()
+
+
+def decoded(feature: Feature, batch: pa.RecordBatch, where: str, foreign: bool = False) -> Any:
+    """The rows of a feature, of which pictures are decoded when they are cut out. Raises UnreadableRecording."""
+    column, name = batch.column(feature.name), f"{where}: {feature.name}"
+    if feature.is_picture:
+        return _Pictures(feature, column, name)
+    if feature.is_text:
+        plain = column.to_pylist()
+        return plain if foreign else values_of(plain, feature.kind, name)
+    return array_of(column, feature.dtype, feature.shape, name)
+
+
+class _Pictures:
+    """Pictures in a table, as rows of which a slice is an array."""
+
+    def __init__(self, feature: Feature, column: pa.Array, name: str):
+        if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+            raise UnreadableRecording(f"{name}: holds something else than pictures")
+        self._feature, self._files, self._name = feature, column.field("bytes"), name
+
+    def __getitem__(self, which: slice) -> Array:
+        from gym_trace.formats.images import pixels  # Pillow is not needed without pictures
+
+        feature, files = self._feature, self._files[which].to_pylist()
+        is_plain = feature.dtype != np.uint8 or feature.shape[2:] == (4,)
+        shape: tuple[int, ...] = feature.shape if is_plain else picture_shape(feature.shape)
+        found = np.empty((len(files), *shape), feature.dtype)
+        for place, file in enumerate(files):
+            if not isinstance(file, bytes):
+                raise UnreadableRecording(f"{self._name}: a picture is not in the table, but in a file of its own")
+            try:
+                found[place] = pixels(file, shape, feature.dtype, _FORMATS)
+            except ValueError as error:
+                raise UnreadableRecording(f"{self._name}: a picture cannot be read: {error}") from error
+        return shaped_pictures(feature, found)
+
+
+def shaped_pictures(feature: Feature, pictures: Array) -> Array:
+    """(pictures, H, W, C) as the trace has them."""
+    if pictures.shape[1:] == feature.shape:
+        return pictures
+    channels = 1 if len(feature.shape) == 2 else picture_shape(feature.shape)[2]
+    pictures = pictures[..., :channels]
+    if channels_first(feature.shape):
+        pictures = np.moveaxis(pictures, -1, 1)
+    return np.ascontiguousarray(pictures).reshape(len(pictures), *feature.shape)

@@ -43,7 +43,7 @@ def of_rows(rows: Array, starts: Array) -> Statistics:
     for name, share in QUANTILES.items():
         place = np.maximum(np.ceil(share * known).astype(np.int64) - 1, 0) + begins[:, None]
         found[name] = np.take_along_axis(ordered, place, axis=0)
-    return found if whole else {name: np.where(np.isfinite(value), value, 0.0) for name, value in found.items()}
+    return found if whole else {name: np.nan_to_num(value, posinf=0.0, neginf=0.0) for name, value in found.items()}
 
 
 def _sorted_in_runs(values: Array, run: Array) -> Array:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.lerobot import statistics, tables
-from gym_trace.formats.lerobot.columns import arrow_of, png_of, rows_of, schema_of
+from gym_trace.formats.lerobot import statistics
 from gym_trace.formats.lerobot.features import (
     ABOUT,
     COUNTED,
@@ -24,12 +24,103 @@ from gym_trace.formats.lerobot.features import (
     TASKS,
     VIDEOS,
     Feature,
+    arrow_of,
+    png_of,
+    rows_of,
+    schema_of,
     timestamps,
 )
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import ABSENT, Array, objects
+
+CHUNK = 1000  # files in a directory
+DATA_MB = 100  # about how large a file of tables gets
+VIDEO_MB = 200
+
+
+class Place:
+    """Which file is written: file_index of chunk_index."""
+
+    def __init__(self) -> None:
+        self.chunk, self.file = 0, 0
+
+    def advance(self) -> None:
+        self.chunk, self.file = (self.chunk, self.file + 1) if self.file + 1 < CHUNK else (self.chunk + 1, 0)
+
+    def path(self, root: Path, template: str, **names: str) -> Path:
+        return root / template.format(chunk_index=self.chunk, file_index=self.file, **names)
+
+
+class Tables:
+    """Parquet files with the same columns, one after the other."""
+
+    def __init__(self, root: Path, template: str, schema: pa.Schema, plain: list[str]):
+        """plain: columns of values that seldom repeat, or are compressed already."""
+        self.place, self._root, self._template, self._schema = Place(), root, template, schema
+        self._plain = plain
+        self._sink: Any = None
+        self._writer: Any = None
+
+    @property
+    def is_large(self) -> bool:
+        return self._sink is not None and self._sink.tell() >= DATA_MB << 20
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Writes rows as one group of them."""
+        if self._writer is None:
+            path = self.place.path(self._root, self._template)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._sink = pa.OSFile(str(path), "wb")
+            repeating = [name for name in self._schema.names if name not in self._plain]
+            self._writer = pq.ParquetWriter(
+                self._sink, self._schema, compression="zstd", use_dictionary=repeating, store_schema=True
+            )
+        given = [(columns[field.name], field.type) for field in self._schema]
+        arrays = [rows.cast(kind) if isinstance(rows, pa.Array) else pa.array(rows, kind) for rows, kind in given]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def next_file(self) -> None:
+        """Start another file."""
+        self.close()
+        self.place.advance()
+
+    def close(self) -> None:
+        """Makes the file whole. Raises OSError."""
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self._writer = self._sink = None
+
+    def drop(self) -> None:
+        """Close an incomplete file."""
+        writer, sink, self._writer, self._sink = self._writer, self._sink, None, None
+        if writer is not None:
+            writer.is_open = False  # or it would try once more to make it whole
+        if sink is not None:
+            sink.close()
+
+
+def write_tasks(path: Path, tasks: list[str]) -> None:
+    """The table of tasks, whose index pandas, which LeRobot reads it with, finds in the schema."""
+    names = [("task_index", "int64", "int64"), ("task", "unicode", "object")]
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for name, kind, numpy in names
+    ]
+    index = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object"}
+    said = {
+        "index_columns": ["task"],
+        "column_indexes": [{**index, "metadata": {"encoding": "UTF-8"}}],
+        "columns": columns,
+        "pandas_version": "2.2.0",
+    }
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(said)}), path)
+
 
 _MOST_ROWS = 1 << 16  # in a group of rows
 _MOST_BYTES = 64 << 20
@@ -57,8 +148,8 @@ class DatasetWriter:
         self._of_episode: list[Array] = []  # those of the episode that is not over
         plain = [f"{feature.name}.bytes" if feature.is_picture else feature.name for feature in features]
         plain += ["timestamp", "index", "frame_index"]
-        self._data = tables.Tables(target, DATA, schema_of(features), plain)
-        self._meta: tables.Tables | None = None
+        self._data = Tables(target, DATA, schema_of(features), plain)
+        self._meta: Tables | None = None
         self._final: Any = None
         observed = (feature for feature in features if feature.path[0] == "observations")
         self._finals = [one._replace(kind="image") if one.kind == "video" else one for one in observed]
@@ -149,7 +240,7 @@ class DatasetWriter:
             said["pictures"] = {name: sample.found() for name, sample in self._pictures.items()}
             self._episodes.append(said)
             self._count += 1
-        if len(self._ends) >= 256:
+        if len(self._ends) >= _MOST_ENDS:
             self._write_ends()
 
     # -- a group of rows --------------------------------------------------------------------------------------------
@@ -206,63 +297,48 @@ class DatasetWriter:
         for name, found in told.items():
             known = statistics.joined([self._all[name], found]) if name in self._all else found
             self._all[name] = statistics.merged(known, np.zeros(1, np.int64))
-        over = self._episodes
-        if self._meta is None:
-            self._meta = tables.Tables(self._target, EPISODES, self._schema_of_episodes(list(told)), [KEY])
-        count = len(over)
-        begins = np.array([episode["from"] for episode in over], np.int64)
-        steps = np.array([episode["steps"] for episode in over], np.int64)
-        place = self._meta.place
+        over, self._episodes = self._episodes, []
+        whole, text = pa.int64(), pa.string()
+        begins = np.array([episode["from"] for episode in over])
+        steps = np.array([episode["steps"] for episode in over])
+        place = Place() if self._meta is None else self._meta.place
         columns: dict[str, Any] = {
-            "episode_index": np.array([episode["episode"] for episode in over], np.int64),
-            "length": steps,
-            "data/chunk_index": [episode["data"][0] for episode in over],
-            "data/file_index": [episode["data"][1] for episode in over],
-            "dataset_from_index": begins,
-            "dataset_to_index": begins + steps,
-            "meta/episodes/chunk_index": np.full(count, place.chunk),
-            "meta/episodes/file_index": np.full(count, place.file),
-            KEY: [episode["identity"] for episode in over],
-            "tasks": [episode["tasks"] for episode in over],
+            "episode_index": pa.array([episode["episode"] for episode in over], whole),
+            "tasks": pa.array([episode["tasks"] for episode in over], pa.list_(text)),
+            "length": pa.array(steps, whole),
+            "data/chunk_index": pa.array([episode["data"][0] for episode in over], whole),
+            "data/file_index": pa.array([episode["data"][1] for episode in over], whole),
+            "dataset_from_index": pa.array(begins, whole),
+            "dataset_to_index": pa.array(begins + steps, whole),
         }
         for name in self._videos:
-            places = [episode["videos"][name] for episode in over]
-            begin = np.array([frames for _, _, frames in places])
-            columns[f"videos/{name}/chunk_index"] = [chunk for chunk, _, _ in places]
-            columns[f"videos/{name}/file_index"] = [file for _, file, _ in places]
-            columns[f"videos/{name}/from_timestamp"] = begin / self._fps
-            columns[f"videos/{name}/to_timestamp"] = (begin + steps) / self._fps
+            chunks, files, frames = np.array([episode["videos"][name] for episode in over]).T
+            columns[f"videos/{name}/chunk_index"] = pa.array(chunks, whole)
+            columns[f"videos/{name}/file_index"] = pa.array(files, whole)
+            columns[f"videos/{name}/from_timestamp"] = pa.array(frames / self._fps)
+            columns[f"videos/{name}/to_timestamp"] = pa.array((frames + steps) / self._fps)
         for name, found in told.items():
-            for key, value in found.items():
-                columns[f"stats/{name}/{key}"] = _lists(value, name in self._pictures and key != "count")
+            for key in ("min", "max", "mean", "std", "count", *statistics.QUANTILES):
+                columns[f"stats/{name}/{key}"] = _lists(found[key], name in self._pictures and key != "count")
+        columns["meta/episodes/chunk_index"] = pa.array(np.full(len(over), place.chunk))
+        columns["meta/episodes/file_index"] = pa.array(np.full(len(over), place.file))
+        columns[KEY] = pa.array([episode["identity"] for episode in over], text)
+        if self._meta is None:
+            schema = pa.schema([(name, array.type) for name, array in columns.items()])
+            self._meta = Tables(self._target, EPISODES, schema, [KEY])
         self._meta.write(columns)
         if self._meta.is_large:
             self._meta.next_file()
-        self._episodes = []
-
-    def _schema_of_episodes(self, measured: list[str]) -> pa.Schema:
-        whole, real, text = pa.int64(), pa.float64(), pa.string()
-        fields = [("episode_index", whole), ("tasks", pa.list_(text)), ("length", whole)]
-        fields += [(name, whole) for name in ("data/chunk_index", "data/file_index")]
-        fields += [(name, whole) for name in ("dataset_from_index", "dataset_to_index")]
-        for name in self._videos:
-            fields += [(f"videos/{name}/{key}", whole) for key in ("chunk_index", "file_index")]
-            fields += [(f"videos/{name}/{key}", real) for key in ("from_timestamp", "to_timestamp")]
-        for name in measured:
-            one = pa.list_(pa.list_(pa.list_(real))) if name in self._pictures else pa.list_(real)
-            fields += [(f"stats/{name}/{key}", one) for key in ("min", "max", "mean", "std")]
-            fields += [(f"stats/{name}/count", pa.list_(whole))]
-            fields += [(f"stats/{name}/{key}", one) for key in statistics.QUANTILES]
-        fields += [(f"meta/episodes/{key}", whole) for key in ("chunk_index", "file_index")]
-        return pa.schema([*fields, (KEY, text)])
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _write_ends(self) -> None:
+        if not self._ends:
+            return
         if self._final is None:
             schema = schema_of(self._finals, counted=False)
             schema = schema.insert(0, pa.field("steps", pa.int64())).insert(0, pa.field(KEY, pa.string()))
-            self._final = tables.Tables(self._target, FINAL, schema, [KEY])
+            self._final = Tables(self._target, FINAL, schema, [KEY])
         columns: dict[str, Any] = {KEY: [identity for identity, _, _ in self._ends]}
         columns["steps"] = [steps for _, steps, _ in self._ends]
         for feature in self._finals:
@@ -270,8 +346,7 @@ class DatasetWriter:
             if feature.is_picture:
                 parts = [[png_of(picture) for picture in part] for part in parts]
             columns[feature.name] = arrow_of(feature, parts)
-        if self._ends:
-            self._final.write(columns)
+        self._final.write(columns)
         self._ends = []
 
     def _finish(self) -> None:
@@ -288,9 +363,9 @@ class DatasetWriter:
             "total_episodes": self._count,
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
-            "chunks_size": tables.CHUNK,
-            "data_files_size_in_mb": tables.DATA_MB,
-            "video_files_size_in_mb": tables.VIDEO_MB,
+            "chunks_size": CHUNK,
+            "data_files_size_in_mb": DATA_MB,
+            "video_files_size_in_mb": VIDEO_MB,
             "fps": self._fps,
             "splits": {"train": f"0:{self._count}"},
             "data_path": DATA,
@@ -305,7 +380,7 @@ class DatasetWriter:
             "features": [feature.kept() for feature in (*self._features, *self._counted_features)],
             KEY: self._source.about,
         }
-        tables.write_tasks(self._target / TASKS, self._tasks)
+        write_tasks(self._target / TASKS, self._tasks)
         for path, said in (("meta/info.json", info), ("meta/stats.json", stats), (ABOUT, about)):
             text = json.dumps(said, indent=None if path == ABOUT else 4, allow_nan=False)
             (self._target / path).write_text(text + "\n", encoding="utf-8")
@@ -339,13 +414,13 @@ class _Videos:
         from gym_trace.formats.lerobot.videos import INFO, VideoWriter  # PyAV is not needed without videos
 
         self._open, self._feature, self._target, self._fps = VideoWriter, feature, target, fps
-        self._info, self._place = INFO, tables.Place()
+        self._info, self._place = INFO, Place()
         self._writer: VideoWriter | None = None
 
     def begin(self, steps: int) -> tuple[int, int, int]:
         """Begins an episode: chunk and number of its file, and how many pictures are in that before it."""
         if self._writer is not None:
-            full = os.path.getsize(self._writer.path) >= tables.VIDEO_MB << 20
+            full = os.path.getsize(self._writer.path) >= VIDEO_MB << 20
             if full or self._writer.frames + steps > _LONGEST * self._fps:
                 self.close()
                 self._place.advance()

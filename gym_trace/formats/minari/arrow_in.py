@@ -14,10 +14,11 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.formats.foreign import read_json, widest
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
-from gym_trace.formats.infos import ANNOTATIONS, KeptInfos, info_of
-from gym_trace.formats.minari.metadata import FILE
+from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
+from gym_trace.formats.minari.plan import FILE
 from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
-from gym_trace.formats.parquet.tables import batches, parquet_file
+from gym_trace.formats.parquet.tables import batches, is_list, is_number, located, numbers_in, parquet_file, row_size
+from gym_trace.formats.rows import custom, infos_of
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
 
@@ -25,8 +26,6 @@ _MOST_ROWS = 1024  # that are read at a time
 _MOST_BYTES = 4 << 20
 _DEEPEST = 32
 _MAGIC_BYTES = 8  # before the first message of an Arrow file
-# What pyarrow raises for a malformed file; names of fields need not be text.
-_ERRORS = (OSError, KeyError, UnicodeDecodeError, pa.ArrowException)
 Fault = Callable[[str], UnreadableRecording]
 
 
@@ -39,12 +38,6 @@ class ArrowSource:
         self._directories = sorted(found, key=lambda path: int(path.name))
         self.spaces = self._space("observations", spaces[0]), self._space("actions", spaces[1])
 
-    def __enter__(self) -> ArrowSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open between episodes."""
-
     def __len__(self) -> int:
         return len(self._directories)
 
@@ -52,17 +45,15 @@ class ArrowSource:
         if said is not None:
             return said
         for directory in self._directories:
-            with _File(directory / f"part-0.{self._kind}") as file, file.checking():
+            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
                 return _widest(file.field(root), 0)
         raise UnreadableRecording(f"{self._data}: has no episodes, and nothing says what their spaces are")
 
     def episodes(self) -> Iterator[NewEpisode]:
         """As they are asked for. Raises UnreadableRecording."""
         for directory in self._directories:
-            with _File(directory / f"part-0.{self._kind}") as file:
-                with file.checking():
-                    episode = self._episode(file, directory)
-                yield episode
+            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
+                yield self._episode(file, directory)
 
     def _episode(self, file: _File, directory: FilePath) -> NewEpisode:
         said = read_json(directory / FILE) if (directory / FILE).is_file() else {}
@@ -82,22 +73,19 @@ class ArrowSource:
 
     def _parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
         """A row is an observation, its info, and what was done then; the last one is an observation and an info."""
-        with file.checking():
-            yield from self._checked_parts(file, is_ours)
-
-    def _checked_parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
         kept = KeptInfos() if KEY in file.schema.names else None
         row, before = 0, None
-        for batch in file.batches(file.rows_at_a_time):
-            if kept is not None:
-                for place, data in enumerate(batch.column(KEY).to_pylist()):
-                    if data is not None:
-                        kept.add(row + place, data)
-            row += len(batch)
-            rows = batch if before is None else pa.concat_batches([before, batch])
-            before = batch.slice(len(batch) - 1)
-            if len(rows) > 1 or file.rows == 1:
-                yield self._steps(rows, kept, is_ours, leads=len(rows) == row, fault=file.fault)
+        with located(file.path):
+            for batch in file.batches(file.rows_at_a_time):
+                if kept is not None:
+                    for place, data in enumerate(batch.column(KEY).to_pylist()):
+                        if data is not None:
+                            kept.add(row + place, data)
+                row += len(batch)
+                rows = batch if before is None else pa.concat_batches([before, batch])
+                before = batch.slice(len(batch) - 1)
+                if len(rows) > 1 or file.rows == 1:
+                    yield self._steps(rows, kept, is_ours, leads=len(rows) == row, fault=file.fault)
 
     def _steps(
         self, rows: pa.RecordBatch, kept: KeptInfos | None, is_ours: bool, leads: bool, fault: Fault
@@ -124,13 +112,11 @@ class ArrowSource:
             if not pa.types.is_struct(column.type) or depth > _DEEPEST:
                 raise fault("has a column that must be a struct, for a Dict or Tuple space")
             is_dict = space["type"] == "Dict"
-            keys = [key for key, _ in space["spaces"]] if is_dict else range(len(space["spaces"]))
-            children = [child for _, child in space["spaces"]] if is_dict else space["spaces"]
-            found = {field.name for field in column.type}
-            if column.type.num_fields != len(children) or found != set(map(str, keys)):
+            parts = space["spaces"] if is_dict else list(enumerate(space["spaces"]))
+            if sorted(field.name for field in column.type) != sorted(str(key) for key, _ in parts):
                 raise fault("has a column without the parts that its space has")
-            values = [self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in zip(keys, children)]
-            return dict(zip(keys, values)) if is_dict else tuple(values)
+            values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
+            return values if is_dict else tuple(values.values())
         if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
             return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
         return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
@@ -142,7 +128,7 @@ class _File:
     def __init__(self, path: FilePath):
         self.path = path
         self._mapped: pa.MemoryMappedFile | None = None
-        try:
+        with located(path):
             if path.suffix == ".parquet":
                 with parquet_file(path) as parquet:
                     self.rows = parquet.metadata.num_rows
@@ -152,12 +138,9 @@ class _File:
                 with pa.ipc.open_file(self._mapped) as file:
                     self.schema = file.schema
                 self.rows = sum(map(len, self._mapped_batches()))
-        except _ERRORS as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
-        with self.checking():
             for name in ("observations", "actions", "rewards", "terminations", "truncations"):
                 self.field(name)
-            width = sum(_width(field.type) for field in self.schema)
+            width = sum(row_size(field.type) for field in self.schema)
         self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, width)))
         if not self.rows:
             raise self.fault("has no row, not even that of a reset")
@@ -172,14 +155,6 @@ class _File:
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the file."""
         return UnreadableRecording(f"{self.path}: {problem}")
-
-    @contextlib.contextmanager
-    def checking(self) -> Iterator[None]:
-        """Turn what pyarrow raises for a malformed file into UnreadableRecording."""
-        try:
-            yield
-        except _ERRORS as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
 
     def field(self, name: str) -> pa.DataType:
         """The type of a column."""
@@ -221,7 +196,7 @@ def _is_compressed(metadata: bytes) -> bool:
         return int.from_bytes(metadata[at : at + size], "little", signed=signed)
 
     def field(table: int, which: int) -> int:
-        """Where a field of a FlatBuffers table is; 0: it is not there."""
+        """Return the offset of a field of a FlatBuffers table; 0: it is not there."""
         fields, slot = table - number(table, signed=True), 4 + 2 * which
         offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
         return table + offset if offset else 0
@@ -230,43 +205,19 @@ def _is_compressed(metadata: bytes) -> bool:
     return header == 0 or field(header + number(header), 3) != 0
 
 
-def _width(kind: pa.DataType) -> int:
-    """About how many bytes a row of a column takes."""
-    if pa.types.is_struct(kind):
-        return sum(_width(field.type) for field in kind)
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _width(kind.value_type)
-    try:
-        return max(1, int(kind.bit_width) // 8)
-    except ValueError:
-        return 1024
-
-
 def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None) -> Any:
     """A column as an array of numbers (rows, *shape), or a list of anything else."""
-    kind, rows = column.type, len(column)
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        inner = column.flatten()
-        if column.null_count or (rows and len(inner) % rows) or not _is_number(inner.type):
-            raise fault("has a column of lists that are not alike")
-        flat = inner.to_numpy(zero_copy_only=False)
-        try:
-            return flat.reshape(rows, *(shape if shape is not None else (kind.list_size,)))
-        except (AttributeError, ValueError) as error:
-            raise fault(f"has rows of {len(flat) // max(1, rows)} numbers, of a space of shape {shape}") from error
-    if not _is_number(kind):
+    if not is_number(column.type) and not is_list(column.type):
         return column.to_pylist()
-    if column.null_count:
-        raise fault("has a row without a value")
-    return column.to_numpy(zero_copy_only=False)
+    flat = numbers_in(column, shape)
+    if flat is None:
+        told = "has a column with rows that are missing, or not alike"
+        raise fault(told if shape is None else f"{told}: a space of shape {shape}")
+    return flat
 
 
 def _flags(column: pa.Array, fault: Fault) -> Array:
     return np.asarray(_array(column, fault)).astype(np.bool_)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
@@ -279,8 +230,8 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
     shape: tuple[int, ...] = ()
     if pa.types.is_fixed_size_list(kind):
         shape, kind = (kind.list_size,), kind.value_type
-    if not _is_number(kind):
-        return {"type": "custom", "class": "", "repr": str(kind)[:100]}
+    if not is_number(kind):
+        return custom(str(kind)[:100])
     return widest(np.dtype(kind.to_pandas_dtype()), shape)
 
 
@@ -299,8 +250,7 @@ def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Ite
 
 
 def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
-    rows = {path: list(values) for path, values in _columns(column, (), fault)}
-    return [info_of({path: values[i] for path, values in rows.items()}) for i in range(len(column))]
+    return infos_of(dict(_columns(column, (), fault)), len(column))
 
 
 def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:

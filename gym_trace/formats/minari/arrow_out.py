@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.infos import InfoColumn, packed
-from gym_trace.formats.minari.metadata import FILE
-from gym_trace.formats.minari.plan import MinariPlan, are_options
+from gym_trace.formats.infos import packed
+from gym_trace.formats.minari.plan import FILE, MinariPlan, are_options
 from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
@@ -67,7 +66,8 @@ class ArrowEpisodes:
         self._columns = {path: self._column(rows, form) for path, form in plan.forms.items()}
         self._rewards = self._column(rows, plan.rewards)
         self._flags = [self._column(rows, _FLAG), self._column(rows, _FLAG)]
-        self._infos = [self._of_info(rows, column) for column in plan.infos.columns]
+        forms = (None if one.dtype is None else Form(one.dtype, one.shape) for one in plan.infos.columns)
+        self._infos = [self._column(rows, form) for form in forms]
         self._kept: list[bytes | None] = [None] * rows if plan.infos.are_kept_whole else []
         for column, data in zip(plan.infos.columns, self._infos):
             first = column.of_reset(episode.reset_info)
@@ -84,9 +84,6 @@ class ArrowEpisodes:
             data = np.memmap(self._scratch[-1], form.dtype, "w+", shape=(rows, *form.shape))
         data[-1] = 0
         return data
-
-    def _of_info(self, rows: int, column: InfoColumn) -> Any:
-        return self._column(rows, None if column.dtype is None else Form(column.dtype, column.shape))
 
     def add(self, window: Window) -> None:
         """Steps of the episode that was begun; after the last of them it is written."""
@@ -141,8 +138,8 @@ class ArrowEpisodes:
 def _tree(layout: Layout, columns: Iterator[Any]) -> pa.Array:
     if isinstance(layout, Leaf):
         return _array(next(columns))
-    names = map(str, range(len(layout.children)) if layout.keys is None else layout.keys)
-    return pa.StructArray.from_arrays([_tree(child, columns) for child in layout.children], names=list(names))
+    parts = {str(key): _tree(child, columns) for key, child in layout.parts()}
+    return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 
 
 def _array(data: Any) -> pa.Array:

@@ -13,8 +13,9 @@ from gym_trace.formats.foreign import widest
 from gym_trace.formats.hdf5.reading import Node, Reading, Rows, arrays_in, pieces
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
-from gym_trace.formats.infos import ANNOTATIONS, KeptInfos, info_of
+from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
 from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
+from gym_trace.formats.rows import custom, infos_of
 from gym_trace.model.layout import PlainSpace
 
 _DEEPEST, _MOST_GROUPS = 32, 200
@@ -32,12 +33,6 @@ class HDF5Source:
         observations, actions = spaces
         self.spaces = self._space("observations", observations), self._space("actions", actions)
 
-    def __enter__(self) -> HDF5Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reading.__exit__()
-
     def __len__(self) -> int:
         return len(self._names)
 
@@ -50,15 +45,15 @@ class HDF5Source:
 
     def episodes(self) -> Iterator[NewEpisode]:
         """As they are asked for. Raises UnreadableRecording."""
-        for name in self._names:
-            yield self._episode(self._reading.root.node(name))
+        with self._reading:
+            for name in self._names:
+                yield self._episode(self._reading.root.node(name))
 
     def _episode(self, node: Node) -> NewEpisode:
-        rewards = node.rows("rewards")
+        rewards, terminations, truncations = map(node.rows, ("rewards", "terminations", "truncations"))
         steps = len(rewards)
         observations, width = self._column(node, "observations", self.spaces[0], steps + 1)
         actions, other = self._column(node, "actions", self.spaces[1], steps)
-        terminations, truncations = node.rows("terminations"), node.rows("truncations")
         for found in (terminations, truncations):
             _check(found, steps)
         said = node.attributes()
@@ -92,18 +87,15 @@ class HDF5Source:
         if depth > _DEEPEST:
             raise node.fault("is nested too deep")
         if space["type"] in ("Dict", "Tuple"):
-            names = [name for name, _ in space["spaces"]] if space["type"] == "Dict" else None
-            children = [child for _, child in space["spaces"]] if names is not None else space["spaces"]
-            inner = node.node(key)
-            keys = map(str, names) if names is not None else [f"_index_{i}" for i in range(len(children))]
-            found = [self._column(inner, name, child, rows, depth + 1) for name, child in zip(keys, children)]
-            readers, width = [column for column, _ in found], sum(size for _, size in found)
+            inner, is_dict = node.node(key), space["type"] == "Dict"
+            parts = space["spaces"] if is_dict else [[f"_index_{i}", child] for i, child in enumerate(space["spaces"])]
+            found = {name: self._column(inner, str(name), child, rows, depth + 1) for name, child in parts}
 
             def tree(begin: int, end: int) -> Any:
-                values = [reader(begin, end) for reader in readers]
-                return tuple(values) if names is None else dict(zip(names, values))
+                values = {name: read(begin, end) for name, (read, _) in found.items()}
+                return values if is_dict else tuple(values.values())
 
-            return tree, width
+            return tree, sum(size for _, size in found.values())
         found_rows = node.rows(key)
         _check(found_rows, rows)
         if self._jpeg and is_picture(space) and (found_rows.is_bytes or len(found_rows.shape) == 2):
@@ -138,7 +130,7 @@ def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
         return {"type": "Dict", "spaces": [[name, _widest(inner, name, groups)] for name in names]}
     rows = node.rows(key)
     if rows.is_text or rows.is_bytes:
-        return {"type": "custom", "class": "", "repr": "text" if rows.is_text else "bytes"}
+        return custom("text" if rows.is_text else "bytes")
     return widest(rows.dtype, rows.shape[1:])
 
 
@@ -189,11 +181,10 @@ class _Infos:
             return infos, columns | annotations
         if not self._columns:
             return None, columns
-        rows = {path: list(found.read(begin + 1, end + 1)) for path, found in self._columns.items()}
-        return [info_of({path: values[i] for path, values in rows.items()}) for i in range(end - begin)], columns
+        rows = {path: found.read(begin + 1, end + 1) for path, found in self._columns.items()}
+        return infos_of(rows, end - begin), columns
 
     def of_reset(self) -> dict[str, Any] | None:
         """The info of the reset, where Minari has it."""
-        if not self._columns:
-            return None
-        return info_of({path: found.read(0, 1)[0] for path, found in self._columns.items()})
+        columns = {path: found.read(0, 1) for path, found in self._columns.items()}
+        return infos_of(columns, 1)[0] if columns else None

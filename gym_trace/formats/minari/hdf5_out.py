@@ -18,19 +18,11 @@ from gym_trace.formats.minari.plan import MinariPlan, attributes_of
 from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.schema import Layouts
 
 FILE = "main_data.hdf5"
 _BOOL = np.dtype(np.bool_)
-
-
-def _names(layout: Layout, name: str) -> list[str]:
-    """Return Minari's names for the leaves of a space in the group of an episode, in their order."""
-    if isinstance(layout, Leaf):
-        return [name]
-    parts = zip(_keys(layout), layout.children)
-    return [inner for key, child in parts for inner in _names(child, f"{name}/{key}")]
 
 
 class HDF5Episodes:
@@ -40,7 +32,9 @@ class HDF5Episodes:
         self.count = 0
         self._plan = plan
         self._opening = new_file(data / FILE)
-        names = _names(layouts.observations, "observations") + _names(layouts.actions, "actions")
+        groups, names = map(
+            list.__add__, _names(layouts.observations, "observations"), _names(layouts.actions, "actions")
+        )
         self._leaves = {path: _arrays(name, form) for name, (path, form) in zip(names, plan.forms.items(), strict=True)}
         self._rewards = _arrays("rewards", plan.rewards)
         self._flags = [Arrays(name, _BOOL) for name in ("terminations", "truncations")]
@@ -51,7 +45,6 @@ class HDF5Episodes:
         inner = {
             "/".join(("infos", *column.path[:end])) for column in plan.infos.columns for end in range(len(column.path))
         }
-        groups = [*_groups(layouts.observations, "observations"), *_groups(layouts.actions, "actions")]
         self._groups = [*groups, *sorted({"infos", *inner})]
 
     def __enter__(self) -> HDF5Episodes:
@@ -114,18 +107,13 @@ def _arrays(name: str, form: Any) -> Arrays:
     return Arrays(name, None) if form is None else Arrays(name, form.dtype, form.shape)
 
 
-def _groups(layout: Layout, name: str) -> list[str]:
-    """The groups that a Dict or Tuple space is, those that others lie in first."""
+def _names(layout: Layout, name: str) -> tuple[list[str], list[str]]:
+    """Return Minari's names for the groups of a space, outer ones first, and for its leaves, in their order."""
     if isinstance(layout, Leaf):
-        return []
-    return [
-        name,
-        *(inner for key, child in zip(_keys(layout), layout.children) for inner in _groups(child, f"{name}/{key}")),
-    ]
-
-
-def _keys(layout: Branch) -> list[str]:
-    """Return Minari's names for the parts of a Dict or Tuple space."""
-    if layout.keys is None:
-        return [f"_index_{i}" for i in range(len(layout.children))]
-    return [str(key) for key in layout.keys]
+        return [], [name]
+    groups, leaves = [name], []
+    for key, child in layout.parts():
+        inner = _names(child, f"{name}/{key if layout.keys is not None else f'_index_{key}'}")
+        groups += inner[0]
+        leaves += inner[1]
+    return groups, leaves

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gymnasium.envs.registration import EnvSpec
+
 from gym_trace.errors import TraceError, UnreadableRecording
+from gym_trace.format.manifest import json_of
 from gym_trace.formats.foreign import read_json
 from gym_trace.formats.identity import KEY, read_about
-from gym_trace.formats.imported import Imported, NewEpisode, imported, new_schema
+from gym_trace.formats.imported import Imported, imported, new_schema
 from gym_trace.formats.minari.arrow_in import ArrowSource
 from gym_trace.formats.minari.hdf5_in import HDF5Source
 from gym_trace.formats.minari.hdf5_out import FILE as HDF5_FILE
-from gym_trace.formats.minari.metadata import FILE, environment_of, facts_of
-from gym_trace.formats.minari.plan import KINDS
-from gym_trace.formats.minari.spaces import from_json, is_picture, leaves_in
+from gym_trace.formats.minari.plan import FILE, KINDS, is_number, is_spec
+from gym_trace.formats.minari.spaces import from_json, is_picture
+from gym_trace.formats.rows import leaves_in
 from gym_trace.model.layout import PlainSpace
 from gym_trace.printable import printable
 
 _KIND = "Minari"
 _TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
+_OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # of gymnasium before 1.0, which say nothing now
 _NOTES = (
     "Minari says no more of how an episode ended than its flags: DataCollector has those truncated that were reset, or "
     "ended, before their end",
@@ -33,16 +38,13 @@ class MinariImporter:
     """A data set of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
 
     name: ClassVar[str] = "minari"
-    extra: ClassVar[str] = "minari"
 
     def recognises(self, path: Path) -> bool:
-        """As Importer."""
         with suppress(TraceError):
             return "data_format" in read_json(_data_of(path) / FILE)
         return False
 
     def read(self, path: Path) -> Imported:
-        """As Importer."""
         data = _data_of(path)
         said = read_json(data / FILE)
         about = said.get(KEY) if isinstance(said.get(KEY), str) else None
@@ -65,12 +67,12 @@ class MinariImporter:
         schema = new_schema(
             _KIND,
             *source.spaces,
-            environment_of(said, path),
+            _environment_of(said, path),
             {"imported_from": _KIND} | {key: said[key] for key in _TOLD if key in said},
             infos=True,
         )
         return imported(
-            _KIND, _closing(source), schema, about, facts_of(said), notes, steps if type(steps) is int else 0
+            _KIND, source.episodes(), schema, about, _facts_of(said), notes, steps if type(steps) is int else 0
         )  # fmt: skip
 
 
@@ -92,6 +94,33 @@ def _spaces(said: dict[str, Any], about: str | None, data: Path) -> tuple[PlainS
         raise UnreadableRecording(f"{data / FILE}: {error}") from error
 
 
-def _closing(source: HDF5Source | ArrowSource) -> Iterator[NewEpisode]:
-    with source:
-        yield from source.episodes()
+def _facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata.json as facts of a trace."""
+    facts = {
+        "author": _listed(said.get("author")),
+        "author_email": _listed(said.get("author_email")),
+        "algorithm": said.get("algorithm_name"),
+        "code": said.get("code_permalink"),
+        "description": said.get("description"),
+    }
+    found: dict[str, Any] = {key: value for key, value in facts.items() if isinstance(value, str) and value}
+    low, high = said.get("ref_min_score"), said.get("ref_max_score")
+    if is_number(low) and is_number(high):
+        found["reference_scores"] = {"random": low, "expert": high}
+    return found
+
+
+def _listed(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _environment_of(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the environment of metadata.json, as a writer of a trace describes it."""
+    try:
+        fields = json_of(said["env_spec"])
+        spec = json.dumps({name: value for name, value in fields.items() if name not in _OF_OLD_SPECS})
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        spec = None
+    if not is_spec(spec):
+        return {"note": f"Minari's data set {printable(said.get('dataset_id', path.name))} names no environment"}
+    return {"id": EnvSpec.from_json(str(spec)).id, "spec": spec, "note": ""}

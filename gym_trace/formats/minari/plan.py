@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, losses
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.infos import InfoColumns, info_columns
-from gym_trace.formats.losses import losses
-from gym_trace.formats.minari.spaces import leaves_in, text_of, to_json, with_leaves
+from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
+from gym_trace.formats.rows import is_utf8, leaves_in, named
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.choice import choose, name_of
-from gym_trace.formats.steps.windows import step_windows
+from gym_trace.formats.steps.windows import choose, name_of, step_windows
 from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
 
+FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")
 _MOST_ROWS = 131_072  # of an episode: with more, Minari takes it for several (pyarrow's batches have no more)
 _LARGEST_INTEGER = 1 << 64
@@ -85,18 +86,16 @@ def _check_rows(source: Source, rewards: Form) -> None:
 def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
     if not isinstance(layout, Branch):
         return
-    keys = range(len(layout.children)) if layout.keys is None else layout.keys
-    names = [str(key) for key in keys]
+    place, names = printable(name_of(path)), [str(key) for key, _ in layout.parts()]
     if len(set(names)) < len(names) or (not names and not is_hdf5):
-        told = "has keys that Minari cannot hold beside each other, or none at all"
-        raise InvalidOption(f"{printable(name_of(path))}: {told}")
+        raise InvalidOption(f"{place}: has keys that Minari cannot hold beside each other, or none at all")
     for name in names:
         if name in ("", ".", "..") or "\0" in name or ("/" in name and is_hdf5):
             told = "; --set kind=arrow can" if "/" in name else ""
-            raise InvalidOption(f"{printable(name_of(path))}: a key {printable(name)!r} cannot be in HDF5 files{told}")
-    if layout.keys is not None and any(type(key) is int for key in layout.keys):
-        yield Loss("structure", f"the keys of {printable(name_of(path))} that are integers are text in Minari")
-    for key, child in zip(keys, layout.children):
+            raise InvalidOption(f"{place}: a key {printable(name)!r} cannot be in HDF5 files{told}")
+    if any(type(key) is int for key in layout.keys or ()):
+        yield Loss("structure", f"the keys of {place} that are integers are text in Minari")
+    for key, child in layout.parts():
         yield from _structure(child, (*path, key), is_hdf5)
 
 
@@ -147,20 +146,16 @@ class _Leaf(NamedTuple):
         choice = choose(self.source.trace, [name_of(self.path)])
         for window in step_windows(self.source.trace, range(len(self.source.trace)), choice):
             for path, rows in window.columns.items():
-                texts = set(rows.tolist()) if path == self.path and _are_text(rows) else None
-                if path == self.path[: len(path)] and texts is None:
+                are_text = path == self.path and set(map(type, rows.tolist())) <= {str}
+                if path == self.path[: len(path)] and not are_text:
                     told = f"{_told(self.space)} has values other than text, for which Minari has no space"
                     raise InvalidOption(f"{self.name}: {told}")
-                for text in texts or ():
+                for text in set(rows.tolist()) if are_text else ():
                     longest = max(longest, len(text))
                     characters.update(text)
-        if any("\ud800" <= character <= "\udfff" for character in characters) or (is_hdf5 and "\0" in characters):
+        if not is_utf8("".join(characters)) or (is_hdf5 and "\0" in characters):
             raise InvalidOption(f"{self.name}: text with half a character or a NUL in it, which Minari cannot hold")
         return longest, characters
-
-
-def _are_text(rows: Array) -> bool:
-    return set(map(type, rows.tolist())) <= {str}
 
 
 def _told(space: PlainSpace) -> str:
@@ -174,23 +169,18 @@ def _mixed(name: str, form: Form) -> Loss:
 
 def _of_infos(found: InfoColumns) -> Iterator[Loss]:
     for what, names, why in (
-        ("infos", found.left_out, "are not in every step, or not of one kind"),
-        ("annotations", found.unlike, "are not in every step, or not of one kind"),
+        ("infos", found.left_out, "are not in every step, or not of one kind and are kept for an import alone"),
+        ("annotations", found.unlike, "are not in every step, or not of one kind and are kept for an import alone"),
         ("reset_info", found.missing, "are not in the info of every reset: they are NaN, 0, False or empty there"),
     ):
         if names:
-            some = printable(", ".join(names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-            told = " and are kept for an import alone" if what != "reset_info" else ""
-            yield Loss(what, f"{what}: {some} {why}{told}")
+            yield Loss(what, f"{what}: {named(names)} {why}")
 
 
 def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
     """Seeds and options that Minari cannot show."""
-    if not is_hdf5:
-        large = unfit = 0
-    else:
-        elsewhere = np.flatnonzero(source.episodes["seed"] == -2).tolist()
-        large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
+    elsewhere = np.flatnonzero(source.episodes["seed"] == -2).tolist() if is_hdf5 else ()
+    large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
     unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
     if large:
         yield Loss("seed", f"{large:,} seeds of 2^64 and more, which HDF5 cannot hold, are kept for an import alone")
@@ -239,13 +229,8 @@ def _attribute(value: Any) -> Any:
         value = np.array(value)
     if type(value) in (bool, float):
         return np.asarray(value)
-    if (
-        isinstance(value, (np.ndarray, np.generic))
-        and value.dtype.kind in "biuf"
-        and value.nbytes <= _LARGEST_ATTRIBUTE
-    ):
-        return np.asarray(value)
-    return None
+    is_array = isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf"
+    return np.asarray(value) if is_array and value.nbytes <= _LARGEST_ATTRIBUTE else None
 
 
 def _is_key(key: Any) -> bool:
@@ -253,4 +238,16 @@ def _is_key(key: Any) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)
+    return "\0" not in text and is_utf8(text)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_spec(text: Any) -> bool:
+    """Return True for JSON text of an EnvSpec. Does not make the environment."""
+    try:
+        return isinstance(text, str) and isinstance(EnvSpec.from_json(text), EnvSpec)
+    except Exception:  # gymnasium says in many ways that it does not like what it is given
+        return False

@@ -12,25 +12,14 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.images import pixels
-from gym_trace.model.layout import Path, PlainSpace, from_array_map, to_array_map
+from gym_trace.formats.rows import leaves_in
+from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 
 _MOST_ELEMENTS = 1 << 22  # of the bounds of a space, which are written one by one
 _MOST_TEXT = 256 << 20
 _DEEPEST = 32
-
-
-def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]]:
-    """Yield the spaces other than Dict and Tuple, in the order of the leaves of a layout."""
-    if space["type"] == "Dict":
-        for key, child in space["spaces"]:
-            yield from leaves_in(child, (*path, key))
-    elif space["type"] == "Tuple":
-        for i, child in enumerate(space["spaces"]):
-            yield from leaves_in(child, (*path, i))
-    else:
-        yield path, space
 
 
 def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:

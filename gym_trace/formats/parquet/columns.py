@@ -1,18 +1,25 @@
-"""Values of a leaf in a table: as numbers, as text, or as JSON text (docs/STEPS.md)."""
+"""The columns of a trace in tables: what its values really are decides which, not what the spaces say.
+
+A leaf is numbers, text, or JSON text (docs/STEPS.md).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from gym_trace.formats.foreign import Values
+from gym_trace.formats.rows import is_utf8
+from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import NUMBERS, json_text, tagged
+from gym_trace.formats.steps.windows import Choice, name_of, step_blocks
 from gym_trace.model.layout import Branch, Layout, Path
 from gym_trace.model.values import Array, dtype_from
+from gym_trace.model.vocabulary import COLUMNS
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row
@@ -38,14 +45,9 @@ class Column(NamedTuple):
     is_python: bool = False
 
     @property
-    def size(self) -> int:
-        """Elements of a row."""
-        return math.prod(self.shape)
-
-    @property
     def is_there(self) -> bool:
         """Return True if the tables have it: arrays without elements are not written."""
-        return self.size > 0
+        return 0 not in self.shape
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -60,7 +62,7 @@ class Column(NamedTuple):
         of_one = pa.from_numpy_dtype(self.stored)
         if len(self.shape) > 1:
             return pa.fixed_shape_tensor(of_one, self.shape)
-        return pa.list_(pa.field(_ELEMENT, of_one, nullable=False), self.size) if self.shape else of_one
+        return pa.list_(pa.field(_ELEMENT, of_one, nullable=False), math.prod(self.shape)) if self.shape else of_one
 
     def field(self, name: str) -> pa.Field:
         return pa.field(name, self.type, nullable=self.optional or self.kind == JSON)
@@ -78,24 +80,18 @@ class Column(NamedTuple):
             return pa.array(rows.tolist(), pa.string())
         if self.kind == JSON:
             return pa.array([None if row is None else json_text(tagged(row)) for row in rows], pa.string())
+        missing = None
         if rows.dtype == object:
-            return self._encoded_one_by_one(rows)
-        return self._encoded_numbers(rows, None)
-
-    def _encoded_one_by_one(self, rows: Array) -> pa.Array:
-        missing = np.array([row is None for row in rows], np.bool_)
-        whole = np.zeros((len(rows), *self.shape), self.dtype)
-        for place in np.flatnonzero(~missing).tolist():
-            whole[place] = rows[place]
-        return self._encoded_numbers(whole, pa.array(missing) if missing.any() else None)
-
-    def _encoded_numbers(self, rows: Array, missing: pa.Array | None) -> pa.Array:
+            missing = np.array([row is None for row in rows], np.bool_)
+            given, rows = rows, np.zeros((len(rows), *self.shape), self.dtype)
+            for place in np.flatnonzero(~missing).tolist():
+                rows[place] = given[place]
         flat = np.ascontiguousarray(rows, self.stored).reshape(-1)
         if not self.shape:
-            return pa.array(flat, mask=None if missing is None else np.asarray(missing))
-        kind = self.type
+            return pa.array(flat, mask=missing)
+        kind, mask = self.type, pa.array(missing) if missing is not None and missing.any() else None
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=storage, mask=missing)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=storage, mask=mask)
         return lists if storage is kind else pa.ExtensionArray.from_storage(kind, lists)
 
     # -- and back -----------------------------------------------------------------------------------------------------
@@ -119,17 +115,13 @@ class Column(NamedTuple):
     def _numbers(self, array: pa.Array) -> Array:
         storage = array.storage if isinstance(array, pa.ExtensionArray) else array
         if self.shape:
-            begin = storage.offset * self.size
-            storage = storage.values[begin : begin + len(storage) * self.size]
+            size = math.prod(self.shape)
+            storage = storage.values[storage.offset * size : (storage.offset + len(storage)) * size]
         elif storage.null_count:
             storage = storage.fill_null(False if storage.type == pa.bool_() else 0)
         flat = storage.to_numpy(zero_copy_only=False)
         rows: Array = flat.astype(self.dtype, copy=True).reshape(len(array), *self.shape)
         return rows
-
-    def empty(self, count: int) -> Array:
-        """Rows without an element."""
-        return np.empty((count, *self.shape), self.dtype)
 
     # -- as text ------------------------------------------------------------------------------------------------------
 
@@ -154,64 +146,141 @@ class Column(NamedTuple):
 # -- spaces -----------------------------------------------------------------------------------------------------------
 
 
-def names_of(branch: Branch) -> list[str]:
-    """Return names of the parts of a Dict or Tuple in a table, unique for readers that ignore case."""
-    keys = range(len(branch.children)) if branch.keys is None else branch.keys
-    names: list[str] = []
-    for key in keys:
+def _parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
+    """Yield the name, the key and the layout of each part; the names are unique for readers that ignore case."""
+    taken: set[str] = set()
+    for key, child in branch.parts():
         name = wanted = str(key) or "_"
         count = 1
-        while name.lower() in {taken.lower() for taken in names}:
+        while name.lower() in taken:
             count += 1
             name = f"{wanted}_{count}"
-        names.append(name)
-    return names
+        taken.add(name.lower())
+        yield name, key, child
 
 
-def tree_field(name: str, layout: Layout, columns: Mapping[Path, Column], root: Path) -> pa.Field | None:
-    """A space as a field: of a Dict or Tuple a struct; None where it has nothing that tables have."""
+def table_column(
+    name: str, layout: Layout, columns: Mapping[Path, Column], root: Path, rows: Mapping[Path, Array] | None = None
+) -> tuple[pa.Field, pa.Array | None] | None:
+    """Return a space as a field, and its rows where they are given; None where it has nothing that tables have.
+
+    A Dict or Tuple is a struct. Raises LookupError for a leaf without a column.
+    """
     if root in columns:
-        return columns[root].field(name) if columns[root].is_there else None
-    assert isinstance(layout, Branch)  # a leaf has a column
-    fields = [
-        tree_field(part, child, columns, (*root, key))
-        for part, key, child in zip(names_of(layout), _keys(layout), layout.children)
-    ]
-    there = [field for field in fields if field is not None]
-    return pa.field(name, pa.struct(there), nullable=False) if there else None
-
-
-def tree_array(
-    layout: Layout, columns: Mapping[Path, Column], rows: Mapping[Path, Array], root: Path
-) -> pa.Array | None:
-    """The rows of a space as tree_field() has it."""
-    if root in columns:
-        return columns[root].encoded(rows[root]) if columns[root].is_there else None
-    assert isinstance(layout, Branch)
-    arrays, fields = [], []
-    for part, key, child in zip(names_of(layout), _keys(layout), layout.children):
-        field, array = (
-            tree_field(part, child, columns, (*root, key)),
-            tree_array(child, columns, rows, (*root, key)),
-        )
-        if field is not None and array is not None:
-            arrays.append(array)
-            fields.append(field)
-    return pa.StructArray.from_arrays(arrays, fields=fields) if arrays else None
+        column = columns[root]
+        array = None if rows is None or not column.is_there else column.encoded(rows[root])
+        return (column.field(name), array) if column.is_there else None
+    if not isinstance(layout, Branch):
+        raise LookupError(f"{root} has no column")
+    parts = [table_column(part, child, columns, (*root, key), rows) for part, key, child in _parts_of(layout)]
+    there = [part for part in parts if part is not None]
+    if not there:
+        return None
+    fields = [field for field, _ in there]
+    field = pa.field(name, pa.struct(fields), nullable=False)
+    return field, None if rows is None else pa.StructArray.from_arrays([array for _, array in there], fields=fields)
 
 
 def tree_rows(layout: Layout, columns: Mapping[Path, Column], array: Any, count: int, root: Path) -> Any:
-    """The rows that tree_array() was given. array: None where it gave none. Raises UnreadableRecording, LookupError."""
+    """Return the rows that table_column() encoded. array: None if it gave none.
+
+    Raises UnreadableRecording, LookupError.
+    """
     if root in columns:
         column = columns[root]
-        return column.decoded(array) if array is not None else column.empty(count)
-    assert isinstance(layout, Branch)
-    parts = []
-    for part, key, child in zip(names_of(layout), _keys(layout), layout.children):
-        is_there = tree_field(part, child, columns, (*root, key)) is not None
-        parts.append(tree_rows(child, columns, array.field(part) if is_there else None, count, (*root, key)))
-    return tuple(parts) if layout.keys is None else dict(zip(layout.keys, parts))
+        return np.empty((count, *column.shape), column.dtype) if array is None else column.decoded(array)
+    if not isinstance(layout, Branch):
+        raise LookupError(f"{root} has no column")
+    rows = []
+    for name, key, child in _parts_of(layout):
+        is_there = table_column(name, child, columns, (*root, key)) is not None
+        rows.append(tree_rows(child, columns, array.field(name) if is_there else None, count, (*root, key)))
+    return tuple(rows) if layout.keys is None else dict(zip(layout.keys, rows))
 
 
-def _keys(branch: Branch) -> Iterable[str | int]:
-    return range(len(branch.children)) if branch.keys is None else branch.keys
+# -- which there are --------------------------------------------------------------------------------------------------
+
+_Kind = type | tuple[np.dtype[Any], tuple[int, ...]] | str
+_ODD_TEXT = "text that is not UTF-8"
+_NO_DIMENSION = "arrays without a dimension, which would come back as numbers"
+_OF_PYTHON: dict[_Kind, np.dtype[Any]] = {
+    float: np.dtype(np.float64),
+    int: np.dtype(np.int64),
+    bool: np.dtype(np.bool_),
+}
+
+
+def columns_of(source: Source) -> dict[Path, Column]:
+    """The column of each leaf; of a space with values of another structure one for all of it. Raises CorruptTrace."""
+    columns: dict[Path, Column] = {}
+    unclear: list[Path] = []
+    for path, form in source.forms.items():
+        if path == ("infos",):
+            columns[path] = Column(path, JSON)
+        elif form is None:
+            unclear.append(path)
+        else:
+            is_number = form.dtype.str[1:] in NUMBERS
+            columns[path] = Column(path, NUMBER, form.dtype, form.shape) if is_number else Column(path, JSON)
+    if unclear:
+        kinds = _kinds_in(source, unclear)
+        for path in unclear:
+            columns[path] = _of_kinds(path, kinds[path])
+        for root in {path[0] for path in unclear}:
+            if (root,) in kinds and (root,) not in unclear:  # values without the structure of their space
+                columns = {path: column for path, column in columns.items() if path[0] != root}
+                columns[(root,)] = Column((root,), JSON)
+    return columns
+
+
+def _kinds_in(source: Source, paths: list[Path]) -> dict[Path, set[_Kind]]:
+    """Return the kinds of rows of some leaves; type(None) if some are missing. Reads all of them."""
+    roots = tuple(root for root in COLUMNS if any(path[0] == root for path in paths))
+    choice = Choice(roots, frozenset(map(name_of, paths)))
+    found: dict[Path, set[_Kind]] = {path: set() for path in paths}
+    for block in step_blocks(source.trace, choice):
+        for path, rows in block.columns.items():
+            if path in found or path == path[:1]:
+                found.setdefault(path, set()).update(_kinds_of(rows))
+        for path in paths:
+            if path[0] == "annotations" and path not in block.columns and block.size:
+                found[path].add(type(None))
+    return found
+
+
+def _kinds_of(rows: Array) -> Iterable[_Kind]:
+    if rows.dtype != object:
+        return [(rows.dtype, rows.shape[1:])] if len(rows) else []
+    values = rows.tolist()
+    kinds: set[_Kind] = set(map(type, values))
+    if str in kinds and not is_utf8("".join(value for value in values if type(value) is str)):
+        kinds.add(_ODD_TEXT)
+    if int in kinds and any(type(value) is int and not -(1 << 63) <= value < 1 << 63 for value in values):
+        kinds.add("integers of more than 64 bits")
+    arrays = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (np.ndarray, np.generic))}
+    if arrays <= {np.ma.MaskedArray} and arrays:
+        return kinds
+    for value in values:
+        if type(value) in arrays:
+            is_number = isinstance(value, np.generic) or value.ndim > 0
+            kinds.add((value.dtype, value.shape) if is_number else _NO_DIMENSION)
+    scalars = {kind for kind in arrays if issubclass(kind, np.generic)}
+    return kinds - scalars - {np.ndarray} | ({np.generic} if scalars else set())
+
+
+def _of_kinds(path: Path, kinds: set[_Kind]) -> Column:
+    optional = type(None) in kinds
+    kinds = kinds - {type(None)}
+    if optional and path[0] != "annotations":
+        return Column(path, JSON)
+    if kinds == {str}:
+        return Column(path, TEXT, optional=optional)
+    of_python = {kind for kind in kinds if kind in _OF_PYTHON}
+    arrays = [kind for kind in kinds if isinstance(kind, tuple)]
+    if of_python and optional and len(of_python) == 1:  # rows of which some are missing are not arrays
+        dtype = _OF_PYTHON[of_python.pop()]
+        if len(kinds) == 1 or (len(kinds) == 2 and arrays == [(dtype, ())]):
+            return Column(path, NUMBER, dtype, (), optional, is_python=True)
+    elif len(kinds - {np.generic}) == 1 and arrays and arrays[0][0].str[1:] in NUMBERS:
+        return Column(path, NUMBER, *arrays[0], optional=optional)
+    return Column(path, JSON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,17 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
-from gym_trace.formats.parquet.columns import NUMBER, Column, tree_array, tree_field
-from gym_trace.formats.parquet.plan import columns_of
+from gym_trace.formats.parquet.columns import NUMBER, Column, columns_of, table_column
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.blocks import Block
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
-from gym_trace.formats.steps.windows import KEPT
-from gym_trace.model.layout import Path, put_together
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
+from gym_trace.formats.steps.windows import KEPT, Block
+from gym_trace.model.layout import Layout, Path, put_together
 from gym_trace.model.values import Array, objects, row_of
 
 COLUMNS_KEY = "gym_trace.columns"
@@ -37,7 +34,6 @@ class ParquetExporter:
     """Parquet: a table of steps and a table of episodes, for DuckDB, Polars, pandas, Spark and Ray Data"""
 
     name: ClassVar[str] = "parquet"
-    extra: ClassVar[str] = "parquet"
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 
@@ -70,13 +66,12 @@ class _Tables:
         self._source, self._table = source, source.episodes
         self._columns = columns_of(source)
         rewards = self._columns[("rewards",)]
-        self._objectives = rewards.size if rewards.kind == NUMBER and rewards.shape else 0
+        self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
         self._has_large_seeds = bool((self._table["seed"] < -1).any())
         readers = source.trace.readers
-        self._writers = [reader.writer for reader in readers]
-        self._splits = [reader.split for reader in readers]
-        self._environments = [reader.about.environment.get("id") for reader in readers]
-        self._metadata = [None if reader.metadata is None else json_text(tagged(reader.metadata)) for reader in readers]
+        metadata = [None if reader.metadata is None else json_text(tagged(reader.metadata)) for reader in readers]
+        environments = [reader.about.environment.get("id") for reader in readers]
+        self._of_writers = environments, [one.split for one in readers], metadata, [one.writer for one in readers]
         said = {KEY: source.about, COLUMNS_KEY: json_text([column.told() for column in self._columns.values()])}
         steps = pa.schema([field for field in self._step_fields() if field is not None], said)
         episodes = pa.schema([field for field in self._episode_fields() if field is not None], said)
@@ -98,11 +93,10 @@ class _Tables:
     # -- what they have -----------------------------------------------------------------------------------------------
 
     def _step_fields(self) -> Iterator[pa.Field | None]:
-        layouts = self._source.layouts
         yield pa.field("episode", pa.int64(), nullable=False)
         yield pa.field("step", pa.int64(), nullable=False)
-        yield tree_field("observation", layouts.observations, self._columns, ("observations",))
-        yield tree_field("action", layouts.actions, self._columns, ("actions",))
+        yield self._space("observation", "observations")[0]
+        yield self._space("action", "actions")[0]
         yield self._columns[("rewards",)].field("reward") if self._columns[("rewards",)].is_there else None
         yield pa.field("terminated", pa.bool_(), nullable=False)
         yield pa.field("truncated", pa.bool_(), nullable=False)
@@ -125,7 +119,7 @@ class _Tables:
         yield pa.field("outcome", text, nullable=False)
         yield pa.field("seed", text if self._has_large_seeds else whole)
         yield pa.field("options", text)
-        yield tree_field("final_observation", self._source.layouts.observations, self._columns, ("observations",))
+        yield self._space("final_observation", "observations")[0]
         yield pa.field("has_final_observation", pa.bool_(), nullable=False)
         yield pa.field("environment", text)
         yield pa.field("split", text, nullable=False)
@@ -146,15 +140,14 @@ class _Tables:
             self._episodes.add(list(self._rows_of_episodes(block)))
 
     def _rows_of_steps(self, block: Block) -> Iterator[pa.Array | None]:
-        layouts, columns = self._source.layouts, block.columns
+        columns = block.columns
         first = self._table["first_step"][block.episodes] + block.starts
         ends = np.cumsum(block.steps)
         yield pa.array(np.repeat(block.episodes, block.steps))
         yield pa.array(np.repeat(first - (ends - block.steps), block.steps) + np.arange(block.size))
         before: Any = slice(0, -1) if len(block.steps) == 1 else block.before
-        observations = self._rows_under("observations", block, before)
-        yield tree_array(layouts.observations, self._columns, observations, ("observations",))
-        yield tree_array(layouts.actions, self._columns, self._rows_under("actions", block), ("actions",))
+        yield self._space("observation", "observations", self._rows_under("observations", block, before))[1]
+        yield self._space("action", "actions", self._rows_under("actions", block))[1]
         rewards = self._columns[("rewards",)]
         yield rewards.encoded(columns[("rewards",)]) if rewards.is_there else None
         yield pa.array(columns[("terminations",)])
@@ -167,11 +160,16 @@ class _Tables:
             arrays = [column.encoded(columns.get(column.path, nothing)) for column in notes]
             yield pa.StructArray.from_arrays(arrays, fields=[column.field(str(column.path[1])) for column in notes])
 
+    def _layout(self, root: str) -> Layout:
+        return self._source.layouts.observations if root == "observations" else self._source.layouts.actions
+
+    def _space(self, name: str, root: str, rows: dict[Path, Array] | None = None) -> tuple[Any, Any]:
+        """Return the field and the array of a space, None each where it has nothing that tables have."""
+        return table_column(name, self._layout(root), self._columns, (root,), rows) or (None, None)
+
     def _rows_under(self, root: str, block: Block, which: Any = slice(None)) -> dict[Path, Array]:
         """The rows of each column of a space."""
-        layouts = self._source.layouts
-        layout = layouts.observations if root == "observations" else layouts.actions
-        whole = (root,)
+        layout, whole = self._layout(root), (root,)
         if whole in self._columns and whole not in block.columns:  # JSON of what has the structure of its space
             tree = put_together(layout, [block.columns[leaf.path] for leaf in layout.leaves()])
             places = range(block.size + len(block.steps) * (root == "observations"))
@@ -191,9 +189,9 @@ class _Tables:
         options = (json.loads(text).get("options") if '"options"' in text else None for text in identities)
         yield pa.array([None if given is None else json_text(given) for given in options], pa.string())
         last = self._rows_under("observations", block, block.last_observations[block.closes])
-        yield tree_array(self._source.layouts.observations, self._columns, last, ("observations",))
+        yield self._space("final_observation", "observations", last)[1]
         yield pa.array(table["has_final_observation"])
-        for texts in (self._environments, self._splits, self._metadata, self._writers):
+        for texts in self._of_writers:
             yield pa.array([texts[writer] for writer in writers], pa.string())
         for name in ("episode_id", "lane", "first_step"):
             yield pa.array(table[name].astype(np.int64))

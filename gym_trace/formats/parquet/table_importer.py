@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
+from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.parquet.importer import joined, slice_of
-from gym_trace.formats.parquet.tables import batches, parquet_file, parquet_files
+from gym_trace.formats.parquet.tables import Table, is_list, is_number, located, numbers_in, parquet_files
+from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
 from gym_trace.model.layout import PlainSpace
+from gym_trace.model.trees import cut, leaves_of, mapped
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"
 _MAGIC = b"PAR1"
-_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time
+_LARGE = 1 << 30  # bytes of a row, so that one is read at a time
 _MOST_ELEMENTS = 1 << 27  # of a row
 _MOST_NAMED = 40  # columns in a message
 _DEEPEST = 16
-_LONGEST_TEXT = 1 << 16
 
 # What a column can be, and what it is usually called; a mapping may name it by any of these.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -49,7 +46,8 @@ _FLAGS = ("terminations", "truncations")
 _MANY = ("observations", "actions", "next_observations")  # which several columns may make up
 
 
-class _Leaf(NamedTuple):
+@dataclass(frozen=True)
+class _Leaf:
     """Numbers of a dtype and shape; texts if dtype is None."""
 
     dtype: np.dtype[Any] | None
@@ -59,17 +57,6 @@ class _Leaf(NamedTuple):
     def size(self) -> int:
         """Bytes of a row, about."""
         return 256 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
-
-    def space(self) -> PlainSpace:
-        if self.dtype is None:
-            return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
-        return widest(self.dtype, self.shape)
-
-    def blank(self) -> Any:
-        """A row of which nothing is known."""
-        if self.dtype is None:
-            return [""]
-        return np.full((1, *self.shape), np.nan if self.dtype.kind == "f" else 0, self.dtype)
 
 
 _Form = Any  # a _Leaf; a dict of forms; None of what is not read
@@ -86,7 +73,6 @@ class TableImporter:
     map: str | Mapping[str, str] = field(default_factory=dict)
 
     name: ClassVar[str] = "table"
-    extra: ClassVar[str] = "parquet"
 
     def recognises(self, path: Path) -> bool:
         """Return True for Parquet, or a directory with Parquet files."""
@@ -95,9 +81,8 @@ class TableImporter:
 
     def read(self, path: Path) -> Imported:
         """As Importer. Raises InvalidOption where the mapping names what is not there."""
-        table = _Table(path, parquet_files(path))
-        roles = _roles(table, _given(self.map))
-        return _Steps(table, roles).imported()
+        table = Table(path, parquet_files(path))
+        return _Steps(table, _roles(table, _given(self.map))).imported()
 
 
 def _given(told: str | Mapping[str, str]) -> dict[str, str]:
@@ -116,55 +101,16 @@ def _given(told: str | Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-class _Table:
-    """The rows of some files, one after the other. schema: of all of them."""
-
-    def __init__(self, path: Path, files: list[Path]):
-        """Raises UnreadableRecording."""
-        self.path, self.files = path, files
-        if not files:
-            raise UnreadableRecording(f"{path}: there are no Parquet files")
-        self.schema: pa.Schema = pa.schema([])
-        self.rows = 0
-        for file in files:
-            with _located(file), parquet_file(file) as opened:
-                self.rows += opened.metadata.num_rows
-                schema = opened.schema_arrow
-            if file is files[0]:
-                self.schema = schema
-            elif not schema.equals(self.schema):
-                raise UnreadableRecording(f"{file}: has other columns than {files[0].name}; import one table at a time")
-
-    @property
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys(self.schema.names))
-
-    def batches(self, columns: list[str], most: int = _MOST_ROWS) -> Iterator[pa.RecordBatch]:
-        """Some rows of these columns at a time. Raises UnreadableRecording."""
-        for file in self.files:
-            with _located(file):
-                yield from batches(file, most, columns)
-
-    def fault(self, problem: str) -> UnreadableRecording:
-        return UnreadableRecording(f"{self.path}: {problem}")
-
-
-@contextmanager
-def _located(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise UnreadableRecording(f"{file}: cannot be read: {printable(error):.200}") from error
-
-
 # -- which column is what ---------------------------------------------------------------------------------------------
 
 
-def _roles(table: _Table, given: dict[str, str]) -> dict[str, list[str]]:
+def _columns_of(table: Table) -> list[str]:
+    return list(dict.fromkeys(table.schema.names))
+
+
+def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
     """The columns of each role that there is: as they were given, otherwise as they are usually called."""
-    there = table.columns
+    there = _columns_of(table)
     found: dict[str, list[str]] = {}
     for role, column in given.items():
         pattern = re.compile(".*".join(map(re.escape, column.split("*"))), re.DOTALL)
@@ -219,7 +165,7 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
     if isinstance(kind, pa.BaseExtensionType):
         shape = tuple(getattr(kind, "shape", ()))
         form = _form_of(kind.storage_type, row, depth)
-        return form._replace(shape=shape) if isinstance(form, _Leaf) and shape else form
+        return replace(form, shape=shape) if isinstance(form, _Leaf) and shape else form
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -229,7 +175,7 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         forms = {one.name: _form_of(one.type, parts.get(one.name), depth + 1) for one in kind}
         return None if None in forms.values() or len(forms) < kind.num_fields else forms
     shape = ()
-    while _is_list(kind) and len(shape) < _DEEPEST:
+    while is_list(kind) and len(shape) < _DEEPEST:
         if pa.types.is_fixed_size_list(kind):
             shape, row = (*shape, int(kind.list_size)), row[0] if row else None
         elif isinstance(row, list):
@@ -237,14 +183,10 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         else:
             return None
         kind = kind.value_type
-    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    if not is_number(kind):
         return None
     leaf = _Leaf(dtype_from(np.dtype(kind.to_pandas_dtype()).str), shape)
     return leaf if math.prod(shape) <= _MOST_ELEMENTS else None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _rows(form: _Form, array: pa.Array, name: str) -> Any:
@@ -257,17 +199,10 @@ def _rows(form: _Form, array: pa.Array, name: str) -> Any:
         return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in form.items()}
     if form.dtype is None:
         return array.to_pylist()
-    values = array
-    for size in form.shape:
-        if not _is_list(values.type):  # a tensor, which lies flat
-            break
-        lengths = None if pa.types.is_fixed_size_list(values.type) else pc.list_value_length(values)
-        if lengths is not None and not pc.all(pc.equal(lengths, size), min_count=0).as_py():
-            raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(form.shape)}")
-        values = values.flatten()
-    if values.null_count or len(values) != len(array) * math.prod(form.shape):
+    values = numbers_in(array, form.shape)
+    if values is None:
         raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(form.shape)}")
-    return values.to_numpy(zero_copy_only=False).astype(form.dtype).reshape(len(array), *form.shape)
+    return values.astype(form.dtype)
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------
@@ -276,26 +211,26 @@ def _rows(form: _Form, array: pa.Array, name: str) -> Any:
 class _Steps:
     """Makes episodes of the rows of a table."""
 
-    def __init__(self, table: _Table, roles: dict[str, list[str]]):
+    def __init__(self, table: Table, roles: dict[str, list[str]]):
         self._table, self._roles = table, roles
-        first = next((batch for batch in table.batches(table.columns, 1) if len(batch)), None)
+        names = _columns_of(table)
+        first = next((batch for batch in table.batches(names, _LARGE) if len(batch)), None)
         if first is None:
             raise table.fault("has no rows")
-        with _located(table.path):
+        with located(table.path):
             row = first.slice(0, 1).to_pylist()[0]
-        forms = {name: _form_of(table.schema.field(name).type, row[name]) for name in table.columns}
-        for role, names in roles.items():
-            for name in names:
+        forms = {name: _form_of(table.schema.field(name).type, row[name]) for name in names}
+        for role, chosen in roles.items():
+            for name in chosen:
                 if not _fits(forms[name], role):
                     kind = printable(table.schema.field(name).type)
                     raise table.fault(f"the column {printable(name)} is {kind:.100}, which cannot be {role}")
         self._forms = forms
-        used = {name for names in roles.values() for name in names}
-        self._notes = [name for name in table.columns if name not in used and isinstance(forms[name], _Leaf)]
-        self._left_out = [name for name in table.columns if name not in used and name not in self._notes]
-        self._read = [name for name in table.columns if name in used or name in self._notes]
-        size = sum(map(_size, (forms[name] for name in self._read)))
-        self._most = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, size)))
+        used = {name for chosen in roles.values() for name in chosen}
+        self._notes = [name for name in names if name not in used and isinstance(forms[name], _Leaf)]
+        self._left_out = [name for name in names if name not in used and name not in self._notes]
+        self._read = [name for name in names if name in used or name in self._notes]
+        self._row_size = max(1, sum(leaf.size for name in self._read for leaf in leaves_of(forms[name])))
 
     def imported(self) -> Imported:
         observations, actions = (_space(self._form(role)) for role in ("observations", "actions"))
@@ -341,7 +276,8 @@ class _Steps:
     def _lengths(self) -> list[int]:
         """The steps of each episode. Raises UnreadableRecording where the rows of one are not one after the other."""
         if "episode" not in self._roles:
-            over = [terminated | truncated for terminated, truncated in self._flags()]
+            names = [name for role in _FLAGS for name in self._roles.get(role, ())]
+            over = [np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names)]
             ends = np.flatnonzero(np.concatenate(over)) + 1
             if not len(ends) or ends[-1] < self._table.rows:
                 ends = np.append(ends, self._table.rows)
@@ -367,11 +303,6 @@ class _Steps:
             )
         return lengths
 
-    def _flags(self) -> Iterator[tuple[Array, Array]]:
-        names = [name for role in _FLAGS for name in self._roles.get(role, ())]
-        for batch in self._table.batches(names):
-            yield self._flags_in(batch)
-
     def _flags_in(self, batch: pa.RecordBatch) -> tuple[Array, Array]:
         """(rows,) bool each: what terminated, and what was truncated."""
         pair = [np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.bool_)]
@@ -383,35 +314,33 @@ class _Steps:
         return pair[0], pair[1]
 
     def _episodes(self, lengths: list[int]) -> Iterator[NewEpisode]:
-        reader = _Reader(self._decoded())
+        rows = Taken(self._decoded())
+        final = mapped(lambda leaf: placeholder(leaf.dtype, leaf.shape), self._form("observations"))
         for steps in lengths:
-            yield NewEpisode(steps, self._parts(reader, steps))
+            yield NewEpisode(steps, self._parts(rows, steps, final))
 
-    def _decoded(self) -> Iterator[dict[str, Any]]:
+    def _decoded(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows of some steps after the other, by their roles; those of annotations by their names."""
-        for batch in self._table.batches(self._read, self._most):
+        for batch in self._table.batches(self._read, self._row_size):
             found = {role: self._rows_of(role, batch) for role in self._roles if role not in _FLAGS}
-            found["flags"] = np.stack(self._flags_in(batch), 1)
+            found |= zip(_FLAGS, self._flags_in(batch))
             found.setdefault("rewards", np.full(len(batch), np.nan))
             found["annotations"] = {name: _note(self._forms[name], batch.column(name), name) for name in self._notes}
-            yield found
+            yield len(batch), found
 
-    def _parts(self, reader: _Reader, steps: int) -> Iterator[NewSteps]:
-        """Steps with the observations that they led to: the last of some waits for those that follow."""
-        rows, is_first = reader.take(steps), True
-        left = steps - len(rows["flags"])
-        last = self._in_order(rows, None)
-        while left:
-            following = reader.take(left)
-            left -= len(following["flags"])
-            last = self._in_order(following, last)
-            yield _part(rows, slice_of(following["observations"], 0, 1), is_first)
-            rows, is_first = following, False
-        final = _blank(self._form("observations"))
-        if "next_observations" in rows:
-            count = len(rows["flags"])
-            final = slice_of(rows["next_observations"], count - 1, count)
-        yield _part(rows, final, is_first)
+    def _parts(self, given: Taken, steps: int, final: Any) -> Iterator[NewSteps]:
+        def parts() -> Iterator[tuple[Any, Any]]:
+            before, left = None, steps
+            while left and not given.is_over():
+                count, rows = given.take(left)
+                left -= count
+                before = self._in_order(rows, before)
+                yield rows["observations"], rows
+            yield (cut(rows["next_observations"], count - 1) if "next_observations" in rows else final), None
+
+        for observations, rows in led_to(parts()):
+            terminated, truncated, notes = rows["terminations"], rows["truncations"], rows["annotations"]
+            yield NewSteps(observations, rows["actions"], rows["rewards"], terminated, truncated, annotations=notes)
 
     def _in_order(self, rows: dict[str, Any], before: Any) -> Any:
         """The last of the numbers of steps. Raises UnreadableRecording where one is less than that before."""
@@ -422,31 +351,6 @@ class _Steps:
             name = printable(self._roles["step"][0])
             raise self._table.fault(f"the steps of an episode are not in the order of {name}; sort it, or --map step=")
         return numbers[-1]
-
-
-class _Reader:
-    """Rows that are taken one after the other."""
-
-    def __init__(self, blocks: Iterator[dict[str, Any]]):
-        self._blocks = blocks
-        self._block: dict[str, Any] = {"flags": ()}
-        self._at = 0
-
-    def take(self, most: int) -> dict[str, Any]:
-        """Up to so many that follow, one at least."""
-        while self._at >= len(self._block["flags"]):
-            self._block, self._at = next(self._blocks), 0
-        begin, self._at = self._at, min(self._at + most, len(self._block["flags"]))
-        found: dict[str, Any] = slice_of(self._block, begin, self._at)
-        return found
-
-
-def _part(rows: dict[str, Any], following: Any, is_first: bool) -> NewSteps:
-    """following: the observation after these steps, one row."""
-    before, flags = rows["observations"], rows["flags"]
-    observations = joined(before if is_first else slice_of(before, 1, len(flags)), following)
-    notes = rows["annotations"]
-    return NewSteps(observations, rows["actions"], rows["rewards"], flags[:, 0], flags[:, 1], annotations=notes)
 
 
 def _note(form: _Leaf, array: pa.Array, name: str) -> Any:
@@ -476,14 +380,5 @@ def _fits(form: _Form, role: str) -> bool:
 
 def _space(form: _Form) -> PlainSpace:
     if isinstance(form, _Leaf):
-        return form.space()
+        return ANY_TEXT if form.dtype is None else widest(form.dtype, form.shape)
     return {"type": "Dict", "spaces": sorted([key, _space(part)] for key, part in form.items())}
-
-
-def _blank(form: _Form) -> Any:
-    """A row of which nothing is known."""
-    return form.blank() if isinstance(form, _Leaf) else {key: _blank(part) for key, part in form.items()}
-
-
-def _size(form: _Form) -> int:
-    return form.size if isinstance(form, _Leaf) else sum(map(_size, form.values()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +14,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gym_trace.errors import UnreadableRecording
-from gym_trace.format.manifest import json_of
+from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.formats.foreign import is_plausible
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
 
 _FEW_ROWS = 64
+_TEXT_BYTES = 1024  # what a text counts
 _MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
-_MOST_SAID = 64 << 20  # bytes of a text in the metadata
 _MOST_FILES = 1 << 20
 
 
-def files_in(folder: Path) -> list[Path]:
-    """The files of a table, in their order."""
-    return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
+@contextlib.contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Name the file in errors that malformed contents cause. Raises UnreadableRecording."""
+    try:
+        yield
+    except (CorruptTrace, OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, TraceError) and not isinstance(error, CorruptTrace):
+            raise
+        told = printable(" ".join(str(error).split()))
+        raise UnreadableRecording(f"{path}: cannot be read: {told:.200}") from error
 
 
 def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
@@ -43,74 +52,41 @@ def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
 
 
 class Table:
-    """A table: the Parquet files of a folder.
+    """A table: some files with the same columns. path: of all. schema: of each. rows: how many there are in all."""
 
-    Attributes:
-        folder: where they are.
-        schema: of all of them.
-        rows: how many there are.
-    """
-
-    def __init__(self, folder: Path):
+    def __init__(self, path: Path, files: list[Path]):
         """Raises UnreadableRecording."""
-        self.folder, self._files = folder, files_in(folder)
-        if not self._files:
-            raise UnreadableRecording(f"{folder}: has no .parquet files; an export has some in steps/ and episodes/")
-        self.rows = 0
+        self.path, self._files, self.rows = path, files, 0
+        if not files:
+            raise self.fault("has no Parquet files")
         self.schema: pa.Schema = pa.schema([])
-        for number, file in enumerate(self._files):
-            with self._reading(file), parquet_file(file) as opened:
+        for file in files:
+            with located(file), parquet_file(file) as opened:
                 self.rows += opened.metadata.num_rows
-                if number == 0:
+                if file is files[0]:
                     self.schema = opened.schema_arrow
                 elif not self.schema.equals(opened.schema_arrow):
-                    raise UnreadableRecording(f"{file}: has other columns than {self._files[0].name}")
+                    told = f"has other columns than {files[0].name}; import one table at a time"
+                    raise UnreadableRecording(f"{file}: {told}")
 
-    def malformed(self, problem: str) -> UnreadableRecording:
-        return UnreadableRecording(f"{self.folder}: {problem}; what gym-trace export has written can be imported")
+    def fault(self, problem: str) -> UnreadableRecording:
+        """An error about the table."""
+        return UnreadableRecording(f"{self.path}: {problem}")
 
-    def said(self, key: str) -> str:
-        """A text in the metadata of its files. Raises UnreadableRecording."""
-        text = (self.schema.metadata or {}).get(key.encode(), b"")
-        if not 0 < len(text) <= _MOST_SAID:
-            raise self.malformed(f"there is no {key} in its metadata")
-        try:
-            return str(text, "utf-8")
-        except UnicodeDecodeError as error:
-            raise self.malformed(f"{key} in its metadata is not text") from error
+    def batches(self, columns: list[str], row_bytes: int = 0) -> Iterator[pa.RecordBatch]:
+        """Some rows of these columns at a time. row_bytes: bytes of a row; 0: as the schema says.
 
-    def said_json(self, key: str) -> Any:
-        """Read a JSON value of its metadata."""
-        try:
-            return json_of(self.said(key))
-        except (ValueError, RecursionError) as error:
-            raise self.malformed(f"{key} in its metadata is not JSON") from error
-
-    def pieces(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Some rows of these columns at a time. Raises UnreadableRecording."""
-        row_size = sum(_size(self.schema.field(name).type) for name in columns)
-        most = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_size)))
+        Raises UnreadableRecording.
+        """
+        size = row_bytes or sum(row_size(self.schema.field(name).type) for name in columns)
         for file in self._files:
-            with self._reading(file):
-                yield from batches(file, most, columns)
-
-    @staticmethod
-    def _reading(file: Path) -> Any:
-        return _Reading(file)
+            with located(file):
+                yield from batches(file, rows_at_a_time(size), columns)
 
 
-class _Reading:
-    """Names the file in which something is malformed."""
-
-    def __init__(self, file: Path):
-        self._file = file
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        if isinstance(error, (pa.ArrowException, OSError, ValueError)) and not isinstance(error, UnreadableRecording):
-            raise UnreadableRecording(f"{self._file}: {' '.join(str(error).split()):.200}") from error
+def rows_at_a_time(row_bytes: int) -> int:
+    """Return the number of rows of this size that are decoded together."""
+    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes)))
 
 
 def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
@@ -169,15 +145,49 @@ def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
             yield from _texts_in(part, f"{path}.{part.name}")
 
 
-def _size(kind: pa.DataType) -> int:
-    """Bytes of the numbers in a row."""
+def row_size(kind: pa.DataType) -> int:
+    """About how many bytes a row of a column takes."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_struct(kind):
-        return sum(_size(part.type) for part in kind)
+        return sum(row_size(part.type) for part in kind)
     if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * 8
-    return 8
+        return int(kind.list_size) * row_size(kind.value_type)
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:  # text, bytes, or a list of any length
+        return _TEXT_BYTES
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array | None:
+    """Return a column of numbers, or of lists of them, as (rows, *shape). shape: None: as the lists are.
+
+    None if it holds anything else, or rows that are not all of this shape.
+    """
+    values = array.storage if isinstance(array, pa.ExtensionArray) else array
+    sizes: list[Any] = []
+    while is_list(values.type):
+        lengths = pc.min_max(pc.list_value_length(values)).as_py()
+        if values.null_count or lengths["min"] != lengths["max"]:
+            return None
+        sizes.append(lengths["min"])
+        values = values.flatten()
+    shape = tuple(size or 0 for size in sizes) if shape is None else shape
+    is_flat = len(sizes) != len(shape)  # a tensor, whose rows lie flat
+    if values.null_count or not is_number(values.type) or len(values) != len(array) * math.prod(shape):
+        return None
+    if len(array) and not is_flat and tuple(sizes) != shape:
+        return None
+    found: Array = values.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
+    return found
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from gym_trace.formats.rlds.examples import MalformedExample, RowReader, Rows
 from gym_trace.formats.rlds.exporter import name_of
 from gym_trace.formats.rlds.features import Feature, Features
 from gym_trace.formats.rlds.values import MOST_BYTES, unpacked
+from gym_trace.formats.rows import custom, placeholder
 from gym_trace.model.layout import Layout, Leaf, PlainSpace
 from gym_trace.model.schema import Layouts
 
@@ -39,44 +40,27 @@ class Columns:
             fixed = feature.kind == "tensor" or feature.kind == "image"
             self.row_size += (feature.numbers * feature.dtype.itemsize if fixed else 0) or _VALUE_BYTES
             return
-        keys = range(len(layout.children)) if layout.keys is None else layout.keys
         parts = feature if isinstance(feature, dict) else {}
-        for key, child in zip(keys, layout.children):
+        for key, child in layout.parts():
             called = name_of(key) if self._ours else str(key)
             self._open(child, parts.get(called), f"{name}/{called}")
 
     def observations(self, count: int) -> Any:
         """Read the next `count` rows. Raises MalformedExample."""
-        return self._layouts.observations.join(
-            self._readers[leaf.path][0](count) for leaf in self._layouts.observations.leaves()
-        )
+        return self._joined(self._layouts.observations, lambda read, _: read(count))
 
     def actions(self, count: int) -> Any:
         """Read the next `count` rows. Raises MalformedExample."""
-        return self._layouts.actions.join(self._readers[leaf.path][0](count) for leaf in self._layouts.actions.leaves())
+        return self._joined(self._layouts.actions, lambda read, _: read(count))
 
     def unknown(self) -> Any:
         """An observation that the source does not have."""
-        return self._layouts.observations.join(
-            _unknown(self._readers[leaf.path][1]) for leaf in self._layouts.observations.leaves()
+        return self._joined(
+            self._layouts.observations, lambda _, one: placeholder(None if one.kind == "text" else one.dtype, one.sizes)
         )
 
-
-def _unknown(feature: Feature) -> Any:
-    if feature.kind == "text":
-        return [""]
-    return np.full((1, *feature.sizes), np.nan if feature.dtype.kind in "fc" else 0, feature.dtype)
-
-
-def joined(one: Any, other: Any) -> Any:
-    """Rows, or dicts and tuples of them, one after the other."""
-    if isinstance(one, dict):
-        return {key: joined(part, other[key]) for key, part in one.items()}
-    if isinstance(one, tuple):
-        return tuple(map(joined, one, other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.concatenate([one, other])
-    return [*one, *other]
+    def _joined(self, layout: Layout, rows: Callable[[Read, Feature], Any]) -> Any:
+        return layout.join(rows(*self._readers[leaf.path]) for leaf in layout.leaves())
 
 
 def reader_of(rows: RowReader, feature: Feature, ours: bool) -> Read:
@@ -102,14 +86,13 @@ def values_of(rows: RowReader, feature: Feature, count: int) -> Any:
             raise MalformedExample(str(error)) from error
         return pictures if None in feature.shape else np.array(pictures, np.uint8).reshape(count, *feature.sizes)
     dtype, shape, numbers = feature.dtype, feature.sizes, feature.numbers
-    if feature.encoding == "bytes":
-        raw = rows.raw(count, numbers * dtype.itemsize)
-        return np.frombuffer(raw.tobytes(), dtype).reshape(count, *shape)
-    if feature.encoding == "zlib":
-        return np.frombuffer(b"".join(rows.inflated(count, numbers * dtype.itemsize)), dtype).reshape(count, *shape)
-    if dtype.kind == "f":
-        return rows.floats(count * numbers).astype(dtype, copy=False).reshape(count, *shape)
-    return rows.integers(count * numbers).astype(dtype, copy=False).reshape(count, *shape)
+    if feature.encoding in ("bytes", "zlib"):
+        size = numbers * dtype.itemsize
+        is_plain = feature.encoding == "bytes"
+        raw = rows.raw(count, size).tobytes() if is_plain else b"".join(rows.inflated(count, size))
+        return np.frombuffer(raw, dtype).reshape(count, *shape)
+    found = (rows.floats if dtype.kind == "f" else rows.integers)(count * numbers)
+    return found.astype(dtype, copy=False).reshape(count, *shape)
 
 
 def space_of(feature: Feature | Features) -> PlainSpace:
@@ -121,5 +104,5 @@ def space_of(feature: Feature | Features) -> PlainSpace:
         return {"type": "Discrete", "dtype": dtype.str, "n": feature.classes, "start": 0}
     if feature.kind == "text" or None in feature.shape or dtype.kind == "c":
         told = "text" if feature.kind == "text" else f"{feature.kind}s of {dtype}, shape {feature.shape}"
-        return {"type": "custom", "class": "", "repr": told}
+        return custom(told)
     return widest(dtype, feature.sizes)

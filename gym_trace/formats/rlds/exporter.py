@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.images import is_image
-from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.examples import ExampleWriter, RecordWriter
 from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.formats.rlds.values import packed
@@ -33,7 +32,6 @@ TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _SHARD = 256 << 20  # bytes
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of an example that protobuf reads
 _BOOL, _FLOAT, _INTEGER = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
-_NAMES = {"observations": "observation", "actions": "action"}
 _MARKS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
 _FLAGS = {
     "terminated": Feature("tensor", _BOOL, doc="as the environment said"),
@@ -58,7 +56,6 @@ class RldsExporter:
     """
 
     name: ClassVar[str] = "rlds"
-    extra: ClassVar[str] = "rlds"
     makes: ClassVar[str] = "directory"
 
     images: str = "png"
@@ -123,9 +120,9 @@ class _Columns:
         self._source, self._images = source, images
         self.features: Features = {**_MARKS, **_FLAGS}
         self._leaves: dict[LeafPath, tuple[str, Feature]] = {}
-        for root, layout in (("observations", source.layouts.observations), ("actions", source.layouts.actions)):
-            if (tree := self._tree(layout, f"steps/{_NAMES[root]}")) is not None:
-                self.features[_NAMES[root]] = tree
+        for name, layout in (("observation", source.layouts.observations), ("action", source.layouts.actions)):
+            if (tree := self._tree(layout, f"steps/{name}")) is not None:
+                self.features[name] = tree
         self.features["reward"] = self._leaf(("rewards",), "steps/reward")
         self.features["discount"] = Feature("tensor", _FLOAT, doc="0 where the action led to a terminal state")
         if ("infos",) in source.forms:
@@ -146,8 +143,7 @@ class _Columns:
         if isinstance(layout, Leaf):
             return self._leaf(layout.path, name)
         parts: Features = {}
-        keys = range(len(layout.children)) if layout.keys is None else layout.keys
-        for key, child in zip(keys, layout.children):
+        for key, child in layout.parts():
             if name_of(key) in parts:
                 raise InvalidOption(f"{name}: several keys of a space are {key} as text, which TensorFlow cannot hold")
             tree = self._tree(child, f"{name}/{name_of(key)}")
@@ -169,9 +165,7 @@ class _Columns:
         """Append the rows of a window."""
         columns, count, closes = window.columns, window.steps, window.closes
         for path in self._leaves:
-            rows = columns.get(path)
-            if rows is None:  # an annotation that these steps do not have
-                rows = objects([ABSENT] * count)
+            rows = columns[path] if path in columns else objects([ABSENT] * count)  # of an annotation
             if path[0] == "observations":
                 self._rows(example, path, rows if window.opens else rows[1:], last=False)
             else:

@@ -82,14 +82,13 @@ def features_json(features: Features, steps: str) -> str:
 
 
 def _plain_dict(features: Features) -> dict[str, Any]:
-    members = {
-        name: _plain(feature) if isinstance(feature, Feature) else _plain_dict(feature)
-        for name, feature in features.items()
-    }
+    members = {name: _plain(feature) for name, feature in features.items()}
     return {"pythonClassName": _CLASSES["featuresDict"], "featuresDict": {"features": members}}
 
 
-def _plain(feature: Feature) -> dict[str, Any]:
+def _plain(feature: Feature | Features) -> dict[str, Any]:
+    if isinstance(feature, dict):
+        return _plain_dict(feature)
     content: dict[str, Any] = {}
     if feature.kind != "text":
         shape = {"dimensions": list(map(str, feature.shape))} if feature.shape else {}

@@ -13,15 +13,17 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnreadableRecording
+from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.formats.foreign import read_json
-from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
-from gym_trace.formats.rlds.columns import Columns, Read, joined, reader_of, space_of, values_of
+from gym_trace.formats.rlds.columns import Columns, Read, reader_of, space_of, values_of
 from gym_trace.formats.rlds.examples import MalformedExample, RowReader, Rows, count_of, lists_in, records_in
 from gym_trace.formats.rlds.exporter import TEMPLATE, key_of
 from gym_trace.formats.rlds.features import Feature, Features, features_of, leaves_of
 from gym_trace.formats.rlds.values import MOST_BYTES, all_from_json
+from gym_trace.formats.rows import first_writer
+from gym_trace.model import trees
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT
 from gym_trace.printable import shown
@@ -50,7 +52,6 @@ class RldsImporter:
     """
 
     name: ClassVar[str] = "rlds"
-    extra: ClassVar[str] = "rlds"
 
     last_step: str = "auto"
 
@@ -78,7 +79,9 @@ class _DataSet:
     def __init__(self, path: Path):
         self.path = path
         self.info = read_json(path / "dataset_info.json")
-        self.features, unknown = _described(path / "features.json")
+        said = read_json(path / "features.json")
+        with _located(path / "features.json"):
+            self.features, unknown = features_of(said)
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
             raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: its examples have no steps")
@@ -109,20 +112,23 @@ class _DataSet:
 
     def imported(self, last_step: str) -> Imported:
         if self.about is not None:
-            return self._made_again(self.about)
+            schema, layouts = first_writer(self.about)
+            episodes = chain.from_iterable(map(_Reader(self, layouts).episodes, self.splits))
+            return imported(_KIND, episodes, schema, self.about)
         spaces = space_of(self.steps.get("observation", {})), space_of(self.steps.get("action", {}))
         layouts = WriterSchema.of(new_schema(_KIND, *spaces)).layouts
         facts = {key: self.info[key] for key in ("description", "citation") if isinstance(self.info.get(key), str)}
         parts = []
         if last_step == "auto":
             last_step = self._last_step(layouts)
+        version = f"{self.info.get('name')} {self.info.get('configName', '')} {self.info.get('version')}"[:300]
         for split in self.splits:
-            schema = new_schema(_KIND, *spaces, {}, {"data_set": self._version()}, split.name)
+            schema = new_schema(_KIND, *spaces, {}, {"data_set": version}, split.name)
             reader = _Reader(self, layouts, last_step == "step")
             parts.append((imported(_KIND, reader.episodes(split), schema, facts=facts), reader))
         notes = self.notes
         segments = chain.from_iterable(_noting(part.segments, reader, notes) for part, reader in parts)
-        schemas = cast(dict[str, Schema], ChainMap(*(part.schemas for part, _ in parts)))
+        schemas = cast(dict[str, Schema], ChainMap(*(part.schemas for part, _ in parts)))  # more while they are read
         return Imported(_KIND, schemas, segments, 0, lambda: sum(part.done() for part, _ in parts), facts, notes)
 
     def _last_step(self, layouts: Layouts) -> str:
@@ -136,20 +142,6 @@ class _DataSet:
             "final observation alone, as RLDS defines it"
         )
         return "step"
-
-    def _version(self) -> str:
-        return f"{self.info.get('name')} {self.info.get('configName', '')} {self.info.get('version')}"[:300]
-
-    def _made_again(self, about: str) -> Imported:
-        """Return the content of a trace that gym-trace has exported."""
-        schemas = list(read_about(about)["writers"].values())
-        try:
-            layouts = WriterSchema.of(schemas[0]).layouts
-        except (CorruptTrace, IndexError) as error:
-            raise UnreadableRecording(f"{self.path / 'metadata.json'}: what it says of spaces is malformed") from error
-        reader = _Reader(self, layouts)
-        episodes = chain.from_iterable(map(reader.episodes, self.splits))
-        return imported(_KIND, episodes, schemas[0], about)
 
 
 def _noting(segments: Iterator[Any], reader: _Reader, notes: list[str]) -> Iterator[Any]:
@@ -166,10 +158,12 @@ class _Reader:
         self._ours = data.about is not None
         self._missing: set[str] = set()
         self._unfinished = self._last_actions = self._episodes = self._empty = 0
-        beside = {name: part for name, part in data.steps.items() if name not in (*_MARKS, "observation", "action")}
-        beside.pop("reward", None)
-        if self._ours:
-            beside = {"annotations": beside["annotations"]} if "annotations" in beside else {}
+        known = (*_MARKS, "observation", "action", "reward")
+        beside = {
+            name: part
+            for name, part in data.steps.items()
+            if (name == "annotations" if self._ours else name not in known)
+        }
         self._notes = {
             key_of(path[1]) if self._ours else ".".join(path): ("steps/" + "/".join(path), leaf)
             for path, leaf in leaves_of(beside)
@@ -248,26 +242,21 @@ class _Reader:
         known = self._metadata(lists)
         columns = Columns(self._layouts, self._data.steps, lists, self._ours)
         outcome = "cut"
-        if is_over:
+        if is_over and steps:
             outcome = "terminated" if marks["is_terminal"] else "truncated"
         parts = self._parts(shard, columns, lists, rows, steps)
         if self._ours:
             identity = known.get("episode_metadata", {}).get(KEY, b"").decode(errors="replace")
-            return NewEpisode(steps, parts, outcome if steps else "cut", identity=identity)
-        outcome = outcome if steps else "cut"
+            return NewEpisode(steps, parts, outcome, identity=identity)
         return NewEpisode(steps, parts, outcome, reset_info=known or None, has_final_observation=has_final)
 
     def _rows_in(self, lists: dict[str, Rows]) -> int:
         """Return the number of steps of a record."""
-        for path, feature in leaves_of(self._data.steps):
-            found = lists.get("steps/" + "/".join(path))
-            is_text = feature.kind in ("text", "image") or feature.encoding != "none"
-            if found is not None and (is_text or feature.numbers) and path[-1] in (*_MARKS, "reward", "discount"):
-                return count_of(found, 1 if is_text else feature.numbers)
-        for path, feature in leaves_of(self._data.steps):
-            found = lists.get("steps/" + "/".join(path))
-            if found is not None and (feature.encoding != "none" or feature.numbers):
-                return count_of(found, feature.numbers if feature.encoding == "none" else 1)
+        steps = ((path[-1], leaf, lists.get("steps/" + "/".join(path))) for path, leaf in leaves_of(self._data.steps))
+        plain = (*_MARKS, "reward", "discount")
+        for _, leaf, found in sorted(steps, key=lambda one: one[0] not in plain):
+            if found is not None and (leaf.encoding != "none" or leaf.numbers):
+                return count_of(found, leaf.numbers if leaf.encoding == "none" else 1)
         raise MalformedExample("no steps")
 
     def _mark(self, lists: dict[str, Rows], name: str, rows: int) -> bool | None:
@@ -302,8 +291,7 @@ class _Reader:
     ) -> Iterator[NewSteps]:
         if (rewards := self._rewards(lists)) is None:
             self._missing.add("rewards")
-        has_infos = self._ours and "steps/info" in lists
-        infos = RowReader(lists["steps/info"]) if has_infos else None
+        infos = RowReader(lists["steps/info"]) if self._ours and "steps/info" in lists else None
         notes = {
             name: reader_of(RowReader(lists[key]), feature, self._ours)
             for name, (key, feature) in self._notes.items()
@@ -317,16 +305,15 @@ class _Reader:
                 there = min(count, rows - 1 - begin)  # the observation after the last of them may be unknown
                 observations = columns.observations(there)
                 if there < count:
-                    observations = joined(observations, columns.unknown())
+                    observations = trees.joined(observations, columns.unknown())
                 if lead is not None:
-                    observations, lead = joined(lead, observations), None
+                    observations, lead = trees.joined(lead, observations), None
                 given = np.full(count, np.nan) if rewards is None else rewards(count)
                 told = all_from_json(infos.values(count, MOST_BYTES)) if infos else None
                 annotations = {name: read(count) for name, read in notes.items()}
                 if self._ours:
-                    annotations = {
-                        name: found for name, rows_ in annotations.items() if (found := _marked(rows_)) is not None
-                    }
+                    marked = ((name, _marked(found)) for name, found in annotations.items())
+                    annotations = {name: found for name, found in marked if found is not None}
                 actions = columns.actions(count)
                 if begin + count == steps < rows and not self._ours:
                     has_reward = rewards is not None and _is_something(rewards(1))
@@ -350,16 +337,7 @@ def _marked(rows: Any) -> Any:
 
 def _is_something(tree: Any) -> bool:
     """Return True if an action is not all zeros."""
-    if isinstance(tree, (dict, tuple)):
-        return any(map(_is_something, tree.values() if isinstance(tree, dict) else tree))
-    return bool(np.any(tree)) if isinstance(tree, np.ndarray) else any(tree)
-
-
-def _described(path: Path) -> tuple[Features, dict[str, str]]:
-    """The features that a file describes; see features_of(). Raises UnreadableRecording."""
-    said = read_json(path)
-    with _located(path):
-        return features_of(said)
+    return any(bool(np.any(rows)) if isinstance(rows, np.ndarray) else any(rows) for rows in trees.leaves_of(tree))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gym_trace.formats.foreign import Values
+from gym_trace.formats.rows import is_utf8
 from gym_trace.formats.steps.plain import json_text, tagged
 
 _JSON = b"\0"  # which JSON begins with where text would be expected
@@ -15,18 +16,10 @@ MOST_BYTES = 64 << 20  # of one value
 def packed(values: Iterable[Any]) -> Iterator[bytes]:
     """Text as it is; all else as a zero byte and JSON (docs/STEPS.md)."""
     for value in values:
-        if type(value) is str and not value.startswith("\0") and not _has_surrogates(value):
+        if type(value) is str and not value.startswith("\0") and is_utf8(value):
             yield value.encode()
         else:
             yield _JSON + json_text(tagged(value)).encode()
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def unpacked(texts: Iterable[bytes]) -> Iterator[Any]:

@@ -1,54 +1,79 @@
-"""RLlib's episodes, as its env runners write them, as a trace."""
+"""RLlib's episodes, as its env runners write them, as a trace.
+
+They are values of Parquet files, in MessagePack: each the state of an episode, or of a piece of one.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import io
+import math
+import zlib
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import msgpack
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from gymnasium import Space, spaces
 
-from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.parquet.tables import parquet_files
-from gym_trace.formats.rllib.items import (
-    Header,
-    Items,
-    header_of,
-    is_episodes,
-    pieces_of_episodes,
-    space_told,
-    unpacked,
-)
-from gym_trace.model.layout import Branch, Layout, Leaf, PlainSpace
+from gym_trace.formats.parquet.tables import located, parquet_file, parquet_files
+from gym_trace.formats.rows import custom
+from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.model.packing import Containers
 from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array
+from gym_trace.model.trees import cut, leaves_of, mapped
+from gym_trace.model.values import Array, is_plain_dtype
 from gym_trace.reading.assembly import densified
 
+COLUMN = "item"
 _KIND = "RLlib episodes"
-_UNKNOWN: PlainSpace = {"type": "custom", "class": "", "repr": "not told by RLlib"}
+_UNKNOWN = custom("not told by RLlib")
 _ANY = Leaf(("values",), None, ())
 _NOT_TOLD = "RLlib keeps no seeds, options or times of episodes, nor what environment they are of"
 _PIECE_BYTES, _VALUE_BYTES = 4 << 20, 256
-_STARTED, _STEPS = Header._fields.index("started"), Header._fields.index("steps")
+_MOST_OF_ARRAY = 64 << 20
+_MOST_BYTES = 1 << 31  # of the values of a row group
+_DEEPEST = 32
 _NEEDED = {
     *("observations", "actions", "rewards", "infos", "extra_model_outputs"),
     *("is_terminated", "is_truncated", "_observation_space", "_action_space"),
 }
+# What malformed values cause in Python, NumPy, gymnasium and msgpack.
+_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, CorruptTrace, LookupError, RecursionError, TypeError),
+    *(ValueError, UnreadableRecording, msgpack.UnpackException, zlib.error),
+)
+
+
+class Header(NamedTuple):
+    """Header of the state of an episode, or of a piece of one: its id, its steps, and a hash of all of it."""
+
+    key: int
+    started: int
+    steps: int
+    digest: int
+
+
+_KEY, _STARTED, _STEPS = map(Header._fields.index, ("key", "started", "steps"))
 
 
 class RLlibImporter:
     """RLlib: Parquet of episodes (output_write_episodes=True)."""
 
     name: ClassVar[str] = "rllib"
-    extra: ClassVar[str] = "rllib"
 
     def recognises(self, path: Path) -> bool:
         """Return True if the first Parquet file has a column of episodes."""
         found = parquet_files(path, most=1)
-        return bool(found) and is_episodes(found[0])
+        return bool(found) and _is_episodes(found[0])
 
     def read(self, path: Path) -> Imported:
         """Pieces of one episode are joined. Reads the headers of all episodes first, then one episode after another."""
@@ -68,11 +93,14 @@ class _Reader:
         self._items, self._path = items, path
         self._headers = np.empty((len(items), len(Header._fields)), np.int64)
         for number in range(len(items)):
-            self._headers[number] = self._header(number)
-        self._order, self._counts = pieces_of_episodes(self._headers)
+            with self._reading(number):
+                self._headers[number] = _header_of(items[number])
+        self._order, self._counts = _pieces_of_episodes(self._headers)
         first = self._state(0)
-        spaces = [self._space(first[name]) for name in ("_observation_space", "_action_space")]
-        self._schema = new_schema(_KIND, spaces[0], spaces[1], metadata={"path": path.name}, infos=True)
+        with self._reading(0):
+            found = (_space(first[name]) for name in ("_observation_space", "_action_space"))
+            observations, actions = (_UNKNOWN if space is None else space for space in found)
+        self._schema = new_schema(_KIND, observations, actions, metadata={"path": path.name}, infos=True)
         self._layouts: Layouts = WriterSchema.of(self._schema).layouts
 
     def imported(self) -> Imported:
@@ -112,7 +140,8 @@ class _Reader:
         actions = _tree(self._layouts.actions, state["actions"])
         rewards = _leaf(_rows(state["rewards"]))
         infos = _infos(state)
-        notes = {name: _tree(_ANY, buffer) for name, buffer in _map(state["extra_model_outputs"]).items()}
+        outputs = state["extra_model_outputs"]
+        notes = {name: _tree(_ANY, one) for name, one in outputs.items()} if isinstance(outputs, dict) else {}
         if len(rewards) != steps or _length(observations) != steps + 1 or len(infos) != steps + 1:
             raise UnreadableRecording(f"an episode of {steps} steps that has other numbers of rows")
         flags = np.zeros((2, steps), np.bool_)
@@ -122,20 +151,16 @@ class _Reader:
         for begin in range(0, max(steps, 1), size):
             end = min(begin + size, steps)
             yield NewSteps(
-                _cut(observations, begin + (begin > 0 or not first), end + 1),
-                _cut(actions, begin, end),
+                cut(observations, begin + (begin > 0 or not first), end + 1),
+                cut(actions, begin, end),
                 rewards[begin:end],
                 flags[0, begin:end],
                 flags[1, begin:end],
                 infos[1 + begin : 1 + end],
-                {name: _cut(rows, begin, end) for name, rows in notes.items()},
+                {name: cut(rows, begin, end) for name, rows in notes.items()},
             )
 
     # -- items --------------------------------------------------------------------------------------------------------
-
-    def _header(self, number: int) -> Header:
-        with self._reading(number):
-            return header_of(self._items[number])
 
     def _state(self, number: int) -> dict[str, Any]:
         with self._reading(number):
@@ -144,24 +169,17 @@ class _Reader:
                 raise UnreadableRecording("no state of a SingleAgentEpisode")
             return state
 
-    def _space(self, told: Any) -> Any:
-        with self._reading(0):
-            space = space_told(told)
-            return _UNKNOWN if space is None else space
-
     @contextlib.contextmanager
     def _reading(self, number: int) -> Iterator[None]:
         """Says which episode it is that cannot be read."""
         try:
             yield
-        except (UnreadableRecording, CorruptTrace) as error:
+        except _ERRORS as error:
             where = self._items.path_of(number)
             if str(where) in str(error):
                 raise
-            raise UnreadableRecording(f"{where}: row {number} of all: {error}") from error
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            where = self._items.path_of(number)
-            raise UnreadableRecording(f"{where}: row {number}: not an episode: {error!r:.100}") from error
+            told = error if isinstance(error, TraceError) else f"not an episode: {error!r:.100}"
+            raise UnreadableRecording(f"{where}: row {number} of all: {told}") from error
 
 
 # -- buffers ----------------------------------------------------------------------------------------------------------
@@ -191,13 +209,7 @@ def _infos(state: dict[str, Any]) -> list[Any]:
 def _tree(layout: Layout, buffer: Any) -> Any:
     """The rows of a buffer as the space has them."""
     rows = _rows(buffer)
-    return _split(layout, rows) if isinstance(rows, list) else _leaves(rows)
-
-
-def _leaves(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _leaves(part) for key, part in tree.items()}
-    return tuple(map(_leaves, tree)) if isinstance(tree, tuple) else _leaf(tree)
+    return _split(layout, rows) if isinstance(rows, list) else mapped(_leaf, rows)
 
 
 def _split(layout: Layout, rows: list[Any]) -> Any:
@@ -219,29 +231,215 @@ def _leaf(rows: Any) -> Any:
     return rows if dense is None else dense
 
 
-def _cut(tree: Any, begin: int, end: int) -> Any:
-    if isinstance(tree, dict):
-        return {key: _cut(part, begin, end) for key, part in tree.items()}
-    return tuple(_cut(part, begin, end) for part in tree) if isinstance(tree, tuple) else tree[begin:end]
-
-
-def _parts_of(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (dict, tuple)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _parts_of(part)
-    else:
-        yield tree
-
-
 def _length(tree: Any) -> int:
-    lengths = {len(part) for part in _parts_of(tree)}
+    lengths = {len(part) for part in leaves_of(tree)}
     return lengths.pop() if len(lengths) == 1 else -1
 
 
 def _size(tree: Any) -> int:
     """Bytes that rows take, about."""
-    return sum(part.nbytes if isinstance(part, np.ndarray) else _VALUE_BYTES * len(part) for part in _parts_of(tree))
+    return sum(part.nbytes if isinstance(part, np.ndarray) else _VALUE_BYTES * len(part) for part in leaves_of(tree))
 
 
-def _map(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {}
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def unpacked(data: bytes) -> Any:
+    """The value in MessagePack that may come from anybody. Raises UnreadableRecording."""
+    try:
+        known = Containers()
+        return msgpack.unpackb(
+            data,
+            list_hook=known.list_hook,
+            object_hook=lambda found: _decoded(known.object_hook(found)),
+            strict_map_key=True,
+        )
+    except UnreadableRecording:
+        raise
+    except CorruptTrace as error:
+        raise UnreadableRecording(f"no episode that is read: {error.problem}") from error
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
+
+
+def _decoded(found: dict[Any, Any]) -> Any:
+    if b"nd" in found:
+        return _array(found)
+    if b"complex" in found:
+        return complex(str(found[b"data"]))
+    return found
+
+
+def _array(found: dict[Any, Any]) -> Any:
+    if found.get(b"kind") == b"O":
+        raise UnreadableRecording(
+            "an array of Python objects, which is pickled; unpickling runs whatever is in a file, so it is not done"
+        )
+    text, data = found[b"type"], found[b"data"]
+    if not is_plain_dtype(text) or not isinstance(data, bytes):
+        raise UnreadableRecording(f"an array of dtype {text!r:.60}")
+    dtype = np.dtype(text)
+    if found[b"nd"] is not True:
+        return np.frombuffer(data, dtype)[0]
+    shape = tuple(found[b"shape"])
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
+        raise UnreadableRecording(f"an array of shape {shape!r:.60} that has {len(data)} bytes")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _space(told: Any, depth: int = 0) -> Space[Any] | None:
+    """The space that RLlib has told; None where it told none, or one that is not known here."""
+    if told is None:
+        return None
+    if depth > _DEEPEST:
+        raise ValueError("nested too deep")
+    kind = told["space"]
+    if kind == "dict":
+        members: dict[str, Any] = {key: _space(member, depth + 1) for key, member in told["spaces"].items()}
+        return None if None in members.values() else spaces.Dict(members)
+    if kind == "tuple":
+        parts: list[Any] = [_space(part, depth + 1) for part in told["spaces"]]
+        return None if None in parts else spaces.Tuple(parts)
+    made = _MADE.get(kind)
+    return None if made is None else made(told)
+
+
+def _told_box(told: dict[str, Any]) -> Space[Any]:
+    dtype = np.dtype(told["dtype"])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"a Box of {dtype}")
+    low, high = (np.broadcast_to(_array_told(told[name]), told["shape"]) for name in ("low", "high"))
+    return spaces.Box(low.astype(dtype), high.astype(dtype), tuple(told["shape"]), dtype.type)
+
+
+_MADE: dict[str, Any] = {
+    "box": _told_box,
+    "discrete": lambda told: spaces.Discrete(told["n"], start=told.get("start", 0)),
+    "multi-binary": lambda told: spaces.MultiBinary(told["n"]),
+    "multi-discrete": lambda told: spaces.MultiDiscrete(_array_told(told["nvec"]), dtype=np.dtype(told["dtype"]).type),
+    "text": lambda told: spaces.Text(told["max_length"], min_length=told["min_length"], charset=told["charset"]),
+}
+
+
+def _array_told(text: str) -> Array:
+    packed = base64.b64decode(text, validate=True)
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(packed, _MOST_OF_ARRAY)
+    if unpacker.unconsumed_tail:
+        raise ValueError("an array that is too large")
+    return np.lib.format.read_array(io.BytesIO(raw))  # which reads no objects
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _is_episodes(path: Path) -> bool:
+    """Return True for Parquet with a column of episodes."""
+    try:
+        return bool(_opened(path))
+    except UnreadableRecording:
+        return False
+
+
+class Items:
+    """The values of files by their number. Row groups are read when they are asked for, and one is kept.
+
+    Raises UnreadableRecording.
+    """
+
+    def __init__(self, files: list[Path]):
+        self.files = files
+        self._groups: list[tuple[int, int]] = []  # file, number in it
+        counts = []
+        for number, path in enumerate(files):
+            metadata = _opened(path, parquet_file).metadata
+            for group in range(metadata.num_row_groups):
+                self._groups.append((number, group))
+                counts.append(metadata.row_group(group).num_rows)
+        self._firsts = np.cumsum([0, *counts])
+        self._kept: tuple[int, Any] = -1, None
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def path_of(self, number: int) -> Path:
+        """The file that a value is in."""
+        return self.files[self._groups[self._group_of(number)][0]]
+
+    def __getitem__(self, number: int) -> bytes:
+        group = self._group_of(number)
+        if self._kept[0] != group:
+            self._kept = -1, None
+            self._kept = group, self._read(*self._groups[group])
+        value = self._kept[1][number - int(self._firsts[group])].as_py()
+        if not isinstance(value, bytes):
+            raise UnreadableRecording(f"{self.path_of(number)}: a row of {COLUMN!r} is empty, or no binary value")
+        return value
+
+    def _group_of(self, number: int) -> int:
+        return int(np.searchsorted(self._firsts, number, "right")) - 1
+
+    def _read(self, file: int, group: int) -> Any:
+        path = self.files[file]
+        opened = _opened(path)
+        columns = opened.metadata.row_group(group)
+        size = sum(columns.column(i).total_uncompressed_size for i in range(columns.num_columns))
+        if not 0 <= size <= _MOST_BYTES:
+            raise UnreadableRecording(f"{path}: row group {group} says that it has {size} bytes, more than are read")
+        with located(path):
+            return opened.read_row_group(group, columns=[COLUMN]).column(0)
+
+
+def _opened(path: Path, opening: Callable[..., pq.ParquetFile] = pq.ParquetFile) -> pq.ParquetFile:
+    with located(path):
+        try:
+            opened = opening(path, read_dictionary=[COLUMN])  # what many rows share takes memory once
+        except KeyError:  # there is no such column to be read as a dictionary
+            opened = opening(path)
+    kind = opened.schema_arrow.field(COLUMN).type if COLUMN in opened.schema_arrow.names else pa.null()
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
+        raise UnreadableRecording(f"{path}: no episodes of RLlib; it has no column {COLUMN!r} of binary values")
+    return opened
+
+
+def _header_of(item: bytes) -> Header:
+    """Read the header of the state of an episode, without its steps. Raises _ERRORS."""
+    told: dict[Any, Any] = {}
+    known = Containers()
+    unpacker = msgpack.Unpacker(max_buffer_size=len(item) + 1, list_hook=known.list_hook, object_hook=known.object_hook)
+    unpacker.feed(item)
+    for _ in range(unpacker.read_map_header()):
+        key = unpacker.unpack()
+        if key in ("id_", "agent_id", "t", "t_started"):
+            told[key] = unpacker.unpack()
+        else:
+            unpacker.skip()
+    started, time = told.get("t_started"), told.get("t")
+    if type(started) is not int or type(time) is not int or not 0 <= started <= time < 1 << 62 or "id_" not in told:
+        raise ValueError("it does not say which steps it has")
+    name = repr((told["id_"], told.get("agent_id"))).encode(errors="replace")
+    return Header(_hash(name), started, time - started, _hash(item))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little")
+
+
+def _pieces_of_episodes(headers: Array) -> tuple[Array, Array]:
+    """The numbers of all items, ordered so that the pieces of an episode follow one another, and how many each has.
+
+    headers: (items, 4), of Headers. Episodes come in the order of the first of their items. Where a piece of an episode
+    is missing, another one begins. Of items that are the same only the first counts: env runners write what they have
+    sampled again with each sample, unless output_max_rows_per_file is set.
+    """
+    order = np.sort(np.unique(headers, axis=0, return_index=True)[1])
+    order = order[np.lexsort((order, headers[order, _STARTED], headers[order, _KEY]))]
+    key, started, steps, _ = headers[order].T
+    follows = (key[1:] == key[:-1]) & (started[1:] == started[:-1] + steps[:-1]) & (started[1:] > 0)
+    begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    counts = np.diff(begins, append=len(order))
+    firsts = np.repeat(np.minimum.reduceat(order, begins), counts)
+    places = np.lexsort((np.arange(len(order)), firsts))
+    return order[places], counts[np.argsort(firsts[begins], kind="stable")]

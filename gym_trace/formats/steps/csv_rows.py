@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.steps.choice import Choice, name_of, names_in
 from gym_trace.formats.steps.plain import NUMBERS, Form, json_text, rows_of, tagged
-from gym_trace.formats.steps.windows import OnDamage, Window, step_windows
+from gym_trace.formats.steps.windows import Choice, Window, name_of, names_in
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
@@ -31,7 +30,11 @@ class _Cells(NamedTuple):
 
     names: tuple[str, ...]
     shape: tuple[int, ...] | None  # of rows that have a column for each of their numbers; None: one column
-    spreadsheet: bool = False
+    spreadsheet: bool
+
+    @property
+    def blank(self) -> list[str]:
+        return [""] * len(self.names)
 
     def filled(self, rows: Array) -> list[list[str]]:
         if _are_numbers(rows) and rows.shape[1:] == self.shape:
@@ -47,71 +50,69 @@ class _Cells(NamedTuple):
         return self._alone(tagged(row))
 
     def _alone(self, value: Any) -> list[str]:
-        text = _cell(value)
-        if self.spreadsheet and isinstance(value, str) and text.startswith(_FORMULA):
-            text = f"'{text}"
-        return [text, *[""] * (len(self.names) - 1)]
+        """A JSON value as text in the first column, with control characters escaped for terminals."""
+        if isinstance(value, str):
+            text = printable(value)
+            text = f"'{text}" if self.spreadsheet and text.startswith(_FORMULA) else text
+        elif value is None:
+            text = ""
+        else:
+            text = _number(value) if isinstance(value, (bool, int, float)) else json_text(value)
+        return [text, *self.blank[1:]]
 
 
 def _are_numbers(array: Array) -> bool:
     return array.dtype.str[1:] in NUMBERS
 
 
-def csv_lines(
-    trace: Trace,
-    places: Iterable[int],
-    choice: Choice,
-    steps: slice = slice(None),
-    on_damage: OnDamage | None = None,
-    on_steps: Callable[[int], None] | None = None,
-    spreadsheet: bool = False,
-) -> Iterator[str]:
-    """Blocks of lines, the heading first, to be written as they are. Arguments as those of step_windows.
+def _number(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
-    on_steps: called with the steps of each block, once the next one is requested. spreadsheet: put ' in front of
-    texts that a spreadsheet would take for formulas.
+
+def csv_lines(windows: Iterator[Window], trace: Trace, choice: Choice, spreadsheet: bool = False) -> Iterator[str]:
+    """Yield blocks of lines with their ends, the heading first. windows: of the chosen columns of this trace.
 
     A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
     only the observation before, with the number of the step before: -1 where that was the reset.
 
+    spreadsheet: put ' in front of texts that a spreadsheet would take for formulas.
+
     Raises InvalidOption: the episodes do not have the same columns, so that no heading fits all of them.
     """
-    windows = step_windows(trace, places, choice, steps, on_damage)
     first: list[Window] = []
     for window in islice(windows, _LOOKED_AT):
         first.append(window)
         if window.steps:
             break
-    cells = {path: leaf._replace(spreadsheet=spreadsheet) for path, leaf in _heading(trace, choice, first).items()}
+    cells = _heading(trace, choice, first, spreadsheet)
     yield _text([[*_FACTS, *(name for leaf in cells.values() for name in leaf.names)]])
     for window in chain(first, windows):
         yield _text(_rows(window, choice, cells))
-        if on_steps is not None:
-            on_steps(window.steps)
 
 
-def _heading(trace: Trace, choice: Choice, windows: list[Window]) -> dict[Path, _Cells]:
-    cells = {}
+def _heading(trace: Trace, choice: Choice, windows: list[Window], spreadsheet: bool) -> dict[Path, _Cells]:
+    shapes: dict[Path, tuple[int, ...] | None] = {}
     for window in windows:
         declared = {leaf.path: leaf for layout in window.writer.layouts[:2] for leaf in layout.leaves()}
         for path, rows in window.columns.items():
             leaf = declared.get(path)
             if rows.dtype == object and leaf is not None and leaf.dtype is not None:
-                cells[path] = _cells(path, leaf.shape)  # as it was declared: some rows are something else
-            elif len(rows) or path not in cells:
-                cells[path] = _cells(path, rows.shape[1:] if _are_numbers(rows) else None)
+                shapes[path] = leaf.shape  # as it was declared: some rows are something else
+            elif len(rows) or path not in shapes:
+                shapes[path] = rows.shape[1:] if _are_numbers(rows) else None
     for name in names_in(trace) if windows else ():  # which the first steps may have no value for
         path = tuple(name.split("/", 1))
         if path[0] == "annotations" and len(path) > 1 and choice.takes(path):
-            cells.setdefault(path, _cells(path, None))
-    return cells
+            shapes.setdefault(path, None)
+    return {path: _cells(path, shape, spreadsheet) for path, shape in shapes.items()}
 
 
-def _cells(path: Path, shape: tuple[int, ...] | None) -> _Cells:
+def _cells(path: Path, shape: tuple[int, ...] | None, spreadsheet: bool) -> _Cells:
     name = printable(name_of(path))
-    if not shape or math.prod(shape) > MOST_COLUMNS or not math.prod(shape):
-        return _Cells((name,), () if shape == () else None)
-    return _Cells(tuple(f"{name}[{','.join(map(str, place))}]" for place in np.ndindex(shape)), shape)
+    if not shape or not 0 < math.prod(shape) <= MOST_COLUMNS:
+        return _Cells((name,), () if shape == () else None, spreadsheet)
+    names = (f"{name}[{','.join(map(str, place))}]" for place in np.ndindex(shape))
+    return _Cells(tuple(names), shape, spreadsheet)
 
 
 def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator[list[str]]:
@@ -125,15 +126,15 @@ def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator
                 "CSV has one heading: choose others with --episodes or --columns, or write JSON lines"
             )
         filled[place] = cells[place].filled(rows)
-    empty = {path: [[""] * len(leaf.names)] * (window.steps + 1) for path, leaf in cells.items() if path not in filled}
     columns = []
     for path, leaf in cells.items():
-        texts = filled[path] if path in filled else empty[path]
-        columns.append(texts if path[0] == "observations" else [[""] * len(leaf.names), *texts])
-    if window.has_placeholder and window.steps:
-        for number, (path, leaf) in enumerate(cells.items()):
-            if path[0] == "observations":
-                columns[number] = [*columns[number][:-1], [""] * len(leaf.names)]
+        if path not in filled:
+            columns.append([leaf.blank] * (window.steps + 1))
+        elif path[0] != "observations":
+            columns.append([leaf.blank, *filled[path]])
+        else:
+            unknown = window.has_placeholder and window.steps > 0
+            columns.append([*filled[path][:-1], leaf.blank] if unknown else filled[path])
     index, before = str(window.episode.index), window.first_step - 1
     for i, parts in enumerate(zip(*columns)):
         if i or (window.opens and "observations" in choice.roots):
@@ -144,16 +145,3 @@ def _text(rows: Iterable[list[str]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
-
-
-def _number(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _cell(value: Any) -> str:
-    """Return a JSON value as text, with control characters escaped for terminals."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return printable(value)
-    return _number(value) if isinstance(value, (bool, int, float)) else json_text(value)

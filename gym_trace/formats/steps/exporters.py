@@ -11,18 +11,23 @@ from typing import ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.choice import choose, name_of
 from gym_trace.formats.steps.csv_rows import csv_lines
 from gym_trace.formats.steps.jsonl import json_lines
 from gym_trace.formats.steps.npz import columns_in, write_npz
 from gym_trace.formats.steps.plain import json_text
-from gym_trace.formats.steps.windows import KEPT
+from gym_trace.formats.steps.windows import KEPT, Window, choose, name_of, step_windows
 
 _MANY = 4096  # episodes
+
+
+def _windows(source: Source) -> Iterator[Window]:
+    """Like Source.windows(), and also rows without the structure of their space."""
+    for window in step_windows(source.trace, range(len(source.trace)), choose(source.trace, None)):
+        yield window
+        source.advance(window.steps)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,6 @@ class JsonLinesExporter:
     """JSON lines, as docs/STEPS.md has them: all of a trace, bit for bit"""
 
     name: ClassVar[str] = "jsonl"
-    extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 
@@ -38,13 +42,9 @@ class JsonLinesExporter:
         return Plan((), partial(self._write, source), self._how_to_load)
 
     def _write(self, source: Source, target: Target) -> None:
-        trace = source.trace
-        lines = json_lines(
-            trace, range(len(trace)), choose(trace, None), on_steps=source.advance, identity=source.identity
-        )
         with open(target.staged, "w", encoding="ascii", newline="\n") as file:
             file.write(json_text({"type": "trace", KEY: source.about}) + "\n")
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(json_lines(_windows(source), choose(source.trace, None), identity=source.identity))
 
     def _how_to_load(self, path: Path) -> str:
         return (
@@ -64,7 +64,6 @@ class CsvExporter:
     spreadsheet: bool = False
 
     name: ClassVar[str] = "csv"
-    extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 
@@ -85,11 +84,7 @@ class CsvExporter:
     def _write(self, source: Source, target: Target) -> None:
         trace = source.trace
         with open(target.staged, "w", encoding="utf-8", newline="") as file:
-            file.writelines(
-                csv_lines(
-                    trace, range(len(trace)), choose(trace, None), on_steps=source.advance, spreadsheet=self.spreadsheet
-                )
-            )
+            file.writelines(csv_lines(_windows(source), trace, choose(trace, None), self.spreadsheet))
 
     def _how_to_load(self, path: Path) -> str:
         return f"import pandas\nsteps = pandas.read_csv({str(path)!r})"
@@ -100,7 +95,6 @@ class NpzExporter:
     """NumPy: one .npz file with an array for each column, of all episodes one after the other"""
 
     name: ClassVar[str] = "npz"
-    extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 

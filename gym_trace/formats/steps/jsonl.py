@@ -9,33 +9,27 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.steps.choice import Choice
 from gym_trace.formats.steps.plain import Form, is_plain_map, json_text, rows_of, tagged
-from gym_trace.formats.steps.windows import OnDamage, Window, step_windows
+from gym_trace.formats.steps.windows import Choice, OnDamage, Window
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_columns import MOST_OBJECTIVES
 
 
 def json_lines(
-    trace: Trace,
-    places: Iterable[int],
+    windows: Iterable[Window],
     choice: Choice,
-    steps: slice = slice(None),
     on_damage: OnDamage | None = None,
-    on_steps: Callable[[int], None] | None = None,
     identity: Callable[[Episode], str] | None = None,
 ) -> Iterator[str]:
-    """The lines, without their ends: strict JSON, ASCII. Arguments as those of step_windows.
+    """Yield the lines with their ends: strict JSON, ASCII. windows: of the chosen columns, with the same on_damage.
 
-    on_steps: called periodically with the number of steps since.
-    identity: the text of an episode for its key "gym_trace".
+    identity: returns the text of an episode for its key "gym_trace".
     """
     declared: dict[str, Any] = {}
     index = None
-    for window in step_windows(trace, places, choice, steps, on_damage):
+    for window in windows:
         forms, rows = {}, {}
         for root in choice.roots:
             if root != "infos" or ("infos",) in window.columns:
@@ -43,14 +37,16 @@ def json_lines(
         changed = {root: form for root, form in forms.items() if form is not None and declared.get(root) != form}
         if changed:
             declared |= changed
-            yield json_text({"type": "columns", "writer": window.episode.writer, **changed})
+            yield _line({"type": "columns", "writer": window.episode.writer, **changed})
         if window.episode.index != index:
             index = window.episode.index
             known = {} if identity is None else {KEY: identity(window.episode)}
-            yield json_text(_episode(window.episode, on_damage) | known)
+            yield _line(_episode(window.episode, on_damage) | known)
         yield from _steps(window, rows)
-        if on_steps is not None:
-            on_steps(window.steps)
+
+
+def _line(value: Any) -> str:
+    return f"{json_text(value)}\n"
 
 
 def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
@@ -61,7 +57,7 @@ def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
         if first == 0 and "infos" in rows and (info := window.episode.reset_info) is not None:
             before["infos"] = tagged(info)
         if before:
-            yield json_text({"type": "start", "episode": number, "step": first, **before})
+            yield _line({"type": "start", "episode": number, "step": first, **before})
     if observations is not None:
         after = observations[1:]
         if window.has_placeholder:
@@ -69,7 +65,7 @@ def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
         rows = {"observations": after, **rows}
     names = list(rows)
     for step, values in enumerate(zip(*rows.values()) if rows else (), first):
-        yield json_text({"type": "step", "episode": number, "step": step, **dict(zip(names, values))})
+        yield _line({"type": "step", "episode": number, "step": step, **dict(zip(names, values))})
 
 
 def _return(episode: Episode) -> float | list[float] | None:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium import spaces
 
-from gym_trace.envs.spaces import StandIn
+from gym_trace.envs.spaces import StandIn, describe
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format.manifest import json_of
+from gym_trace.formats.foreign import widest
 from gym_trace.formats.identity import KEY, read_about
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.steps.untagged import array_from, map_of, untagged
+from gym_trace.formats.steps.plain import array_from, map_of, untagged
+from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import row_of
 
 _LONGEST = 256 << 20  # bytes of a line
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps that are read at a time, and bytes of their lines
 _MOST_ELEMENTS = 1 << 25  # of a space that is made up
+_FLAGS = ("terminations", "truncations")
 _TYPES = ("trace", "columns", "episode")  # of a first line
 _MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -29,7 +31,6 @@ class JsonLinesImporter:
     """JSON lines, as gym-trace export and gym-trace cat write them"""
 
     name: ClassVar[str] = "jsonl"
-    extra: ClassVar[str] = ""
 
     def recognises(self, path: Path) -> bool:
         if not path.is_file():
@@ -81,22 +82,16 @@ class _Lines:
     def all(self) -> Iterator[dict[str, Any]]:
         """All lines; each has a type. Raises UnreadableRecording."""
         with open(self._path, "rb") as file:
-            while (line := self._next(file)) is not None:
+            while text := file.readline(_LONGEST):
+                self._number += 1
+                try:
+                    line = json_of(text)
+                except (ValueError, RecursionError) as error:
+                    raise self._malformed(f"no JSON ({error!s:.100})") from error
+                if not isinstance(line, dict) or not isinstance(line.get("type"), str):
+                    raise self._malformed("not an object with a type")
+                line["bytes"] = len(text)
                 yield line
-
-    def _next(self, file: BinaryIO) -> dict[str, Any] | None:
-        text = file.readline(_LONGEST)
-        self._number += 1
-        if not text:
-            return None
-        try:
-            line = json_of(text)
-        except (ValueError, RecursionError) as error:
-            raise self._malformed(f"no JSON ({error!s:.100})") from error
-        if not isinstance(line, dict) or not isinstance(line.get("type"), str):
-            raise self._malformed("not an object with a type")
-        line["bytes"] = len(text)
-        return line
 
     def _malformed(self, problem: str) -> UnreadableRecording:
         return UnreadableRecording(f"{self._path}: line {self._number}: {problem}; see docs/STEPS.md")
@@ -104,11 +99,9 @@ class _Lines:
     def episodes(self) -> Iterator[NewEpisode]:
         lines = self.all()
         for line in lines:
-            if line["type"] == "columns":
-                self._forms |= line
-            elif line["type"] == "episode":
+            if line["type"] == "episode":
                 yield self._episode(line, lines)
-            elif line["type"] not in ("trace",):
+            elif line["type"] != "trace" and not self._declares(line):
                 raise self._malformed(f"a {line['type']!r:.40} outside of an episode")
 
     def _episode(self, line: dict[str, Any], lines: Iterator[dict[str, Any]]) -> NewEpisode:
@@ -117,7 +110,7 @@ class _Lines:
             raise self._malformed("an episode that does not say how many steps it has")
         seed, options = (untagged(line.get(name)) for name in ("seed", "options"))
         outcome = line.get("outcome") if line.get("outcome") not in ("lost", "running") else "cut"
-        start = next((one for one in self._declared(lines) if one["type"] == "start"), None)
+        start = next((one for one in lines if not self._declares(one) and one["type"] == "start"), None)
         if start is None or "observations" not in start:
             raise self._malformed("an episode without the observation of its beginning")
         reset = untagged(start["infos"]) if "infos" in start else None
@@ -125,13 +118,12 @@ class _Lines:
         has_final = line.get("has_final_observation", True) is not False
         return NewEpisode(steps, parts, outcome, seed, options, reset, known, has_final)
 
-    def _declared(self, lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the lines other than declarations."""
-        for line in lines:
-            if line["type"] == "columns":
-                self._forms |= line
-            else:
-                yield line
+    def _declares(self, line: dict[str, Any]) -> bool:
+        """Return True for a declaration of columns, which counts from now on."""
+        is_one = bool(line["type"] == "columns")
+        if is_one:
+            self._forms |= line
+        return is_one
 
     def _parts(self, start: dict[str, Any], steps: int, lines: Iterator[dict[str, Any]]) -> Iterator[NewSteps]:
         first: list[Any] = [start["observations"]]
@@ -139,24 +131,18 @@ class _Lines:
         size = 0
         if not steps:
             yield self._part(first, [])
-            return
-        for line in lines:
-            if line["type"] == "columns":
-                if held:
-                    yield self._part(first, held)
-                    first, held, size = [], [], 0
-                self._forms |= line
-                continue
-            if line["type"] != "step":
+        while steps and (line := next(lines, None)) is not None:
+            declares = line["type"] == "columns"
+            if line["type"] == "step":
+                held.append(line)
+                size += line["bytes"]
+                steps -= 1
+            elif not declares:
                 raise self._malformed(f"{steps} more steps of an episode were to come, not a {line['type']!r:.40}")
-            held.append(line)
-            size += line["bytes"]
-            steps -= 1
-            if not steps or len(held) >= _MOST_ROWS or size >= _MOST_BYTES:
+            if held and (declares or not steps or len(held) >= _MOST_ROWS or size >= _MOST_BYTES):
                 yield self._part(first, held)
                 first, held, size = [], [], 0
-                if not steps:
-                    return
+            self._declares(line)
 
     def _part(self, first: list[Any], lines: list[dict[str, Any]]) -> NewSteps:
         if lines and lines[-1].get("observations", ...) is None:  # unknown: the one before it stands in
@@ -165,23 +151,21 @@ class _Lines:
         if lines:
             self._last = lines[-1].get("observations")
         try:
-            columns = {name: self._column(name, lines) for name in ("actions", "rewards")}
-            terminations, truncations = (
-                np.array([line[name] for line in lines], np.bool_) for name in ("terminations", "truncations")
-            )
             observations = _rows_of(self._forms["observations"], [*first, *(line["observations"] for line in lines)])
-            infos = self._column("infos", lines) if lines and all("infos" in line for line in lines) else None
-            has_notes = bool(lines) and all("annotations" in line for line in lines)
-            given = [line["annotations"] for line in lines] if has_notes else []
-            notes = _rows_of({"dict": self._forms["annotations"]}, given) if has_notes else {}
-            return NewSteps(
-                observations, columns["actions"], columns["rewards"], terminations, truncations, infos, notes
-            )
+            if not lines:
+                return NewSteps(observations, np.empty(0), np.empty(0))
+            columns: dict[str, Any] = {
+                name: _rows_of(self._forms[name], [line[name] for line in lines])
+                for name in ("actions", "rewards", "infos")
+                if name != "infos" or all("infos" in line for line in lines)
+            }
+            columns |= {name: np.array([line[name] for line in lines], np.bool_) for name in _FLAGS}
+            if all("annotations" in line for line in lines):
+                form = {"dict": self._forms["annotations"]}
+                columns["annotations"] = _rows_of(form, [line["annotations"] for line in lines])
+            return NewSteps(observations, **columns)
         except _MALFORMED as error:
             raise self._malformed(f"the steps before have a malformed value ({error!r:.100})") from error
-
-    def _column(self, name: str, lines: list[dict[str, Any]]) -> Any:
-        return _rows_of(self._forms[name], [line[name] for line in lines]) if lines else np.empty(0)
 
 
 def _rows_of(form: Any, rows: list[Any]) -> Any:
@@ -213,22 +197,20 @@ def _pairs(plain: Any) -> dict[Any, Any]:
     return dict(plain)
 
 
-def _space(form: Any) -> spaces.Space[Any]:
-    """The widest space that rows which are declared like this can be of."""
+def _space(form: Any) -> PlainSpace:
+    """Return the widest space that rows with this declaration can be of."""
     if not isinstance(form, dict):
-        return StandIn("nothing")
+        return describe(StandIn("nothing"))
     try:
         if "dict" in form:
-            return spaces.Dict({key: _space(part) for key, part in _pairs(form["dict"]).items()})
+            return {"type": "Dict", "spaces": [[key, _space(part)] for key, part in _pairs(form["dict"]).items()]}
         if "tuple" in form:
-            return spaces.Tuple([_space(part) for part in form["tuple"]])
+            return {"type": "Tuple", "spaces": list(map(_space, form["tuple"]))}
         if form["dtype"] is None:
-            return StandIn("values of any kind")
-        dtype = array_from([], form["dtype"], [0]).dtype
-        if math.prod(form["shape"]) > _MOST_ELEMENTS:
-            raise ValueError("invalid shape")
-        limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
-        low, high = (limits.min, limits.max) if limits else (False, True) if dtype.kind == "b" else (-np.inf, np.inf)
-        return spaces.Box(low, high, tuple(form["shape"]), dtype.type)
-    except (*_MALFORMED, AssertionError) as error:
+            return describe(StandIn("values of any kind"))
+        dtype = array_from([], form["dtype"], [0, *form["shape"]]).dtype
+        if dtype.kind not in "biuf" or math.prod(form["shape"]) > _MOST_ELEMENTS:
+            raise ValueError("not the dtype and shape of a Box")
+        return widest(dtype, tuple(form["shape"]))
+    except _MALFORMED as error:
         raise UnreadableRecording(f"a declaration of columns is malformed ({error!r:.100})") from error

@@ -1,7 +1,7 @@
-"""Any value of a trace as JSON has it, and so that it can be had back, bit for bit (docs/STEPS.md).
+"""Any value of a trace as JSON, and back, bit for bit (docs/STEPS.md).
 
-A row of a column whose dtype and shape were declared is numbers alone. All other values say themselves what they are,
-in a map with one key that begins with "$".
+A row of a column whose dtype and shape were declared is numbers alone. All other values describe themselves, in a map
+with one key that begins with "$". What is read back may be untrusted.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.model.packing import graph_of, masked_array
 from gym_trace.model.tensors import RawArray, is_masked
-from gym_trace.model.values import ABSENT, Array, EnumMember, Misfit, Unstored, shown
+from gym_trace.model.values import ABSENT, Array, EnumMember, Misfit, Unstored, dtype_from, objects, shown
 
 MOST_NUMBERS = 4096  # of an array that are written one by one; a larger one is in base64
-NUMBERS = frozenset(
-    ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-)  # as np.dtype.str has them
+# Dtypes of numbers that JSON has, as np.dtype.str has them.
+NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _ENCODED = json.JSONEncoder(allow_nan=False).encode
 _INT64, _UINT64 = -(1 << 63), 1 << 64
 
@@ -148,4 +150,103 @@ _TAGS: dict[type, Callable[[Any], Any]] = {
     RawArray: lambda value: {"$raw": [value.dtype, _tagged(value.data)]},
     type(ABSENT): lambda _: {"$absent": True},
     msgpack.ExtType: lambda value: {"$extension": [value.code, _base64(value.data)]},
+}
+
+
+# -- back -------------------------------------------------------------------------------------------------------------
+
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MOST_DIMENSIONS = 32
+_MOST_ALIKE = 1000
+
+
+def untagged(plain: Any) -> Any:
+    """The value that tagged() was given. Raises UnreadableRecording."""
+    try:
+        return _value(plain)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, CorruptTrace) as error:
+        raise UnreadableRecording(f"a value is malformed ({error!r:.100})") from error
+
+
+def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
+    """The array of a dtype and shape, given as rows_of() has written it. Raises ValueError, TypeError, CorruptTrace."""
+    kind = dtype_from(dtype)
+    sizes = tuple(shape)
+    if len(sizes) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("invalid shape")
+    if isinstance(plain, str) and plain not in _SPECIAL and not plain.startswith("NaN:"):
+        return np.frombuffer(bytearray(base64.b64decode(plain, validate=True)), kind).reshape(sizes)
+    array = np.array(plain, object)
+    if array.size != math.prod(sizes):
+        raise ValueError("an array of another shape than is said")
+    flat, texts = array.ravel(), {}
+    for place, number in enumerate(flat.tolist()):
+        if isinstance(number, str):
+            texts[place] = number
+            flat[place] = 0
+        elif type(number) not in (bool, int, float):
+            raise TypeError("an array with other values than numbers")
+    numbers = np.array(flat.tolist(), kind)
+    for place, text in texts.items():
+        numbers[place] = _special(text, kind)
+    return numbers.reshape(sizes)
+
+
+def _special(text: str, kind: np.dtype[Any]) -> Any:
+    if text in _SPECIAL:
+        return kind.type(_SPECIAL[text])
+    raw = bytes.fromhex(text[4:]) if text.startswith("NaN:") and kind.kind == "f" else b""
+    if len(raw) != kind.itemsize:
+        raise ValueError("not a number of its dtype")
+    return np.frombuffer(raw, kind.newbyteorder(">")).astype(kind)[0]
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return list(map(_value, plain))
+    if not isinstance(plain, dict):
+        return plain
+    if len(plain) == 1:
+        [(tag, content)] = plain.items()
+        if tag.startswith("$"):
+            return _OF_PARTS[tag](*content) if tag in _OF_PARTS else _OF_ONE[tag](content)
+    return dict(zip(plain, map(_value, plain.values())))
+
+
+def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map. Raises ValueError for very many keys of one hash, which were made for a map to take for ever."""
+    known = list(pairs)
+    if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
+        raise ValueError("a map of too many keys that are alike")
+    return dict(known)
+
+
+def _raw(name: Any, data: Any) -> RawArray:
+    array = _value(data)
+    if not (isinstance(name, str) and isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim):
+        raise TypeError("the bytes of an array")
+    return RawArray(name, array)
+
+
+_OF_PARTS: dict[str, Callable[..., Any]] = {
+    "$scalar": lambda dtype, number: array_from(number, dtype, ())[()],
+    "$array": lambda dtype, shape, numbers: array_from(numbers, dtype, shape),
+    "$objects": lambda shape, values: objects(list(map(_value, values))).reshape(shape),
+    "$masked": lambda *parts: masked_array(*map(_value, parts)),
+    "$raw": _raw,
+    "$graph": lambda *parts: graph_of(*map(_value, parts)),
+    "$complex": lambda real, imaginary: complex(_value(real), _value(imaginary)),
+    "$unstored": lambda name, text: Unstored(str(name), str(text)),
+    "$enum": lambda kind, name, value: EnumMember(str(kind), None if name is None else str(name), _value(value)),
+    "$extension": lambda code, data: msgpack.ExtType(code, base64.b64decode(data, validate=True)),
+}
+_OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "$tuple": lambda items: tuple(map(_value, items)),
+    "$map": lambda pairs: map_of((_value(key), _value(item)) for key, item in pairs),
+    "$bytes": lambda text: base64.b64decode(text, validate=True),
+    "$int": lambda text: int(text, 16),
+    "$float": lambda text: float(_special(text, np.dtype(np.float64))),
+    "$value": lambda value: Misfit(_value(value)),
+    "$absent": lambda _: ABSENT,
+    "$unknown": lambda text: Unstored("", str(text)),
 }

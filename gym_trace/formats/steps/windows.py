@@ -1,21 +1,80 @@
-"""The steps of episodes, some at a time: memory grows neither with an episode nor with the trace."""
+"""Steps of recorded episodes, some at a time: memory grows neither with an episode nor with the trace.
+
+A Choice says which columns are read; step_windows() yields steps of one episode at a time, step_blocks() those of many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
-from gym_trace.formats.steps.choice import Choice
+from gym_trace.format.columns import CHANGES, MSGPACK
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array, objects
+from gym_trace.model.values import Array, Misfit, objects
+from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace
+from gym_trace.printable import printable
+from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.writer_reader import WriterReader
+
+_MOST_TOLD = 20
+
+
+class Choice(NamedTuple):
+    """Columns of the first level, in their usual order, and the leaves that are wanted of them; none: all."""
+
+    roots: tuple[str, ...]
+    leaves: frozenset[str] = frozenset()
+
+    def takes(self, path: Path) -> bool:
+        """Return True if a leaf is chosen, by its own name or by that of a parent."""
+        names = [name_of(path[: i + 1]) for i in range(len(path))]
+        return path[0] in self.roots and (not self.leaves or not self.leaves.isdisjoint(names))
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a leaf: observations, or observations/position of a Dict."""
+    return "/".join(map(str, path))
+
+
+def names_in(trace: Trace) -> list[str]:
+    """The columns that can be chosen of a trace: first those of every trace, then their leaves."""
+    paths = {path: None for writer in trace.readers for batch in writer.read_batches for path in batch.totals}
+    leaves = [name_of(path) for path in paths if len(path) > 1 and path[0] in COLUMNS]
+    return [*COLUMNS, *dict.fromkeys(leaves)]
+
+
+def choose(trace: Trace, names: Sequence[str] | None) -> Choice:
+    """The columns of these names, with slashes or dots before those of leaves: "observations/image".
+
+    None: all but infos and annotations where no writer has any. Raises InvalidOption.
+    """
+    if names is None:
+        roots = {path[0] for writer in trace.readers for batch in writer.read_batches for path in batch.totals}
+        optional = ("infos", "annotations")
+        return Choice(tuple(root for root in COLUMNS if root not in optional or root in roots))
+    known = names_in(trace)
+    parents = ("/".join(parts[:end]) for parts in (name.split("/") for name in known) for end in range(1, len(parts)))
+    every = {name: name for name in (*parents, *known)}
+    every = {name.replace("/", "."): name for name in every} | every
+    leaves = set()
+    for name in names:
+        if name not in every:
+            told = ", ".join(map(printable, known[:_MOST_TOLD])) + (", …" if len(known) > _MOST_TOLD else "")
+            raise InvalidOption(f"no column {name!r}; there are {told}")
+        leaves.add(every[name])
+    roots = {leaf.partition("/")[0] for leaf in leaves}
+    return Choice(tuple(root for root in COLUMNS if root in roots), frozenset(leaves))
+
+
+# -- of one episode ---------------------------------------------------------------------------------------------------
 
 _MOST_ROWS = 1024
 _MOST_BYTES = 8 << 20  # of typed values in a window
@@ -37,7 +96,7 @@ class Window(NamedTuple):
         writer: who wrote it.
         start: of the first of them, counted from the first step of the episode that is there.
         steps: how many they are.
-        opens: whether they come first, or after a gap, so that the observation before them has not been told yet.
+        opens: whether they come first, or after a gap, so that no window had the observation before them.
         columns: the chosen rows by path, one per leaf of a space: ("observations", "image"), ("rewards",),
             ("annotations", name). Observations have one row more than the others. Values of any kind, infos among
             them, are an array of objects. Infos that were not recorded are missing, and so may annotations be. Rows
@@ -78,21 +137,21 @@ def _columns_of(part: Episode, layouts: Layouts, choice: Choice) -> dict[Path, A
             notes = part.annotations
             found |= {(root, name): notes[name] for name in sorted(notes) if choice.takes((root, name))}
         elif root in ("observations", "actions"):
-            layout = layouts.observations if root == "observations" else layouts.actions
-            leaves = _leaves(layout, getattr(part, root), (root,))
+            leaves = leaves_of(getattr(layouts, root), getattr(part, root), (root,))
             found |= {path: rows for path, rows in leaves if path == (root,) or choice.takes(path)}
         else:
             found[(root,)] = getattr(part, root)
     return found
 
 
-def _leaves(layout: Layout, tree: Any, path: Path) -> Iterator[tuple[Path, Array]]:
+def leaves_of(layout: Layout, tree: Any, path: Path) -> Iterator[tuple[Path, Array]]:
+    """Yield the rows of each leaf of a space; all of them under its own path if they have another structure."""
     if isinstance(layout, Leaf) or isinstance(tree, np.ndarray):
         yield path, tree
     else:
         keys = range(len(layout.children)) if layout.keys is None else layout.keys
         for key, child in zip(keys, layout.children):
-            yield from _leaves(child, tree[key], (*path, key))
+            yield from leaves_of(child, tree[key], (*path, key))
 
 
 def step_windows(
@@ -134,15 +193,16 @@ def is_terminated(writer: WriterReader, rows: Array) -> Array:
     return found
 
 
-def with_repeated_final(tree: Any) -> Any:
-    """Observations whose last row is the one before it again."""
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return dicts and tuples of arrays with each array changed."""
     if isinstance(tree, dict):
-        return {key: with_repeated_final(part) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(with_repeated_final, tree))
-    rows = tree.copy()
-    rows[-1:] = rows[-2:-1]
-    return rows
+        return {key: mapped(part, change) for key, part in tree.items()}
+    return tuple(mapped(part, change) for part in tree) if isinstance(tree, tuple) else change(tree)
+
+
+def with_repeated_final(tree: Any) -> Any:
+    """Return observations whose last row is the one before it again."""
+    return mapped(tree, lambda rows: np.concatenate((rows[:-1], rows[-2:-1])))
 
 
 def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
@@ -234,3 +294,149 @@ def _around_damage(source: _Source, steps: range, opens: bool, on_damage: OnDama
             opens = True
         start = stop
     return opens
+
+
+# -- of many ----------------------------------------------------------------------------------------------------------
+
+_FEWEST = 4  # episodes that are worth reading a chunk for
+_MOST_CHUNK = 32 << 20  # of a chunk that is decoded as a whole
+_BITS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
+
+
+class Block(NamedTuple):
+    """Runs of steps, one after the other: a run is all steps of an episode, or some that follow each other.
+
+    Attributes:
+        episodes: (runs,) the place in the trace of the episode that each run is of.
+        starts: (runs,) which step of the episode it begins with, counted from the first that is there.
+        steps: (runs,) how many it has.
+        opens, closes: (runs,) bool: whether it has the first of the steps that are asked for, the last of the episode.
+        columns: by path, the rows of all runs one after the other; of observations one more for each run, which is the
+            one before its first step. Values of any kind are an array of objects. Annotations may be missing.
+    """
+
+    episodes: Array
+    starts: Array
+    steps: Array
+    opens: Array
+    closes: Array
+    columns: dict[Path, Array]
+
+    @property
+    def size(self) -> int:
+        """Number of steps."""
+        return int(self.steps.sum())
+
+    @property
+    def first_observations(self) -> Array:
+        """(runs,) where in the rows of observations those of each run begin."""
+        counts = self.steps + 1
+        first: Array = np.cumsum(counts) - counts
+        return first
+
+    @property
+    def last_observations(self) -> Array:
+        """(runs,) where in the rows of observations the last one of each run is."""
+        return self.first_observations + self.steps
+
+    @property
+    def before(self) -> Array:
+        """Which rows of observations are those before a step, of all steps: (size,) integers."""
+        chosen = np.ones(self.size + len(self.steps), np.bool_)
+        chosen[self.last_observations] = False
+        return np.flatnonzero(chosen)
+
+
+def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice = slice(None)) -> Iterator[Block]:
+    """The chosen columns of all episodes in their order, some at a time, in memory that does not grow.
+
+    Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals and steps: as of
+    step_windows. Raises CorruptTrace.
+    """
+    if steps != slice(None):
+        yield from _windows(trace, range(len(trace)), choice, finals, steps)
+        return
+    writers, rows = trace.episodes["writer"], trace.rows
+    chunks = np.full(len(trace), -1, np.int64)
+    fragments = np.zeros(len(trace), np.int64)
+    for number, reader in enumerate(trace.readers):
+        mine = np.flatnonzero(writers == number)
+        parts, row = reader.parts, rows[mine]
+        fragments[mine] = parts.fragments[parts.first[row]]
+        alone = (np.diff(parts.first)[row] == 1) & ~parts.trimmed[row]
+        if finals != KEPT:
+            alone &= trace.episodes["has_final_observation"][mine]
+        chunks[mine[alone]] = np.searchsorted(reader.chunk_bounds, fragments[mine[alone]], side="right") - 1
+    changes = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
+    bounds = [0, *changes.tolist(), len(trace)]
+    begin = 0  # of the episodes that are to come in windows
+    for first, last in pairwise(bounds):
+        chunk, reader = int(chunks[first]), trace.readers[int(writers[first])]
+        if chunk < 0 or last - first < _FEWEST or not _is_plain(reader, chunk, choice):
+            continue
+        block = _block_of(reader, chunk, np.arange(first, last), fragments[first:last], choice)
+        if block is None:
+            continue
+        yield from _windows(trace, range(begin, first), choice, finals)
+        yield block
+        begin = last
+    yield from _windows(trace, range(begin, len(trace)), choice, finals)
+
+
+def _windows(trace: Trace, places: range, choice: Choice, finals: str, steps: slice = slice(None)) -> Iterator[Block]:
+    for window in step_windows(trace, places, choice, steps, finals=finals) if places else ():
+        facts = (window.episode.index, window.start, window.steps, window.opens, window.closes)
+        place, start, count, opens, closes = (np.array([fact]) for fact in facts)
+        yield Block(place, start, count, opens, closes, window.columns)
+
+
+def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:
+    """Return True if the rows of a chunk equal those of its episodes, and are not too large."""
+    anything = {leaf.path for root in reader.layouts[:2] for leaf in root.leaves() if leaf.dtype is None}
+    size = 0
+    for column in reader.columns_of(chunk):
+        if column.path[0] in choice.roots:
+            of_any_kind = column.dtype == MSGPACK and column.path not in anything and column.path[0] != "infos"
+            if of_any_kind or column.encoding & CHANGES:
+                return False
+            size += column.full_size
+    return size <= _MOST_CHUNK
+
+
+def _block_of(reader: WriterReader, number: int, episodes: Array, fragments: Array, choice: Choice) -> Block | None:
+    """The episodes of these fragments of a chunk; None where they are not to be had like this."""
+    begin, end = reader.chunk_bounds[number : number + 2].tolist()
+    table = reader.fragments[begin:end]
+    chunk = reader.chunk(number, frozenset(choice.roots))
+    observed, stepped = step_offsets(table)
+    mine = fragments - begin
+    steps = table["steps"][mine].astype(np.int64)
+    leaves = [leaf.path for root in reader.layouts[:2] for leaf in root.leaves() if choice.takes(leaf.path)]
+    paths = [*leaves, *(path for path in chunk.columns if path not in leaves and choice.takes(path))]
+    of_observations, of_steps = _rows(observed, mine), _rows(stepped, mine)
+    columns: dict[Path, Array] = {}
+    for path in paths:
+        if path not in chunk:
+            return None
+        rows = chunk.array(path)[of_observations if path[0] == "observations" else of_steps]
+        if rows.dtype == object and any(isinstance(value, Misfit) for value in rows):
+            return None
+        columns[path] = rows
+    ends = np.cumsum(steps)
+    for name, bit in _BITS.items():
+        if name in choice.roots:
+            flagged = (table["flags"][mine] & bit > 0) & (steps > 0)
+            columns[(name,)] = np.zeros(int(ends[-1]), np.bool_)
+            columns[(name,)][ends[flagged] - 1] = True
+    whole = np.ones(len(mine), np.bool_)
+    return Block(episodes, np.zeros(len(mine), np.int64), steps, whole, whole, columns)
+
+
+def _rows(offsets: Array, mine: Array) -> Array | slice:
+    """Return the positions of the rows of some fragments; a slice if they are contiguous."""
+    begins, counts = offsets[mine], offsets[mine + 1] - offsets[mine]
+    if bool((np.diff(mine) == 1).all()):
+        return slice(int(begins[0]), int(begins[-1] + counts[-1]))
+    firsts = np.cumsum(counts) - counts
+    where: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
+    return where

@@ -13,7 +13,6 @@ from gym_trace.model.layout import Path
 from gym_trace.model.values import Array, objects
 from gym_trace.reading.forms import Form
 
-FLAGS = {"terminated": "terminations", "truncated": "truncations"}
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 
 
@@ -34,8 +33,14 @@ class Column(NamedTuple):
         return self.path[0] in ("observations", "actions", "annotations")
 
 
+FLAGS = tuple(
+    Column(name, (path,), Form(np.dtype(np.bool_), ()), is_image=False)
+    for name, path in (("terminated", "terminations"), ("truncated", "truncations"))
+)
+
+
 def columns_in(source: Source) -> list[Column]:
-    """All that a trace has, but its flags."""
+    """Return all columns of a trace but FLAGS."""
     layouts, forms = source.layouts, source.forms
     leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]
     others = [path for path in forms if path[0] in ("annotations", "infos")]
@@ -59,13 +64,9 @@ def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
         rows = window.columns.get(column.path, nothing)
         if column.path[0] == "observations" and not window.opens:
             rows = rows[1:]
-        found[column.name] = typed(rows, column.form)
+        if (form := column.form) is None:
+            found[column.name] = rows if rows.dtype == object else objects(list(rows))
+        else:
+            array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)
+            found[column.name] = array.astype(form.dtype, copy=False).reshape(len(rows), *form.shape)
     return found
-
-
-def typed(rows: Array, form: Form | None) -> Array:
-    """Return rows in their form, or as objects if they have no form."""
-    if form is None:
-        return rows if rows.dtype == object else objects(list(rows))
-    array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)
-    return array.astype(form.dtype, copy=False).reshape(len(rows), *form.shape)

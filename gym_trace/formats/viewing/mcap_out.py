@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from mcap.writer import Writer
 
 from gym_trace import __version__
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import Form as PlainForm
-from gym_trace.formats.steps.plain import json_text, rows_of
+from gym_trace.formats.steps.plain import json_text
+from gym_trace.formats.steps.plain import rows_of as plain_rows
 from gym_trace.formats.steps.windows import Window
-from gym_trace.formats.viewing import leaves
-from gym_trace.formats.viewing.leaves import Column
+from gym_trace.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 from gym_trace.model.values import Array
-from gym_trace.reading.forms import Form
 from gym_trace.showing.pictures import png
 
 EPISODE = f"{KEY}.episode"  # the name of the metadata of an episode
@@ -38,10 +36,6 @@ _TIME = {
     "title": "time",
     "properties": {"sec": {"type": "integer", "minimum": 0}, "nsec": {"type": "integer", "minimum": 0}},
 }
-_FLAGS = {
-    "terminated": Column("terminated", ("terminations",), Form(np.dtype(np.bool_), ()), False),
-    "truncated": Column("truncated", ("truncations",), Form(np.dtype(np.bool_), ()), False),
-}
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class McapExporter:
     """
 
     name: ClassVar[str] = "mcap"
-    extra: ClassVar[str] = "mcap"
     makes: ClassVar[str] = "file"
 
     fps: float = 30.0
@@ -69,17 +62,17 @@ class McapExporter:
 
     def _write(self, source: Source, begin: int, target: Target) -> None:
         """Write the metadata of each episode, then its messages in the order of their times."""
-        columns = leaves.columns_in(source)
+        columns = [*columns_in(source), *FLAGS]
         with target.staged.open("xb") as file:
             writer = Writer(file)
             writer.start(library=f"gym-trace {__version__}")
-            names = json.dumps([column.name for column in columns])
+            names = json.dumps([column.name for column in columns if column not in FLAGS])
             writer.add_metadata(KEY, {"about": source.about, "columns": names})
-            channels = {column.name: _channel(writer, column) for column in (*columns, *_FLAGS.values())}
+            channels = {column.name: _channel(writer, column) for column in columns}
             for window in source.windows():
                 if window.opens:
                     writer.add_metadata(EPISODE, _episode(source, window, begin, self._spacing))
-                _add(writer, channels, source, columns, window, begin, self._spacing)
+                _add(writer, channels, columns, window, begin, self._spacing)
                 if window.closes:
                     begin += len(window.episode) * self._spacing + _SECOND
             writer.finish()
@@ -148,18 +141,11 @@ def _episode(source: Source, window: Window, begin: int, spacing: int) -> dict[s
 
 
 def _add(
-    writer: Writer,
-    channels: dict[str, int],
-    source: Source,
-    columns: list[Column],
-    window: Window,
-    begin: int,
-    spacing: int,
+    writer: Writer, channels: dict[str, int], columns: list[Column], window: Window, begin: int, spacing: int
 ) -> None:
     """The messages of a window: what was there before a step at its time, what it brought at that of the next."""
-    rows = leaves.rows_of(columns, window)
+    rows = rows_of(columns, window)
     texts = {column.name: _texts(column, rows[column.name]) for column in columns if not column.is_image}
-    texts |= {name: _texts(column, window.columns[column.path]) for name, column in _FLAGS.items()}
     episode, lead = window.episode.index, int(window.opens)
 
     def add(column: Column, step: int, place: int) -> None:
@@ -175,22 +161,20 @@ def _add(
         add(column, 0, 0)
     for place in range(window.steps):
         step = window.start + place
-        for column in (*done, *came, *_FLAGS.values()):
+        for column in (*done, *came):
             add(column, step, place)
         for column in seen:
             add(column, step + 1, place + lead)
 
 
 def _texts(column: Column, rows: Array) -> list[str]:
-    """The rows of a column as JSON."""
+    """Return the rows of a column as JSON; arrays as one list."""
     form = column.form
-    if form is None:
-        return list(map(json_text, rows_of(rows, None)))
-    plain = PlainForm(form.dtype, form.shape)
-    if plain.is_base64:
-        return list(map(json_text, rows_of(rows, plain)))
-    flat = PlainForm(form.dtype, (int(np.prod(form.shape)),) if form.shape else ())
-    return list(map(json_text, rows_of(rows.reshape(len(rows), *flat.shape), flat)))
+    plain = None if form is None else PlainForm(form.dtype, form.shape)
+    if plain is not None and not plain.is_base64 and plain.shape:
+        rows = rows.reshape(len(rows), math.prod(plain.shape))
+        plain = PlainForm(plain.dtype, rows.shape[1:])
+    return list(map(json_text, plain_rows(rows, plain)))
 
 
 def _image(column: Column, rows: dict[str, Array], place: int, time: int) -> str:

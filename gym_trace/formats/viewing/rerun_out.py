@@ -15,24 +15,20 @@ import rerun as rr
 from rerun.chunk import Chunk, LazyChunkStream
 from rerun.error_utils import catch_and_log_exceptions
 
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.values import packed
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import Window
-from gym_trace.formats.viewing import leaves
-from gym_trace.formats.viewing.leaves import Column
+from gym_trace.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
-from gym_trace.reading.forms import Form
 from gym_trace.showing.pictures import png
 
 EXACT = "exact"  # the component for the bytes of rows that float64 scalars cannot hold
 _MOST_PLOTTED = 256  # numbers of a row
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a column that are sent at once
-_FLAG = Form(np.dtype(np.bool_), ())
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class RerunExporter:
     """Rerun, an .rrd file that its viewer opens: plots of numbers, images and texts, along steps and episodes."""
 
     name: ClassVar[str] = "rerun"
-    extra: ClassVar[str] = "rerun"
     makes: ClassVar[str] = "file"
 
     def plan(self, source: Source) -> Plan:
@@ -49,8 +44,7 @@ class RerunExporter:
 
     def _write(self, source: Source, target: Target) -> None:
         """Send some thousand rows of all columns at a time."""
-        columns = leaves.columns_in(source)
-        columns += [Column(name, (path,), _FLAG, False) for name, path in leaves.FLAGS.items()]
+        columns = [*columns_in(source), *FLAGS]
         name = str(source.environment.get("id") or KEY)
         raised: list[BaseException] = []
         chunks = _kept(_Sender(source, columns).chunks(), raised)
@@ -70,10 +64,6 @@ class RerunExporter:
             f'for chunk in RrdReader("{path}").stream(): table = chunk.to_record_batch()\n'
             f"# or in a shell: rerun {path}"
         )
-
-
-def _told(form: Form | None) -> Any:
-    return None if form is None else [form.dtype.str, list(form.shape)]
 
 
 def _kept(chunks: Iterator[Chunk], raised: list[BaseException]) -> Iterator[Chunk]:
@@ -111,7 +101,12 @@ class _Sender:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the metadata of the trace, then all rows."""
-        forms = json_text({column.name: _told(column.form) for column in self._columns})
+        forms = json_text(
+            {
+                one.name: None if one.form is None else [one.form.dtype.str, list(one.form.shape)]
+                for one in self._columns
+            }
+        )
         said = rr.AnyValues.columns(about=[self._source.about], forms=[forms])
         yield Chunk.from_columns(f"/__properties/{KEY}", [], said)
         for window in self._source.windows():
@@ -127,8 +122,7 @@ class _Sender:
             told = printable(f"episode {episode.index}: {len(episode)} steps, {episode.outcome}{seed}")
             identity = self._source.identity(episode)
             self._episodes.append((self._first, episode.index, len(episode), told, identity))
-        rows = leaves.rows_of(self._columns[: -len(leaves.FLAGS)], window)
-        rows |= {name: window.columns[(path,)] for name, path in leaves.FLAGS.items()}
+        rows = rows_of(self._columns, window)
         for column in self._columns:
             mine = rows[column.name]
             step = window.start + (not column.comes_before)
@@ -143,7 +137,6 @@ class _Sender:
             self._first += len(episode) + 1
 
     def _taken(self) -> Iterator[Chunk]:
-        """All that was taken."""
         if self._episodes:
             begins, indices, steps, told, identities = zip(*self._episodes)
             values = rr.AnyValues.columns(identity=pa.array(identities), steps=pa.array(steps, pa.int64()))
@@ -165,8 +158,8 @@ def _chunk(name: str, times: Array, components: Any) -> Chunk:
 def _components(column: Column, rows: Array) -> list[Any]:
     form, count = column.form, len(rows)
     if form is None:
-        as_json = column.path[0] == "infos"
-        texts = map(_json, rows) if as_json else (text.decode() for text in packed(rows))
+        is_info = column.path[0] == "infos"
+        texts = (json_text(tagged(row)) for row in rows) if is_info else (text.decode() for text in packed(rows))
         return list(rr.TextLog.columns(text=list(texts)))
     if column.is_image:
         frames = [png(row, 1) for row in rows]
@@ -185,7 +178,3 @@ def _components(column: Column, rows: Array) -> list[Any]:
         values = [raw[start : start + width] for start in range(0, count * width, width)] if width else [b""] * count
         found += rr.AnyValues.columns(**{EXACT: pa.array(values, pa.binary())})
     return found
-
-
-def _json(value: Any) -> str:
-    return json_text(tagged(value))

@@ -1,4 +1,4 @@
-"""Values of a space put into rows: those that are as the space says as bytes, all others into the log."""
+"""Pack values of a space for rows: values that fit the space as bytes, all others into the log."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gym_trace.recording.core import changed_words
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
 from gym_trace.ring.row_layout import RowLayout
 
-Packer = Callable[[Any], bytes]  # of a value: its bytes in a row; what has none of fixed size goes into the log
+Packer = Callable[[Any], bytes]  # returns the bytes of a value in a row; values without a fixed size go into the log
 
 
 class RowPackers:
     """Packs observations and actions for the rows of a recorder.
 
     Args:
-        recorder: whose rows they are; it is given the entries for the log, and told what does not conform.
+        recorder: gets the entries for the log, and the warnings.
 
     Attributes:
         observation, action: the packers.
-        deltas: those of leaves of large values.
+        deltas: packers of leaves with large values, by column.
     """
 
     def __init__(self, layout: RowLayout, recorder: Any):
@@ -39,7 +39,7 @@ class RowPackers:
         self.action = self._tree(layout.action, layout.action_leaves, len(leaves))
 
     def forget(self) -> None:
-        """Has the next values be put down whole, as the first ones are."""
+        """Pack the next values whole, like the first ones."""
         for packer in self.deltas.values():
             packer.forget()
 
@@ -93,7 +93,7 @@ class RowPackers:
 
 
 def chunk_bytes_of(layout: RowLayout) -> int:
-    """The raw size of a chunk of such rows. Raises UnstorableValue for spaces whose values cannot be stored."""
+    """Return the raw size of a chunk of these rows. Raises UnstorableValue if values are too large to be stored."""
     largest = max((leaf.row_size for leaf in layout.leaves), default=0)
     if largest > wire.MAX_COLUMN // 4:
         raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")

@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import UnstorableValue
+from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.recording.recorder import not_to_be_interrupted
+from gym_trace.recording.core import RowSlab
+from gym_trace.recording.options import RecordingOptions
+from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.recording.reset_record import Start
-from gym_trace.recording.single.slabs import EXACT_INTEGERS, LEAD_BYTES, Observed, SlabFiller, is_carried, observed_in
-from gym_trace.ring.log import END, FLAG, HAS_LEAD, LEAD, START, STOP, size_of
+from gym_trace.recording.single.packing import Packer, RowPackers, chunk_bytes_of
+from gym_trace.ring import log, memory, row_slab
+from gym_trace.ring.chunk_builder import LARGE_CHUNK
+from gym_trace.ring.log import CHANGES, CONTINUE, END, FLAG, HAS_LEAD, LEAD, REWARD_TYPE, START, STOP, VALUE, WHOLE
+from gym_trace.ring.row_layout import RowLayout
+from gym_trace.ring.row_slab import EXACT_INTEGERS
+from gym_trace.ring.rows import RowDecoder
+from gym_trace.ring.segment import ATOMS
+from gym_trace.storage.interrupts import held_back
+from gym_trace.storage.protocol import Storage
 
-_CHECKS = 16  # times in flush_seconds that the clock is looked at
-_MOST_STRIDE = 1 << 14  # rows until it is looked at again
-_FLAG_BYTES = 2 * size_of(0)
+LEAD_BYTES = 4 << 10  # log bytes of a typical episode start
+LOG_BYTES = 128 << 10  # log bytes of a slab if all values are in its rows
+VALUES_BYTES = 2 << 20  # log bytes of a slab if values are in the log
+MOST_ROWS = 1 << 16
+_CHECKS = 16  # checks of the clock per flush_seconds
+_MOST_STRIDE = 1 << 14  # most rows between two checks
+_FLAG_BYTES = 2 * log.size_of(0)
+_SPARE_BYTES = 1 << 10
+_PLAIN_REWARDS = frozenset({bool, int, float, np.float64})
+
+Entries = dict[int, tuple[int, bytes]]  # log entries of a row, by column: kind and payload
+
+
+class Observed(NamedTuple):
+    """A packed observation or action: its values in the row, and its entries in the log."""
+
+    row: bytes
+    log: Entries
 
 
 class OpenRun(NamedTuple):
@@ -29,45 +57,107 @@ class OpenRun(NamedTuple):
     last: Observed | None
 
 
-class RowRecorder(SlabFiller):
+class _NextSlab(NamedTuple):
+    """The first content of the next slab."""
+
+    entries: list[tuple[Any, ...]]  # arguments of RowSlab.append()
+    asked: bytes | None
+    ended: bool
+    base: int  # rows in the slabs before
+    last_row: Observed  # of these
+    columns: set[int]  # columns of deltas whose value is among the entries
+    needed: int  # bytes
+
+
+class RowRecorder(Recorder):
     """One writer of a trace, fed step by step from one thread.
 
-    While no run of steps is open, or anything else is to be seen to before the next step, .slab declines to be asked.
+    .slab.ask() returns False while no run of steps is open, or if anything is due before the next step.
+
+    Args:
+        infos: True if steps have infos.
+        is_filtered: True if every step is a special one.
+
+    Attributes:
+        episode: the start of the open episode, or None.
+        running: True while a run of steps is open; slab.ended is True if its episode has ended.
     """
+
+    def __init__(
+        self,
+        storage: Storage,
+        schema: dict[str, Any],
+        layout: RowLayout,
+        infos: bool,
+        is_filtered: bool,
+        options: RecordingOptions,
+        summary: Callable[[], dict[str, Any]],
+        lazy: bool,
+    ):
+        self.layout = layout
+        self._asks, self._answers = not is_filtered, not (infos or is_filtered)
+        self._logs = layout.fixed_leaf(layout.observation) is None  # usual observations may need the log
+        chunk_bytes = chunk_bytes_of(layout)
+        row_bytes = 8 + sum(max(1, leaf.row_size) for leaf in layout.leaves)
+        self._most_rows = max(1, min(MOST_ROWS, chunk_bytes // row_bytes))
+        large = sum(leaf.row_size for leaf in layout.delta_leaves)
+        large = max(large + large // 4, min(4 * large, LARGE_CHUNK))
+        has_values = infos or any(leaf.dtype is None for leaf in layout.leaves)
+        log_bytes = max(VALUES_BYTES if has_values or large else LOG_BYTES, large)
+        # Turning a slab detects a full disk, so no slab is turned between a step and its result.
+        observed = [leaf for leaf in layout.observation_leaves if leaf in layout.delta_leaves]
+        room = _SPARE_BYTES + sum(log.size_of(leaf.row_size) for leaf in observed) + has_values * VALUES_BYTES // 4
+        # Readers reject slabs with more values than bytes, such as those of arrays without elements.
+        self._slab_bytes = memory.SLAB_HEADER + self._most_rows * max(layout.size, len(layout.leaves)) + log_bytes
+        self._answer_bytes = min(room, memory.MOST_SLAB_BYTES - self._slab_bytes)
+        self._slab_bytes += max(0, self._answer_bytes)
+        if self._answer_bytes < 0:
+            raise UnstorableValue(
+                f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
+            )
+        self._decoder = RowDecoder(layout.form.described())
+        self.packers = RowPackers(layout, self)
+        super().__init__(storage, schema, chunk_bytes, options, summary, lazy)
 
     def _reset_state(self) -> None:
         super()._reset_state()
+        # Slabs.
+        self.slab = RowSlab(self.layout, self._asks, self._answers, self._answer_bytes)
+        self._base = 0  # rows in the slabs before
+        self._last_row = Observed(b"", {})  # in the slabs before; without the values of log_value()
+        self._reward_type: Any = np.float64
+        self._apart: Entries | None = None  # entries that are not in the log yet
+        self._values: list[tuple[int, Entries]] = [(-1, {}), (-1, {})]  # of the last two rows with values
+        self._next: _NextSlab | None = None  # while a slab is turned
+        self._is_open = False  # the slab is begun, and not being turned
+        self._due = self._checked = 0.0  # time.monotonic() at which the slab is due, and of the last check
+        self._stride = 1  # rows until the next check of the clock
+        self._look_at = 1  # rows of the slab at the next check
+        self.packers.forget()
+        for column, packer in self.packers.deltas.items():
+            self.slab.follow(column, packer.before, packer.ready, packer.limit)
+        # Episodes.
+        self.episode: Start | None = None
+        self.running = False
         self._run = (0, 0)  # the row of the leading observation, over all slabs, and the index of the step after it
         self._deferred: OpenRun | None = None
         self._orphan: tuple[Any, int] | None = None  # the slab at a fork, and its rows then
         self._early_notes: dict[str, Any] = {}  # annotations of the next step
-        self.episode = None
-        self.running = False
-
-    def _room(self, log_bytes: int = 0) -> bool:
-        return self._deferred is None and super()._room(log_bytes)
-
-    def _release(self) -> None:
-        """Has the slab be asked again, until it is time to look at the clock."""
-        if self.running and not self.slab.ended and not self._early_notes and not self.failed:
-            self.slab.release(self._look_at)
-            if not self.limit:  # looked at last: another thread may have something to be seen to
-                self.slab.hold()
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
     def skip_episode(self) -> None:
-        """Counts an episode that is not recorded."""
+        """Count an episode that is not recorded."""
         self._episodes += 1
 
     def begin_at_once(self, start: Start, observation: Any) -> bool:
-        """As begin(), of a reset observation that is exactly as its space says; False if it is not done."""
+        """Begin an episode whose reset observation fits its space exactly; return False if begin() must do it."""
         slab, (episode, _, seed, kept, utc, monotonic) = self.slab, start
         if not (self._answers and self._is_open and self.limit) or self._closed:
             return False
         if self._logs and not (slab.rows < self._most_rows and slab.has_room(LEAD_BYTES)):
             return False
-        # Before the slab is told: if Ctrl-C comes after that, the episode is ended by the next reset.
+        # Before slab.start(): if Ctrl-C comes after that, the next reset ends the episode.
         self._episodes += 1
         self.episode, self._run = start, (self._base + slab.rows, 0)
         self._thread = threading.get_ident()
@@ -80,7 +170,7 @@ class RowRecorder(SlabFiller):
         return True
 
     def begin(self, start: Start, lead: bytes | None) -> None:
-        """Starts an episode. lead: the reset observation, packed; None if the run of steps begins later."""
+        """Begin an episode. lead: the reset observation, packed; None if the run of steps begins later."""
         self._episodes += 1
         self._stop_running()
         if self._closed or self.failed:
@@ -96,7 +186,7 @@ class RowRecorder(SlabFiller):
             self._open_run(lead)
 
     def lead(self, first_step: int, observation: Observed) -> None:
-        """Starts a run of steps in the middle of the episode with its leading observation."""
+        """Begin a run of steps in the middle of the episode with its leading observation."""
         if self._closed or self.failed:
             return
         self.running = False
@@ -114,16 +204,30 @@ class RowRecorder(SlabFiller):
         self._release()
 
     def prepare_lead(self) -> None:
-        """Makes sure that there is room for a leading observation; to be called before it is packed."""
+        """Make room for a leading observation, before it is packed."""
         self._room(LEAD_BYTES)
+
+    def _release(self) -> None:
+        """Let the slab accept steps until the clock must be checked."""
+        if self.running and not self.slab.ended and not self._early_notes and not self.failed:
+            self.slab.release(self._look_at)
+            if not self.limit:  # checked last: another thread may have set it
+                self.slab.hold()
 
     def _stop_running(self) -> None:
         self.running = False
         self._early_notes = {}
         self.slab.hold()
 
+    def ask(self, action: bytes) -> bool:
+        """Record a packed action before the environment is stepped with it; return False if that fails."""
+        if self.failed or not self._room(self._answer_bytes):
+            return False
+        self.slab.ask_packed(action)
+        return True
+
     def answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Puts down what a step led to: the observation, packed, and a reward of any kind."""
+        """Record the result of a step: the packed observation, and a reward of any type."""
         slab, kind = self.slab, type(reward)
         if (
             (kind is float or kind is np.float64 or (kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS))
@@ -131,11 +235,7 @@ class RowRecorder(SlabFiller):
             and (type(observation) is bytes and slab.has_room(_FLAG_BYTES))
         ):
             slab.answer_packed(observation, reward, terminated, truncated)
-        else:
-            self._answer(observation, reward, terminated, truncated)
-
-    def _answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
-        """The same, of what is not as usual."""
+            return
         if self.failed or not self.running:
             return
         if self._deferred is not None:  # the process forked within the step
@@ -152,16 +252,16 @@ class RowRecorder(SlabFiller):
             self._release()
 
     def stop(self) -> None:
-        """Ends the run of steps, but not the episode, after the last row."""
+        """End the run of steps, but not the episode, after the last row."""
         self._stop_running()
         if self._deferred is not None:  # the process forked within a step that raised
             self._deferred = None
             return
-        self._drop_what_has_no_row()
+        self._drop_incomplete_row()
         self.log(STOP)
 
     def break_off(self) -> bool:
-        """Ends the run of steps at a step that raised; returns whether the step is lost: not if its row is complete."""
+        """End the run of steps at a step that raised; return True if its row is incomplete, so that it is lost."""
         self._apart = None
         if self.episode is None or self._deferred is not None:  # closed, or forked, within the step
             self._deferred = None
@@ -173,34 +273,34 @@ class RowRecorder(SlabFiller):
         return True
 
     def skip_step(self) -> None:
-        """Counts a step that is not recorded, while no run of steps is open."""
+        """Count a step that is not recorded, while no run of steps is open."""
         lead, first_step = self._run
         self._run = (lead, first_step + 1)
         self._early_notes = {}
 
     def end(self, outcome: Outcome = Outcome.CUT) -> None:
-        """Ends the episode after the last row, if it has not ended."""
+        """End the episode after the last row, if it has not ended."""
         self._stop_running()
         slab = self.slab
         if slab.sequence and (slab.logged >= slab.rows or slab.asked() is not None):
-            self._drop_what_has_no_row()
+            self._drop_incomplete_row()
         if not slab.ended:
             self.end_without_row(outcome)
         slab.ended = False
         self.episode = self._deferred = None
 
-    def _drop_what_has_no_row(self) -> None:
-        """Takes back what was put down for a row that never came, because an exception such as Ctrl-C came first."""
+    def _drop_incomplete_row(self) -> None:
+        """Remove the log entries of a row that an exception, such as Ctrl-C, has prevented."""
         slab = self.slab
         if not slab.sequence or self.failed:
             return
         if not self._is_open:
             self._turn()
-        log = slab.entries()
-        left = len(log)
-        while left and is_carried(log[left - 1], slab.rows):
+        entries = slab.entries()
+        left = len(entries)
+        while left and is_carried(entries[left - 1], slab.rows):
             left -= 1
-        for entry in log[left:]:
+        for entry in entries[left:]:
             if entry.kind == FLAG:
                 slab.ended = False
             elif entry.kind == START:
@@ -210,27 +310,40 @@ class RowRecorder(SlabFiller):
         self.packers.forget()
 
     def end_without_row(self, outcome: int) -> None:
-        """Ends the episode at a step that is left out. Steps after that belong to the same episode."""
+        """End the episode at a step that is skipped. Later steps belong to the same episode."""
         if self.episode is not None and not self.slab.ended and self._deferred is None:
             self.log(END, b"", 0, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.slab.ended = True
         self._stop_running()
 
     def end_at_lead(self, outcome: int) -> None:
-        """Ends the episode with the leading observation. Steps after that are another run."""
+        """End the episode with the leading observation. Later steps are another run."""
         self.end_without_row(outcome)
         self.running = True
 
     def annotate(self, values: dict[str, Any]) -> None:
-        """Adds values, which are snapshots, to the next row."""
+        """Add snapshots of values to the next row."""
         if self.episode is not None or self._deferred is not None:
-            self.slab.hold()  # first: if Ctrl-C comes after, they are not those of a later step
+            self.slab.hold()  # first: if Ctrl-C comes after, they do not go to a later step
             self._early_notes.update(values)
 
-    # -- room ---------------------------------------------------------------------------------------------------------
+    def forget_annotations(self) -> None:
+        """Drop the annotations of a step that is skipped."""
+        self._early_notes = {}
+
+    @property
+    def has_steps(self) -> bool:
+        return self._episodes > 1 or self._deferred is not None or self.steps_taken() > 0
+
+    def steps_taken(self) -> int:
+        """Return the number of steps of the episode so far, including lost ones."""
+        lead, first_step = self._run
+        return first_step + max(0, self.next_row() - 1 - lead)  # the leading observation may not be there yet
+
+    # -- slabs --------------------------------------------------------------------------------------------------------
 
     def make_ready(self) -> None:
-        """Sees to what is due before a step that is put down once it is known. Raises RecordingError, once."""
+        """Turn the slab if that is due, before a step that is recorded afterwards. Raises RecordingError, once."""
         slab, room = self.slab, self.layout.size + LEAD_BYTES + self._answer_bytes  # for a lead and a row
         is_full = slab.rows + 2 > self._most_rows or not slab.has_room(room)
         if self._is_open and slab.rows and (is_full or self._is_due or time.monotonic() >= self._due):
@@ -239,9 +352,9 @@ class RowRecorder(SlabFiller):
         self.report()
 
     def make_room(self, turns: bool = True) -> bool:
-        """Sees to what is due before a step; returns whether it can be recorded. Raises RecordingError, once.
+        """Do what is due before a step; return True if the step can be recorded. Raises RecordingError, once.
 
-        turns: whether the slab may be turned because it is time, and not only because it is full.
+        turns: True if the slab may be turned because of the time, not only because it is full.
         """
         if self.failed:
             self._stop_running()
@@ -275,14 +388,210 @@ class RowRecorder(SlabFiller):
         self._release()
         return not self.failed
 
-    @property
-    def has_steps(self) -> bool:
-        return self._episodes > 1 or self._deferred is not None or self.steps_taken() > 0
+    def _room(self, log_bytes: int = 0) -> bool:
+        """Make room for a row and log_bytes of log; return False if recording has ended."""
+        if self._deferred is not None:
+            return False
+        if self._is_open and self.slab.rows < self._most_rows and self.slab.has_room(log_bytes):
+            return True
+        if self._open_ring() is None:
+            return False
+        self._turn(log_bytes)
+        return not self.failed
 
-    def steps_taken(self) -> int:
-        """The number of steps of the episode so far, lost ones included."""
-        lead, first_step = self._run
-        return first_step + max(0, self.next_row() - 1 - lead)  # the leading observation may not be there yet
+    def _new_ring(self, slab_bytes: int) -> memory.Ring:
+        size = max(self._slab_bytes, slab_bytes)
+        ring = memory.Ring(self._storage, self.writer_id, memory.ROWS, self.layout.form.described(), 1, size)
+        if self._ring is not None:
+            ring.sequence = self._ring.sequence
+            self._ring.abandon()
+        return ring
+
+    def _notice(self) -> None:
+        super()._notice()
+        self.slab.hold()
+
+    def _submit(self) -> None:
+        slab = self.slab
+        slab.hold()
+        self._is_open = False
+        if slab.sequence > self._out.submitted:
+            with held_back():  # libraries turn the exception of a signal handler into one of theirs
+                try:
+                    segments, pending = self._decoder.decode(slab.sequence, slab.memory)
+                except Exception as error:  # of any type: reported at the next step
+                    self._out.fail(error)
+                    return
+            for column, complaint in self._decoder.complaints.items():
+                self.complain(column, complaint)
+            self._out.submit(slab.sequence, segments, pending)
+
+    def _turn(self, log_bytes: int = 0) -> None:
+        if self._next is None:
+            self._submit()
+            self._out.wait()
+            if self.failed:
+                return
+            self._next = self._next_slab(log_bytes)
+        if self.failed:  # or closed, by a signal handler in between
+            return
+        following = self._next
+        if self._ring is not None and (following.needed > (size := len(self._ring.slabs[0])) or self._ring.shortage):
+            self._make_ring(2 * following.needed if following.needed > size else size)
+            if self.failed:
+                return
+        slab, ring = self.slab, self._ring
+        assert ring is not None
+        slab.begin(*ring.next_slab())
+        for entry in following.entries:
+            slab.append(*entry)
+        if following.asked is not None:
+            slab.ask_packed(following.asked)
+        slab.ended, self._base, self._last_row = following.ended, following.base, following.last_row
+        slab.only_floats(self._reward_type is np.float64)
+        for number, packer in self.packers.deltas.items():
+            if number not in following.columns:
+                packer.forget()
+        self._checked = time.monotonic()
+        self._due = self._checked + self.flush_seconds
+        self._look_at = min(self._most_rows, self._stride)
+        self._next, self._is_open = None, True
+
+    def _next_slab(self, log_bytes: int) -> _NextSlab:
+        """Return the first content of the next slab: the open episode, and the entries of an incomplete row."""
+        slab = self.slab
+        carried = []
+        if slab.sequence and slab.logged >= slab.rows:
+            carried = [entry for entry in slab.entries() if is_carried(entry, slab.rows)]
+        entries: list[tuple[Any, ...]] = []
+        if self.episode is not None and not any(entry.kind == START for entry in carried):
+            flags, start = log.RUNNING * self.running | log.ENDED * slab.ended, self.episode
+            entries.append((CONTINUE, b"", flags, 0, start.episode, self.steps_taken(), start.utc, start.monotonic))
+        if self._reward_type is not np.float64:
+            entries.append((REWARD_TYPE, np.dtype(self._reward_type).str.encode()))
+        for entry in carried:
+            if entry.kind == CHANGES:  # of a value in the slab before
+                entries.append((WHOLE, self.packers.deltas[entry.column].last(), 0, entry.column))
+            else:
+                numbers = entry.a, entry.b, entry.c, entry.d
+                entries.append((entry.kind, bytes(entry.payload), entry.flags, entry.column, *numbers))
+        needed = log_bytes + sum(log.size_of(len(entry[1])) for entry in entries) + 2 * self.layout.size + _SPARE_BYTES
+        return _NextSlab(
+            entries,
+            slab.asked() if slab.sequence else None,
+            slab.ended,
+            self._base + slab.rows,
+            self._last(),
+            {entry.column for entry in carried if entry.kind in (CHANGES, WHOLE)},
+            needed + sum(leaf.row_size for leaf in self.layout.delta_leaves),
+        )
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def log(self, kind: int, payload: bytes = b"", *numbers: int) -> None:
+        """Append an entry for the next row to the log; do nothing if recording has ended."""
+        if self._is_open or self._room():
+            try:
+                self.slab.append(kind, payload, *numbers)
+            except log.LogFull:
+                self._turn(log.size_of(len(payload)))
+                if not self.failed:
+                    self.slab.append(kind, payload, *numbers)
+
+    def log_value(self, column: int, packed: bytes, kind: int = VALUE) -> None:
+        """Record the value of a column in the next row, as MessagePack."""
+        if self._apart is not None:
+            self._apart[column] = kind, packed
+            return
+        row, before = self._base + self.slab.rows, self._values[0]
+        if row == before[0]:
+            before[1][column] = kind, packed
+        else:
+            self._values = [(row, {column: (kind, packed)}), before]
+        self.log(kind, packed, 0, column)
+
+    def log_whole(self, column: int, value: bytes) -> None:
+        """See deltas.Log."""
+        if self._apart is not None:
+            self._apart[column] = WHOLE, value
+        else:
+            self.log(WHOLE, value, 0, column)
+
+    def log_changes(self, column: int, count: int, changes: bytes) -> bool:
+        """See deltas.Log."""
+        slab = self.slab
+        if self._apart is not None or not self._is_open or not slab.has_room(log.size_of(len(changes))):
+            return False
+        slab.append(CHANGES, changes, 0, column, count)
+        return True
+
+    def packed_apart(self, packer: Packer, value: Any) -> Observed:
+        """Pack a value without changing the log."""
+        self._apart = {}
+        try:
+            return Observed(packer(value), self._apart)
+        finally:
+            self._apart = None
+
+    def put(self, packed: Observed) -> bytes:
+        """Append the entries of a value from packed_apart() to the log; return its bytes in the row."""
+        for column, (kind, payload) in packed.log.items():
+            self.log_value(column, payload, kind)
+        return packed.row
+
+    def _number_of(self, reward: Any) -> float:
+        """Return the number in the row for a reward; append to the log what the number cannot hold."""
+        kind = type(reward)
+        if kind not in ATOMS:
+            reward = self.plain("rewards", reward)
+            kind = type(reward)
+        if kind in _PLAIN_REWARDS and (kind is not int or -EXACT_INTEGERS <= reward <= EXACT_INTEGERS):
+            if self._reward_type is not np.float64:
+                self._set_reward_type(np.float64)
+            return float(reward)
+        dtype = reward.dtype if kind in ATOMS and kind is not int else None
+        if dtype is not None and dtype.itemsize <= 8 and dtype.kind in "biufc":
+            if self._reward_type is not kind:
+                self._set_reward_type(kind)
+            return float(np.frombuffer(reward.tobytes().ljust(8, b"\0"), np.float64)[0])
+        kept = self.snapshot("rewards", reward)
+        self.log_value(self.layout.reward_column, kept if type(kept) is Packed else pack(kept))
+        return 0.0
+
+    def _set_reward_type(self, kind: Any) -> None:
+        self.log(REWARD_TYPE, np.dtype(kind).str.encode())
+        self._reward_type = kind
+        self.slab.only_floats(kind is np.float64)
+
+    def complain_of(self, leaf: Leaf, value: Any) -> None:
+        """Warn that a value is outside its space."""
+        kind = type(value)
+        got = f"{value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else f"a {kind.__name__}"
+        complaint = f"got {got} where the space says {leaf.dtype} of shape {leaf.shape}; recorded exactly as it is"
+        self.complain(leaf.column, complaint)
+
+    def next_row(self) -> int:
+        """Return the index of the next row, over all slabs."""
+        return self._base + self.slab.rows
+
+    def last_observation(self) -> Observed:
+        """Return the observation of the last row."""
+        return Observed(self._last().row, self._observed(self.next_row() - 1))
+
+    def _last(self) -> Observed:
+        """Return the observation of the last row without the values of log_value()."""
+        return observed_in(self.slab) if self.slab.rows else self._last_row
+
+    def _observed(self, row: int) -> Entries:
+        """Return the log entries of the observation in the last or the next row."""
+        columns, deltas = range(len(self.layout.observation_leaves)), self.packers.deltas
+        found = {number: (WHOLE, deltas[number].last()) for number in deltas if number in columns}
+        if row == self.next_row() - 1:
+            found.update(self._last().log)
+        for at, values in self._values:
+            if at == row:
+                found.update((column, entry) for column, entry in values.items() if column in columns)
+        return found
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
@@ -302,41 +611,31 @@ class RowRecorder(SlabFiller):
             self._early_notes = notes
 
     def open_run(self) -> OpenRun | None:
-        """What another recorder needs to continue the open episode, or None."""
+        """Return the state that another recorder needs to continue the open episode, or None."""
         if self._deferred is not None:
             return self._after_fork(self._deferred)
         if self.episode is None or self.slab.ended or self.failed or self._closed:
             return None
-        if self._thread != threading.get_ident() and self.slab.asked() is not None:  # nobody knows what it leads to
+        if self._thread != threading.get_ident() and self.slab.asked() is not None:  # its result is unknown
             return None
         return OpenRun(self.episode, self.steps_taken(), self.last_observation() if self.running else None)
 
     def continue_run(self, run: OpenRun | None) -> None:
-        """Continues the episode of another recorder at the next step; writes nothing before."""
+        """Continue the episode of another recorder at the next step; write nothing before."""
         if run is not None:
             self._deferred = run
             self.running = True
 
-    def forget_annotations(self) -> None:
-        """Those of a step that is left out."""
-        self._early_notes = {}
-
     def take_over(self) -> None:
-        """Continues the episode of another recorder now, if there is one."""
+        """Continue the episode of another recorder now, if there is one."""
         if self._deferred is not None:
             self.make_room()
-
-    def _after_fork(self, run: OpenRun) -> OpenRun:
-        """The open episode now: if the process forked within a step, its row is in the slab that was left."""
-        if self._orphan is None or self._orphan[0].rows == self._orphan[1] or run.last is None:
-            return run
-        return run._replace(steps=run.steps + 1, last=observed_in(self._orphan[0]))
 
     def _take_over(self, run: OpenRun) -> None:
         run = self._after_fork(run)
         self._deferred = self._orphan = None
         self.running = False
-        notes = self._early_notes  # of the step that is to come
+        notes = self._early_notes  # of the next step
         self.begin(run.start._replace(episode=self._episodes), None)
         self._early_notes = notes
         if run.last is not None:
@@ -344,12 +643,31 @@ class RowRecorder(SlabFiller):
         else:
             self._run = (self.next_row(), run.steps)
 
+    def _after_fork(self, run: OpenRun) -> OpenRun:
+        """Return the open episode now: if the process forked within a step, its row is in the parent's slab."""
+        if self._orphan is None or self._orphan[0].rows == self._orphan[1] or run.last is None:
+            return run
+        return run._replace(steps=run.steps + 1, last=observed_in(self._orphan[0]))
+
+
+def observed_in(slab: RowSlab) -> Observed:
+    """Return the observation in the last row of a slab, without the values of log_value()."""
+    return Observed(slab.last_row(), {column: (VALUE, text) for column, text in slab.last_texts().items()})
+
+
+def is_carried(entry: log.Entry, rows: int) -> bool:
+    """Return True if an entry belongs to the row after the first `rows` rows."""
+    if entry.row < rows or entry.kind in (STOP, END, CONTINUE, REWARD_TYPE):
+        return False
+    return entry.kind != START or bool(entry.flags & HAS_LEAD)
+
 
 def _packed_notes(notes: dict[str, Any]) -> bytes:
-    """Annotations, which are snapshots, as a MessagePack map."""
+    """Pack annotations, which are snapshots, as a map."""
     head = bytes([0x80 | len(notes)]) if len(notes) < 16 else b"\xdf" + len(notes).to_bytes(4, "big")
     parts = [pack(name) + (value if type(value) is Packed else pack(value)) for name, value in notes.items()]
     return head + b"".join(parts)
 
 
 not_to_be_interrupted(__file__)
+not_to_be_interrupted(row_slab.__file__)

@@ -1,4 +1,4 @@
-"""Batches in: what the wrapper of a vector environment tells its recorder."""
+"""The recorder of a vector environment, and its filters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
+from gym_trace.model.layout import Layout
 from gym_trace.model.values import Array
 from gym_trace.recording.core import put_batches
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
-from gym_trace.recording.vector.filters import LaneFilters
-from gym_trace.ring.lanes.decoder import pending_of
-from gym_trace.ring.lanes.encoder import encoded, left_open, no_lanes
-from gym_trace.ring.lanes.entries import packed_state
-from gym_trace.ring.lanes.events import LANE, End, Interrupted, LaneState, Observed, Reset, Step
+from gym_trace.ring.lanes.autoreset import after_step
+from gym_trace.ring.lanes.contents import Contents
+from gym_trace.ring.lanes.decoder import decoded, pending_of
+from gym_trace.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
-from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_no_slab
+from gym_trace.ring.lanes.slab import LaneSlab, Rooms, Step, log_bytes_for, rooms_of_no_slab
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
@@ -33,7 +32,7 @@ from gym_trace.storage.protocol import Storage
 _ROWS = 128  # of each lane that make a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _LEAST_LOG, _INFO = 64 << 10, 64  # bytes of a log, and what an info of a lane may take of it
-_AHEAD = 2  # slabs that may wait for the thread: NumPy lets go of the interpreter lock over such large arrays
+_AHEAD = 2  # slabs that may wait for the thread: NumPy releases the interpreter lock over such large arrays
 _SLABS = 3  # those, and the one that is being filled
 
 
@@ -41,8 +40,8 @@ class LaneRecorder(Recorder):
     """One writer of a trace, fed with steps of all lanes at a time from one thread.
 
     Before each step or reset the caller asks whether it is ready(), and sets .expecting; add() ends that. If the next
-    one finds it set, an exception such as Ctrl-C fell in between. Nobody knows then what the lanes have done: their
-    episodes are cut, and each lane is recorded again from its next episode on.
+    one finds it set, an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes
+    are cut, and each lane is recorded again from its next episode on.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class LaneRecorder(Recorder):
         self._slab: LaneSlab | None = None  # the one that is being filled
         self._state: LaneState | None = None  # of the lanes when it was begun
         self._next_state: LaneState | None = None  # that to begin the next one with
-        self._until = 0  # when the slab is to be turned, in nanoseconds of the monotonic clock
+        self._until = 0  # when to turn the slab, in nanoseconds of the monotonic clock
         if self.filters is not None:
             self.filters.forget()
 
@@ -99,8 +98,7 @@ class LaneRecorder(Recorder):
         if slab is None or self.failed or slab.sequence <= self._out.submitted:
             return
         try:
-            with held_back():  # libraries turn the exception of a signal handler into one of theirs
-                segments, state = self._encoded(slab)
+            segments, state = self._decoded(slab)
         except Exception as error:  # of any kind: told like one of writing
             raise_if_of_signal(error)
             self._out.fail(error)
@@ -112,9 +110,11 @@ class LaneRecorder(Recorder):
         self._next_state = state
         self._out.submit(slab.sequence, segments, pending_of(self.asked(), state.lanes))
 
-    def _encoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
-        """What a slab holds, and the state of the lanes after it."""
-        return encoded(self._layout, self._state or no_lanes(self._count), *slab.recorded())
+    def _decoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
+        """Return the segments of a slab, and the state of the lanes after it."""
+        with held_back():  # libraries turn the exception of a signal handler into one of theirs
+            contents = Contents(self._layout, slab.sequence, slab.memory)
+            return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
     def _turn(self) -> None:
         if self._slab is not None and not self._slab.is_empty:
@@ -122,9 +122,9 @@ class LaneRecorder(Recorder):
             self._begin(0)
 
     def _begin(self, log_bytes: int) -> None:
-        """Goes on in the next slab, whose log has room for an entry of so many bytes."""
+        """Continue in the next slab, whose log has room for an entry of log_bytes."""
         before, state = self._slab, self._next_state
-        packed = b"" if state is None else packed_state(state, self._layout.filtered)
+        packed = b"" if state is None else state.packed(self._layout.filtered)
         if before is not None:
             log_bytes += before.asked_bytes
         size = self._layout.log + log_bytes_for(packed) + log_bytes
@@ -150,7 +150,7 @@ class LaneRecorder(Recorder):
         self._slab, self._state = slab, state
 
     def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
-        """A ring in place of one that is too small, or not mapped, once all that is in that is written."""
+        """Replace a ring that is too small, or not mapped, once all its content is written."""
         self._out.wait()
         if not self.failed:
             with held_back():
@@ -162,7 +162,7 @@ class LaneRecorder(Recorder):
         return self._ring or ring
 
     def _put(self, put: Callable[[LaneSlab, Any], None], what: Any) -> None:
-        """Puts an event, or actions, into the slab, or into the next one if there is no room."""
+        """Write an event, or actions, to the slab, or to the next one if there is no room."""
         slab, out = self._slab, self._out
         if slab is None or slab.sequence <= out.submitted:
             self._begin(0)
@@ -176,10 +176,10 @@ class LaneRecorder(Recorder):
                 self._begin(full.args[0])
                 slab = self._slab
 
-    # -- what the caller tells ----------------------------------------------------------------------------------------
+    # -- steps and resets ----------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Makes room for an event; says whether there is any use in telling it. Raises RecordingError, once."""
+        """Make room for an event; return False if it would not be recorded. Raises RecordingError, once."""
         slab, out, is_usual = self._slab, self._out, self.limit and not self.expecting and not self._closed
         if is_usual and slab and slab.sequence > out.submitted and out.failure is None and not slab.is_full:
             return True
@@ -191,7 +191,7 @@ class LaneRecorder(Recorder):
             return False
         if self.expecting:
             self._asked = None
-            self._put(LaneSlab.mark, Interrupted(time.time_ns(), time.monotonic_ns()))
+            self._put(LaneSlab.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
@@ -206,12 +206,12 @@ class LaneRecorder(Recorder):
         return not self.failed
 
     def ask(self, actions: list[Rows]) -> None:
-        """Takes the actions that all lanes are about to be stepped with. They are the recorder's from now on."""
+        """Record the actions of the next step. The recorder owns them from now on."""
         self._put(LaneSlab.ask, actions)
         self._asked = actions
 
     def ask_usual(self, actions: Any) -> bool:
-        """As ask(), if all actions are arrays just as the space says; says whether they are."""
+        """Do ask() if all actions are arrays exactly as the space says; otherwise return False."""
         slab = self._slab
         try:
             if slab is None or not slab.ask_usual(self._split_actions(actions)):
@@ -223,13 +223,13 @@ class LaneRecorder(Recorder):
         return True
 
     def asked(self) -> list[Rows] | None:
-        """The actions of a step that has not answered, one for each leaf."""
+        """Return the actions of a step that has not returned, one per leaf; None without one."""
         return self._asked.asked_usual() if isinstance(self._asked, LaneSlab) else self._asked
 
     def step_usual(
         self, observations: Any, rewards: Any, terminations: Any, truncations: Any, utc: int, monotonic: int
     ) -> bool:
-        """As add(), if all that the step has led to are arrays just as columns have them; says whether it is so."""
+        """Do add() if all results of the step are arrays with the form of the columns; otherwise return False."""
         slab = self._slab
         if slab is None or slab is not self._asked:
             return False
@@ -244,7 +244,7 @@ class LaneRecorder(Recorder):
         return True
 
     def add(self, event: Reset | Step) -> None:
-        """Takes an event, whose arrays are the recorder's from now on."""
+        """Record an event. The recorder owns its arrays from now on."""
         if self._closed:  # while the environment was at it
             return
         self._put(LaneSlab.step if isinstance(event, Step) else LaneSlab.reset, event)
@@ -257,7 +257,7 @@ class LaneRecorder(Recorder):
             self._turn()
 
     def rooms(self) -> Rooms:
-        """Where the rows of the next step are put: the same place if asked again."""
+        """Return the output arrays for the next step: the same ones if asked again."""
         slab = self._slab
         if slab is None:  # in a child that was forked within the step
             self._begin(0)
@@ -266,7 +266,7 @@ class LaneRecorder(Recorder):
         return rooms or rooms_of_no_slab(self._layout)
 
     def reward_room(self, dtype: np.dtype[Any]) -> Array:
-        """Where rewards of this type are put."""
+        """Return the output array for rewards of this type."""
         room = None if self._slab is None else self._slab.reward_room(dtype)
         return np.empty(self._count, dtype) if room is None else room
 
@@ -277,7 +277,7 @@ class LaneRecorder(Recorder):
     def end(self, outcome: int) -> None:
         self._asked = None
         if self._slab is not None:
-            self._put(LaneSlab.mark, End(outcome, time.time_ns(), time.monotonic_ns()))
+            self._put(LaneSlab.end, End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
@@ -288,20 +288,20 @@ class LaneRecorder(Recorder):
         self._slab = None
 
     def open_run(self) -> LaneState | None:
-        """What another recorder needs to go on with the episodes that are open here, or None."""
+        """Return the state that another recorder needs to continue the open episodes, or None."""
         if self._closed or self.failed or self.expecting:
             return None
         slab, state = self._slab, self._next_state
         if slab is not None and slab.sequence > self._out.submitted:
             try:
-                _, state = self._encoded(slab)
+                _, state = self._decoded(slab)
             except Exception as error:  # of any kind: it is met again, and told, when the slab is full
                 raise_if_of_signal(error)
                 return None
-        return None if state is None else left_open(state)
+        return None if state is None else state.left_open()
 
     def continue_run(self, run: LaneState | None) -> None:
-        """Takes over the episodes of another recorder when the next step comes; writes nothing if none comes."""
+        """Continue the episodes of another recorder; write nothing before the first step."""
         if run is not None:
             self._next_state = run
             if self.filters is not None:
@@ -312,101 +312,62 @@ not_to_be_interrupted(__file__)
 
 
 def _demand_room(slab_bytes: int) -> None:
-    if slab_bytes > MOST_SLAB_BYTES:  # nobody would read it
+    if slab_bytes > MOST_SLAB_BYTES:  # readers reject it
         raise UnstorableValue(f"a step of all lanes takes {slab_bytes} bytes; at most {MOST_SLAB_BYTES} can be kept")
 
 
-class BatchPacker:
-    """Copies batched values of a space into rows for its leaves.
+class LaneFilters:
+    """Call filters in the caller's thread, so that their exceptions reach the caller.
 
-    Args:
-        layout: of the space of one lane.
-        count: how many lanes there are.
-        iterate: takes a batch that has not the structure of the space to one value a lane, or raises.
-        recorder: whose rows they are; what goes wrong here it is told, and nobody else.
+    An episode gets its id when its filter is called. If that raises, or anything after it, the id is not used again.
     """
 
-    def __init__(self, layout: Layout, count: int, iterate: Callable[[Any], list[Any]], recorder: LaneRecorder):
-        self._layout, self._count = layout, count
-        self._leaves = list(layout.leaves())
-        self._usual = [(leaf.dtype, (count, *leaf.shape)) for leaf in self._leaves]
-        self._iterate, self._recorder = iterate, recorder
+    def __init__(self, filters: Filters, mode: str, count: int):
+        self._filters, self._mode, self._count = filters, mode, count
+        self.forget()
 
-    def step(self, value: Any, rooms: list[Any]) -> list[Rows]:
-        """Rows of a value for all lanes at a step. rooms: where to put them, a leaf each; returned if all are there."""
-        try:
-            parts = self._layout.split(value)
-            for part, (dtype, shape), room in zip(parts, self._usual, rooms):
-                if room is None or type(part) is not np.ndarray or part.dtype != dtype or part.shape != shape:
-                    break
-                room[...] = part
-            else:
-                return rooms
-            return [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
-        except Exception as error:  # a batch of another structure, or of other people's making
-            raise_if_of_signal(error)
-            return self.single(self._iterate(value))
+    def forget(self) -> None:
+        """Reset the state: no lane is known, and no episode has begun."""
+        self._lanes, self._episodes = np.zeros(self._count, LANE), 0
 
-    def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Any) -> Rows:
-        if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
-            room[...] = part
-            return room  # type: ignore[no-any-return]
-        return self._rows(leaf, part, None, self._count)
+    def continue_run(self, run: LaneState) -> None:
+        """Take over the state of another recorder."""
+        self._lanes, self._episodes = run.lanes.copy(), run.episodes
 
-    def has_rows(self, value: Any, count: int) -> bool:
-        """Return True if each leaf of a batch has count rows."""
-        try:
-            parts = self._layout.split(value)
-            return len(parts) > 0 and all(len(part) == count for part in parts)
-        except Exception as error:  # as above
-            raise_if_of_signal(error)
-            return False
+    def lose_track(self) -> None:
+        """Mark all lanes as unknown until an episode begins."""
+        self._lanes["open"] = self._lanes["pending"] = False
 
-    def batch(self, value: Any, chosen: Array | None, count: int) -> list[Rows]:
-        """The chosen rows of a batch of count rows; None: all of them."""
-        try:
-            parts = self._layout.split(value)
-            return [self._rows(leaf, part, chosen, count) for leaf, part in zip(self._leaves, parts)]
-        except Exception as error:  # as above
-            raise_if_of_signal(error)
-            values = self._iterate(value)
-            return self.single(values if chosen is None else [values[row] for row in chosen])
+    def reset(self, lanes: Array) -> Array:
+        """Return the ids of the episodes that begin in lanes; -1 for those that are not recorded."""
+        new = np.zeros(len(lanes), LANE)
+        ids = self._ids(len(lanes))
+        new["open"], new["skipped"] = True, ids < 0
+        self._lanes[lanes] = new
+        return ids
 
-    def single(self, values: list[Any]) -> list[Rows]:
-        """Rows of one value a lane."""
-        columns = zip(*[taken_apart(self._layout, value) for value in values])
-        return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
+    def step(self, rewards: Any, ended: Array) -> tuple[Array, Array]:
+        """Return for each lane the id of the recorded episode that begins with a step, or -1; and True for kept steps.
 
-    def _rows(self, leaf: Leaf, part: Any, chosen: Array | None, count: int) -> Rows:
-        if leaf.dtype is not None:
-            part = array = self._recorder.plain(leaf.column, part)
-            plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
-            if plain and (leaf.shape or set(map(type, array)) == {int}):  # scalars of NumPy have a width
-                array = np.asarray(array)
-                is_integer = array.dtype.kind in "iu"
-                if is_integer and integers_fit(leaf.dtype, int(array.min(initial=0)), int(array.max(initial=0))):
-                    array = array.astype(leaf.dtype)
-            if type(array) is np.ndarray and array.shape == (count, *leaf.shape):
-                array = array if chosen is None else array[chosen]
-                if array.dtype != leaf.dtype and array.dtype.kind == leaf.dtype.kind and array.dtype.isnative:
-                    self._complain_of(leaf)
-                    return np.array(array, order="C", subok=False)
-                if array.dtype == leaf.dtype:
-                    return np.array(array, leaf.dtype, order="C", subok=False)
-        if len(part) != count:
-            raise LookupError
-        return self._stacked(leaf, list(part) if chosen is None else [part[row] for row in chosen])
+        ended: True for lanes whose step reports the end of an episode.
+        """
+        lanes = self._lanes
+        known, resets, open_, pending = after_step(self._mode, lanes["open"], lanes["pending"], ended)
+        steps = known & ~resets
+        kept, ids = np.zeros(self._count, np.bool_), np.full(self._count, -1)
+        for lane in np.flatnonzero(steps & ~lanes["skipped"]).tolist():
+            kept[lane] = self._filters.keeps_step(int(lanes["steps"][lane]), rewards[lane])
+        begun = resets | (steps & ended & open_)  # what is open after an end is another episode
+        ids[begun] = self._ids(int(begun.sum()))
+        lanes["steps"] += steps
+        lanes["steps"][begun], lanes["skipped"][begun] = 0, ids[begun] < 0
+        lanes["open"], lanes["pending"] = open_, pending
+        return ids, kept
 
-    def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
-        if leaf.dtype is None:
-            return [self._recorder.packed(leaf.column, value) for value in values]
-        arrays = [as_kept(self._recorder.plain(leaf.column, value), leaf) for value in values]
-        if all(map(leaf.fits, arrays)):
-            return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
-        packed = [self._recorder.packed(leaf.column, array) for array in arrays]
-        self._complain_of(leaf)  # after what is to say of values that cannot be stored
-        return packed
-
-    def _complain_of(self, leaf: Leaf) -> None:
-        complaint = "got values that are not as the space says; recorded exactly as they are"
-        self._recorder.complain(leaf.column, complaint)
+    def _ids(self, count: int) -> Array:
+        ids = []
+        for _ in range(count):
+            episode = self._episodes
+            self._episodes += 1
+            ids.append(episode if self._filters.keeps_episode(episode) else -1)
+        return np.array(ids, np.int64)

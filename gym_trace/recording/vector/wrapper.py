@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import vector
-from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, layout_of
+from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import is_masked, plain_array
 from gym_trace.model.values import Array, objects
@@ -28,10 +27,11 @@ from gym_trace.recording.options import (
     opened_directory,
     with_documented_options,
 )
-from gym_trace.recording.vector.infos import infos_by_lane, last_of
-from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
+from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
+from gym_trace.recording.vector.recorder import LaneRecorder
 from gym_trace.ring.lanes.autoreset import SAME_STEP
-from gym_trace.ring.lanes.events import Reset, Step
+from gym_trace.ring.lanes.entries import More, Reset
+from gym_trace.ring.lanes.slab import Step
 from gym_trace.ring.segment import Rows
 from gym_trace.storage.local import LocalStorage
 
@@ -51,14 +51,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
     Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
-    vector environment does to reset a lane is no step of an episode. All autoreset modes are understood; a vector
-    environment that does not say which one it has is taken to have NEXT_STEP.
+    vector environment does to reset a lane is not a step. All autoreset modes are supported; a vector environment
+    without a declared mode is treated as NEXT_STEP.
 
-    When an exception comes out of reset() or step(), nobody knows what each lane has done: their episodes are kept as
-    "cut", and each lane is recorded again from the next episode that begins in it.
+    After an exception in reset() or step() the state of the lanes is unknown: their episodes are kept as "cut", and
+    each lane is recorded again from its next episode on.
 
-    Pickled and deep-copied where the vector environment can be (AsyncVectorEnv cannot), the copy has its own writer and
-    goes on with the episodes.
+    A pickled or deep copy has its own writer and continues the episodes. An AsyncVectorEnv cannot be copied.
 
     Args:
         envs: any Gymnasium vector environment.
@@ -114,7 +113,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         self._filters = options.filters()
         self._infos, self._info_keys = bool(record_infos), options.info_keys
-        self._has_more = self._filters.any or self._infos  # whether steps have more to put down than arrays
+        self._has_more = self._filters.any or self._infos  # whether steps have more to record than arrays
         self._schema = new_schema(
             options,
             envs,
@@ -126,7 +125,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             self._attach(lazy=False)
 
     def _attach(self, lazy: bool) -> None:
-        """A recorder for this wrapper, and what copies batches into its rows."""
+        """Make the recorder, and the packers that copy batches into its rows."""
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self._recorder = recorder = LaneRecorder(
@@ -140,14 +139,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
             self._options,
             lazy,
         )
-        self._observations = self._packer(observation, "observation_space")
-        self._actions = self._packer(action, "action_space")
+        self._observations = BatchPacker(observation, lane_space(self.env, "observation_space"), self._count, recorder)
+        self._actions = BatchPacker(action, lane_space(self.env, "action_space"), self._count, recorder)
         self._notes: dict[str, Rows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
-
-    def _packer(self, layout: Layout, space: str) -> BatchPacker:
-        recorder = self._recorder
-        return BatchPacker(layout, self._count, lambda batch: self._one_a_lane(space, batch), recorder)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -232,15 +227,11 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations of a step", error)
             return result
-        ids: Array | None = None
-        kept: Array | None = None
+        ids = kept = finals = step_infos = reset_infos = None
         if recorder.filters is not None:
             ids, kept = recorder.filters.step(rewards, terminated | truncated)
-        finals: tuple[Array, list[Rows]] | None = None
-        step_infos: list[bytes] | None = None
-        reset_infos: list[bytes] | None = None
+        ended: list[int] = []
         try:
-            ended: list[int] = []
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
                 finals = self._finals(observations, infos, ended) if ended else None
@@ -255,27 +246,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
             return result
-        recorder.add(
-            Step(
-                utc,
-                monotonic,
-                packed_observations,
-                recorder.asked() or [],
-                packed_rewards,
-                terminated,
-                truncated,
-                finals,
-                step_infos,
-                reset_infos,
-                notes or {},  # the other one may get those of the next step
-                ids,
-                kept,
-            )
-        )
+        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
+        asked = recorder.asked() or []
+        recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
         return result
 
     def close(self, **kwargs: Any) -> None:
-        """Saves the trace, then closes the environment. Closing twice is fine."""
+        """Save the trace, then close the environment. Closing twice is fine."""
         if "_recorder" not in self.__dict__:  # it could not be made, and Gymnasium before 1.3 closes what is collected
             return
         try:
@@ -308,30 +285,20 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
-    def _one_a_lane(self, space: str, batch: Any) -> list[Any]:
-        """The values in a batch. Raises what there is to raise if it is none."""
-        if isinstance(batch, list):
-            values = batch
-        else:
-            values = list(iterate(batch_space(lane_space(self.env, space), self._count), batch))
-        if len(values) != self._count:
-            raise ValueError(f"{len(values)} values for {self._count} lanes")
-        return values
-
     def _cannot_tell(self, what: str, error: Exception) -> None:
-        """Says that a step or reset cannot be recorded, which is taken as an exception that came out of it."""
+        """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
         raise_if_of_signal(error)
         self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
-        """The lanes that a mask is true for."""
+        """Return the lanes for which a mask is true."""
         flags = np.asarray(plain_array(mask))
         if flags.size != self._count:
             raise ValueError(f"{flags.size} flags for {self._count} lanes")
         return np.flatnonzero(flags)
 
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
-        """The last observations of lanes that were reset in the same step."""
+        """Return the last observations of lanes that were reset in the same step."""
         lanes = np.array(ended)
         finals = last_of(infos, FINAL_OBSERVATION, self._count)
         if finals is None:
@@ -342,7 +309,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return lanes, self._observations.batch(finals, lanes, self._count)
 
     def _rewards(self, values: Any) -> Array:
-        """Rewards as an array with a row for each lane."""
+        """Return rewards as an array with a row for each lane."""
         values = self._recorder.plain("rewards", values)
         try:
             rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
@@ -353,7 +320,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return rewards
 
     def _packed_rewards(self, rewards: Array) -> Rows:
-        """A copy of rewards as rows."""
+        """Return a copy of rewards as rows."""
         if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
             room = self._recorder.reward_room(rewards.dtype)
             room[...] = plain_array(rewards)
@@ -363,7 +330,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
     def _packed_infos(self, infos: Any, used: Iterable[int], count: int) -> list[bytes]:
-        """The infos of count lanes as MessagePack; nothing for lanes that are not used."""
+        """Return the infos of count lanes as MessagePack; empty for lanes that are not used."""
         packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             by_lane = infos_by_lane(infos, count, self._info_keys, finals)
@@ -394,7 +361,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
 
 def _is_numeric(rows: Any) -> bool:
-    """Whether rows are an array of numbers, which becomes a typed column."""
+    """Return True if rows are an array of numbers, which becomes a typed column."""
     return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
 
 

@@ -1,38 +1,27 @@
-"""Decode slabs of lanes to segments, and to pending actions."""
+"""Decode slabs of lanes to segments, ordered by lane, and to pending actions. Writers and readers both do."""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
 from gym_trace.model.packing import unpack
-from gym_trace.model.values import Array, dtype_from
-from gym_trace.ring.lanes.encoder import encoded, no_lanes
-from gym_trace.ring.lanes.entries import (
-    NOTHING,
-    OddRows,
-    UnpackedStep,
-    unpacked_reset,
-    unpacked_rows,
-    unpacked_state,
-)
-from gym_trace.ring.lanes.events import End, Event, Interrupted, LaneState, Step
-from gym_trace.ring.lanes.layout import REWARD_BYTES, REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
-from gym_trace.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entries
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.ring.chunk_builder import PACKED_ABSENT, joined_rows
+from gym_trace.ring.lanes.autoreset import SAME_STEP, after_steps
+from gym_trace.ring.lanes.contents import Contents, Steps, by_lane, inserted
+from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
+from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
+from gym_trace.ring.log import STEP, headers, places
 from gym_trace.ring.memory import MOST_SLAB_BYTES
 from gym_trace.ring.pending import Pending
-from gym_trace.ring.segment import Rows, Segment
-
-
-class Decoded(NamedTuple):
-    """Contents of a slab."""
-
-    segments: list[Segment]
-    state: LaneState  # after the slab
-    asked: list[Rows] | None  # actions without an answer, one entry per leaf, with one row per lane
+from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 
 
 class LaneDecoder:
@@ -45,12 +34,13 @@ class LaneDecoder:
     """
 
     def __init__(self, layout: dict[str, Any]):
-        self._layout = lane_layout(layout, MOST_SLAB_BYTES)
+        with _malformed_is_corrupt("layout"):
+            self._layout = lane_layout(layout, MOST_SLAB_BYTES)
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
         """Return the number of complete steps in a slab, and of complete entries in its log."""
-        log = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
-        return log.count(STEP), len(log)
+        log = headers(memoryview(slab), places(slab, self._layout.log, len(slab), sequence))
+        return int((log["kind"] == STEP).sum()), len(log)
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
@@ -63,139 +53,18 @@ class LaneDecoder:
 
         Raises CorruptTrace.
         """
-        try:
-            found = decoded(self._layout, sequence, memoryview(slab), None, None if most is None else most[1])
-            return found.segments, [] if most else pending_of(found.asked, found.state.lanes)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise CorruptTrace(f"malformed ring slab: {error!r:.100}") from error
+        with _malformed_is_corrupt("slab"):
+            contents = Contents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
+            segments, state = decoded(self._layout, contents, contents.state())
+            return segments, [] if most else pending_of(contents.asked, state.lanes)
 
 
-def decoded(
-    layout: LaneLayout, sequence: int, slab: memoryview, state: LaneState | None = None, most: int | None = None
-) -> Decoded:
-    """Decode a slab. The arrays may be views of the slab.
-
-    Args:
-        state: state of the lanes at the start of the slab; None: as stored in the slab.
-        most: number of log entries to read; None: all.
-    """
-    reading = _Reading(layout, slab)
-    for entry in islice(entries(slab, layout.log, len(slab), sequence), most):
-        if entry.kind != STATE or state is None:
-            reading.add(entry)
-    state = state or reading.state or no_lanes(layout.lanes)
-    segments, state = encoded(layout, state, reading.events, reading.columns)
-    return Decoded(segments, state, reading.asked())
-
-
-class _Reading:
-    """Reads the events of a slab.
-
-    Attributes:
-        events: events so far.
-        columns: columns of the slab: flags, and all columns that hold the rows of all steps.
-        state: state of the lanes at the start of the slab, if stored.
-    """
-
-    def __init__(self, layout: LaneLayout, slab: memoryview):
-        self._layout, self._slab = layout, slab
-        self.columns = layout.arrays(slab)
-        for path in (TERMINATIONS, TRUNCATIONS):  # any byte except 0 is true
-            self.columns[path] = self.columns[path].view(np.uint8) != 0
-        # Time first, because indexing the first axis is faster than slicing.
-        by_time = {path: column.swapaxes(0, 1) for path, column in self.columns.items()}
-        self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
-        self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
-        self._terminations, self._truncations = by_time[TERMINATIONS], by_time[TRUNCATIONS]
-        self._nothing = UnpackedStep(NOTHING, layout)
-        self._rewards: dict[int, Array] = {}
-        self._reward_type: int | None = None
-        self.events: list[Event] = []
-        self.state: LaneState | None = None
-        self._steps = 0
-        self._asked: OddRows | None = None
-
-    def add(self, entry: Entry) -> None:
-        """Add a log entry. Raises CorruptTrace."""
-        kind, utc, monotonic = entry.kind, entry.c, entry.d
-        if kind == ASK:
-            self._asked = unpacked_rows(entry.payload, self._layout.lanes)
-        elif kind == STEP:
-            self._add_step(entry, utc, monotonic)
-        elif kind == STATE:
-            self.state = unpacked_state(entry.payload, self._layout)
-        elif kind == RESET:
-            self.events.append(unpacked_reset(entry.payload, self._layout, utc, monotonic))
-        elif kind == INTERRUPTED:
-            self.events.append(Interrupted(utc, monotonic))
-        elif kind == END_ALL:
-            self.events.append(End(entry.a, utc, monotonic))
-        if kind != ASK:
-            self._asked = None
-
-    def asked(self) -> list[Rows] | None:
-        """Return the actions without an answer, if any."""
-        if self._asked is None or self._steps >= self._layout.times:
-            return None
-        return _rows(self._actions, self._asked, self._steps)
-
-    def _add_step(self, entry: Entry, utc: int, monotonic: int) -> None:
-        time = self._steps
-        if self._asked is None or entry.row != time or time >= self._layout.times:
-            raise CorruptTrace("ring log entries out of order")
-        more = UnpackedStep(entry.payload, self._layout) if len(entry.payload) else self._nothing
-        rewards: Rows | None = more.rewards
-        if entry.column:
-            rewards = self._reward_column(entry.column)[time]
-        if rewards is None:
-            raise CorruptTrace("ring step without rewards")
-        self._remove_incomplete(entry.column, more.observations, self._asked)
-        self._steps += 1
-        self.events.append(
-            Step(
-                utc,
-                monotonic,
-                _rows(self._observations, more.observations, time),
-                _rows(self._actions, self._asked, time),
-                rewards,
-                self._terminations[time],
-                self._truncations[time],
-                more.finals,
-                more.infos,
-                more.reset_infos,
-                more.notes,
-                more.ids,
-                more.kept,
-            )
-        )
-
-    def _remove_incomplete(self, reward_type: int, observations: OddRows, actions: OddRows) -> None:
-        """Remove columns that do not hold the rows of a step."""
-        if reward_type != self._reward_type:
-            self.columns.pop(REWARDS, None)
-            if reward_type and self._reward_type is None:
-                self.columns[REWARDS] = self._reward_column(reward_type).swapaxes(0, 1)
-            self._reward_type = reward_type
-        for odd, leaves in ((observations, self._layout.observation_leaves), (actions, self._layout.action_leaves)):
-            for number in odd:
-                if number < len(leaves):
-                    self.columns.pop(leaves[number].path, None)
-
-    def _reward_column(self, code: int) -> Array:
-        column = self._rewards.get(code)
-        if column is None:
-            dtype = dtype_from(np.dtype(f"{chr(code & 0xFF)}{code >> 8}").str)
-            if dtype.kind not in "biuf" or dtype.itemsize > REWARD_BYTES:
-                raise CorruptTrace("invalid reward type in a ring")
-            column = self._rewards[code] = self._layout.rewards(self._slab, dtype).swapaxes(0, 1)
-        return column
-
-
-def _rows(columns: list[Array | None], odd: OddRows, time: int) -> list[Rows]:
-    """Return the rows of all leaves at a step. columns: (time, lane, ...)."""
-    if not odd:
-        return [column[time] for column in columns]  # type: ignore[index]
-    return [odd[number] if number in odd else column[time] for number, column in enumerate(columns)]  # type: ignore[index]
+@contextlib.contextmanager
+def _malformed_is_corrupt(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CorruptTrace(f"malformed ring {what}: {error!r:.100}") from error
 
 
 def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
@@ -211,3 +80,352 @@ def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
 
 def _value(rows: Rows, lane: int) -> Any:
     return np.array(rows[lane])[()] if isinstance(rows, np.ndarray) else unpack(rows[lane])
+
+
+def decoded(layout: LaneLayout, contents: Contents, state: LaneState) -> tuple[list[Segment], LaneState]:
+    """Return the segments of a slab, and the state of the lanes after it. Arrays may be views of the slab.
+
+    Args:
+        state: state of the lanes at the start of the slab.
+    """
+    decoding = _Decoding(layout, state)
+    segments = [segment for event in contents.events for segment in decoding.segments(event)]
+    return [segment for segment in segments if len(segment.fragments)], decoding.state()
+
+
+class _Decoding:
+    """Turns events into segments, on a copy of the initial state."""
+
+    def __init__(self, layout: LaneLayout, state: LaneState):
+        self._layout, self._count, self._mode = layout, layout.lanes, layout.mode
+        self._all = np.arange(layout.lanes)
+        self.lanes, self.starts = state.lanes.copy(), state.starts.copy()
+        self.episodes, self.recent = state.episodes, state.recent
+
+    def state(self) -> LaneState:
+        """Return the state after the events so far."""
+        return LaneState(self.lanes, self.starts, self.episodes, self.recent)
+
+    def segments(self, event: Reset | End | Steps) -> list[Segment]:
+        """Return the segments of the next event."""
+        if isinstance(event, End):
+            return [self._end(event)]
+        if isinstance(event, Reset):
+            segments = self._reset(event)
+            observed = Observed(event.lanes, event.observations)
+            self.recent = (observed,) if len(event.lanes) == self._count else (*self.recent, observed)
+        else:
+            segments = [self._continued(), self._steps(event)]
+            last = [event.batch(leaf.path, len(event.utc) - 1) for leaf in self._layout.observation_leaves]
+            self.recent = (Observed(self._all, last),)
+        return segments
+
+    # -- resets and ends ----------------------------------------------------------------------------------------------
+
+    def _reset(self, event: Reset) -> list[Segment]:
+        cut = self._ends(event.lanes, Outcome.CUT, event.utc, event.monotonic)
+        new = np.zeros(len(event.lanes), LANE)
+        new["open"], new["utc"], new["monotonic"] = True, event.utc, event.monotonic
+        new["seed"] = event.seeds
+        self.starts[event.lanes] = event.starts
+        if event.ids is None:
+            new["episode"] = self.episodes + np.arange(len(new))
+            self.episodes += len(new)
+        else:
+            new["episode"], new["skipped"] = event.ids, event.ids < 0
+        new["running"] = not self._layout.filtered
+        self.lanes[event.lanes] = new
+        places = np.flatnonzero(~new["skipped"])
+        starts = self._starts(event.lanes[places], [taken(rows, places) for rows in event.observations])
+        return [_segment(cut, {}), starts]
+
+    def _continued(self) -> Segment:
+        """Return the starts of deferred episodes, because a step continues them now."""
+        lanes = np.flatnonzero(self.lanes["deferred"])
+        self.lanes["deferred"] = False
+        running = lanes[self.lanes["running"][lanes]]
+        return self._starts(lanes, self.state().observed(running) if len(running) else [])
+
+    def _starts(self, lanes: Array, observations: list[Rows]) -> Segment:
+        """Return the starts of episodes. observations: of the lanes whose run of steps starts here."""
+        known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
+        fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
+        fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
+        fragments["seed"], fragments["start_time"] = known["seed"], known["utc"]
+        fragments["clock_offset"] = known["utc"] - known["monotonic"]
+        columns: Columns = {("starts",): self.starts[lanes].tolist()}
+        if known["running"].any():
+            columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), observations))
+        return _segment(fragments, columns)
+
+    def _end(self, event: End) -> Segment:
+        outcome = Outcome.CUT if event.outcome is None else event.outcome
+        fragments = self._ends(self._all, outcome, event.utc, event.monotonic)
+        self.lanes["open"] = self.lanes["pending"] = self.lanes["deferred"] = False
+        return _segment(fragments, {})
+
+    def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
+        """Return fragments without steps that end the open episodes of lanes."""
+        known = self.lanes[lanes]
+        begun = known["open"] & ~known["skipped"] & ~known["deferred"]
+        lanes, known = lanes[begun], known[begun]
+        fragments = np.zeros(len(lanes), wire.FRAGMENT)
+        fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
+        fragments["flags"], fragments["outcome"] = wire.STOPS | wire.ENDS, outcome
+        fragments["duration"] = monotonic - known["monotonic"]
+        fragments["clock_drift"] = utc - known["utc"] - fragments["duration"]
+        return fragments
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _steps(self, event: Steps) -> Segment:
+        """Return consecutive steps as one segment. All arrays of rows are ordered by lane, then by time."""
+        times = len(event.utc)
+        flags = event.columns[TERMINATIONS].T * np.uint8(wire.TERMINATED)
+        flags |= event.columns[TRUNCATIONS].T * np.uint8(wire.TRUNCATED)
+        ended = flags != 0
+        valid, leads, open_, pending = after_steps(self._mode, self.lanes["open"], self.lanes["pending"], ended)
+        ended &= valid
+        self.lanes["open"], self.lanes["pending"] = open_, pending
+        if event.more[0].kept is not None:
+            return self._kept_steps(event, _KeptRows(event, valid, leads, flags, self._mode, self._layout.filtered))
+        places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: all
+        flags *= ended & ~leads
+        lead = _in_place(leads, places)
+        observations = [event.rows(leaf.path, places) for leaf in self._layout.observation_leaves]
+        steps = _without(places, lead)
+        if self._mode == SAME_STEP and flags.any():
+            at = np.flatnonzero(_in_place(flags, places))
+            places = np.arange(len(lead)) if places is None else places
+            ends = np.divmod(places[at], times)
+            observations = [
+                inserted(column, at, self._finals(event, i, *ends)) for i, column in enumerate(observations)
+            ]
+            places, lead = np.insert(places, at, places[at]), np.insert(lead, at, False)
+            lead[at + np.arange(len(at)) + 1] = True  # the next observation is the first of a new episode
+        columns: Columns = {}
+        begun = np.flatnonzero(lead)
+        if len(begun):
+            columns["starts",] = self._autoreset_starts(event, *_lane_and_time(begun, places, times))
+        columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), observations))
+        if steps is None or len(steps):
+            self._add_step_columns(columns, event, steps)
+        return _segment(self._fragments(event, flags, places, lead), columns)
+
+    def _kept_steps(self, event: Steps, kept: _KeptRows) -> Segment:
+        """Return the steps that filters keep."""
+        names, times = LANE.names or (), len(event.utc)
+        for lane, state in enumerate(self.lanes.tolist()):
+            known = dict(zip(names, state))
+            kept.add(lane, known)
+            self.lanes[lane] = tuple(known.values())
+        columns: Columns = {}
+        if kept.starts:
+            columns["starts",] = self._autoreset_starts(event, *np.array(kept.starts).T)
+        before = self.state().observed(self._all)
+        places = np.array([lane * (times + 1) + time + 1 for lane, time in kept.observations], np.int64)
+        for i, leaf in enumerate(self._layout.observation_leaves):
+            batches = event.batches(leaf.path)
+            column = by_lane([before[i] if before else batches[0], *batches], places)
+            if kept.finals:
+                at, lanes, ends = np.array(kept.finals).T
+                column = inserted(column, at, self._finals(event, i, lanes, ends))
+            if len(column):
+                columns[leaf.path] = column
+        if kept.steps:
+            self._add_step_columns(columns, event, np.array([lane * times + time for lane, time in kept.steps]))
+        return _segment(kept.fragments(), columns)
+
+    def _add_step_columns(self, columns: Columns, event: Steps, steps: Array | None) -> None:
+        """Add the columns of steps, except observations. steps: indices, by lane, then by time; None: all."""
+        for path in (*(leaf.path for leaf in self._layout.action_leaves), REWARDS):
+            columns[path] = event.rows(path, steps)
+        if event.more[0].infos is not None:
+            columns["infos",] = by_lane([more.infos or [] for more in event.more], steps)
+        for name in dict.fromkeys(name for more in event.more for name in more.notes):
+            missing = [PACKED_ABSENT] * self._count
+            columns["annotations", name] = by_lane([more.notes.get(name, missing) for more in event.more], steps)
+
+    def _finals(self, event: Steps, leaf: int, lanes: Array, times: Array) -> Rows:
+        """Return the last observations of the episodes that ended in these lanes at these times."""
+        places, found, count = np.empty((len(event.more), self._count), np.int64), [], 0
+        for more, of_step in zip(event.more, places):
+            if more.finals is not None:
+                of_step[more.finals[0]] = count + np.arange(len(more.finals[0]))
+                found.append(more.finals[1][leaf])
+                count += len(more.finals[0])
+        return taken(joined_rows(found), places[times, lanes])
+
+    def _autoreset_starts(self, event: Steps, lanes: Array, times: Array) -> list[bytes]:
+        if event.more[0].reset_infos is None:
+            self.starts[lanes] = NOTHING
+            return [NOTHING] * len(lanes)
+        infos = [(event.more[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
+        starts = [start_with_info(info) for info in infos]
+        self.starts[lanes] = starts  # the last one of a lane wins
+        return starts
+
+    def _fragments(self, event: Steps, flags: Array, places: Array | None, lead: Array) -> Array:
+        """Return the fragments of rows that are ordered by lane, then by time.
+
+        Args:
+            flags: (time, lane), the end flags of episodes.
+            places: lane * times + time of each row; None: all rows.
+            lead: True for rows that are the first observation of an episode.
+        """
+        utc, monotonic = event.utc, event.monotonic
+        times, opens = len(utc), lead.copy()
+        of_lanes = self._all * times
+        firsts = of_lanes if places is None else np.searchsorted(places, of_lanes)
+        opens[firsts[firsts < len(lead)]] = True
+        begin = np.flatnonzero(opens)
+        if not len(begin):
+            return np.zeros(0, wire.FRAGMENT)
+        after = np.append(begin[1:], len(lead))
+        starts = lead[begin]
+        lane, first = _lane_and_time(begin, places, times)
+        _, final = _lane_and_time(after - 1, places, times)
+        flags = flags[final, lane] * ~lead[after - 1]
+        ends = flags != 0
+
+        goes_on, started = np.flatnonzero(~starts), np.flatnonzero(starts)
+        of_start = {"utc": utc[first], "monotonic": monotonic[first], "episode": np.empty(len(begin), np.int64)}
+        for name, values in of_start.items():
+            values[goes_on] = self.lanes[name][lane[goes_on]]
+        narrow = first[started].astype(np.min_scalar_type(times))  # NumPy sorts narrow integers faster
+        in_turn = started[np.argsort(narrow, kind="stable")]  # ids ascend by start time, then by lane
+        of_start["episode"][in_turn] = self.episodes + np.arange(len(started))
+        self.episodes += len(started)
+
+        fragments = np.zeros(len(begin), wire.FRAGMENT)
+        fragments["lane"], fragments["episode"] = lane, of_start["episode"]
+        fragments["steps"] = after - begin - starts
+        fragments["first_step"][goes_on] = self.lanes["steps"][lane[goes_on]]
+        fragments["start_time"] = of_start["utc"] * starts
+        fragments["clock_offset"] = (of_start["utc"] - of_start["monotonic"]) * starts
+        fragments["seed"] = wire.NO_SEED * starts
+        fragments["flags"] = (wire.STARTS | wire.LEADS) * starts + (wire.STOPS | wire.ENDS) * ends + flags
+        fragments["outcome"] = np.where(flags & wire.TERMINATED, Outcome.TERMINATED, Outcome.TRUNCATED * ends)
+        duration = (monotonic[final] - of_start["monotonic"]) * ends
+        fragments["duration"] = duration
+        fragments["clock_drift"] = (utc[final] - of_start["utc"]) * ends - duration
+
+        latest = np.append(lane[1:] != lane[:-1], True)
+        lanes = lane[latest]
+        for name, values in of_start.items():
+            self.lanes[name][lanes] = values[latest]
+        self.lanes["seed"][lane[started]] = wire.NO_SEED
+        self.lanes["running"][lanes] = True
+        self.lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
+        return fragments
+
+
+class _KeptRows:
+    """Builds the fragments of the steps that filters keep, and collects the positions of their rows.
+
+    Args:
+        known, resets: (time, lane), see autoreset.after_step.
+        flags: (time, lane), TERMINATED and TRUNCATED.
+        filtered: single steps may be skipped. Then the first observation of an episode is stored with its first step,
+            if that step is kept.
+    """
+
+    def __init__(self, steps: Steps, known: Array, resets: Array, flags: Array, mode: str, filtered: bool):
+        self._known, self._resets, self._flags = known, resets, flags
+        self._utc, self._monotonic = steps.utc.tolist(), steps.monotonic.tolist()
+        self._kept = np.array([more.kept for more in steps.more])
+        self._ids = np.array([more.ids for more in steps.more])
+        self._same_step, self._filtered = mode == SAME_STEP, filtered
+        self.starts: list[tuple[int, int]] = []  # (lane, time)
+        self.steps: list[tuple[int, int]] = []  # (lane, time)
+        self.observations: list[tuple[int, int]] = []  # (lane, time); time -1: before all steps
+        self.finals: list[tuple[int, int, int]] = []  # (index into observations to insert at, lane, time)
+        self._table: list[dict[str, int]] = []
+        self._open: dict[str, int] | None = None  # the last fragment of the table, if it accepts more steps
+
+    def fragments(self) -> Array:
+        """Return the fragment table."""
+        table = np.zeros(len(self._table), wire.FRAGMENT)
+        for name in wire.FRAGMENT.names or ():
+            table[name] = [fragment.get(name, 0) for fragment in self._table]
+        return table
+
+    def add(self, lane: int, state: dict[str, Any]) -> None:
+        """Add the steps of a lane. state: state of the lane (LANE), updated in place."""
+        self._open = None
+        for time in np.flatnonzero(self._known[:, lane]).tolist():
+            reset, ended = self._resets[time, lane], self._flags[time, lane] != 0
+            if not reset:
+                if not state["skipped"]:
+                    self._add_step(lane, time, state)
+                state["steps"] += 1
+                if ended and not state["skipped"]:
+                    self._add_end(lane, time, state)
+            if reset or (ended and self._same_step):
+                self._add_start(lane, time, state)
+
+    def _add_step(self, lane: int, time: int, state: dict[str, Any]) -> None:
+        if self._kept[time, lane]:
+            if not state["running"]:
+                self._fragment(lane, state, wire.LEADS)
+                self.observations.append((lane, time - 1))
+            fragment = self._open or self._fragment(lane, state)
+            fragment["steps"] += 1
+            self.steps.append((lane, time))
+            if self._same_step and self._flags[time, lane]:
+                self.finals.append((len(self.observations), lane, time))
+            else:
+                self.observations.append((lane, time))
+            state["running"] = True
+        elif state["running"]:
+            fragment = self._open or self._fragment(lane, state)
+            fragment["flags"] |= wire.STOPS
+            state["running"], self._open = False, None
+
+    def _add_end(self, lane: int, time: int, state: dict[str, Any]) -> None:
+        fragment, flags = self._open or self._fragment(lane, state), int(self._flags[time, lane])
+        fragment["flags"] |= wire.STOPS | wire.ENDS | (flags if self._kept[time, lane] else 0)
+        fragment["outcome"] = Outcome.TERMINATED if flags & wire.TERMINATED else Outcome.TRUNCATED
+        fragment["duration"] = self._monotonic[time] - state["monotonic"]
+        fragment["clock_drift"] = self._utc[time] - state["utc"] - fragment["duration"]
+        state["running"], self._open = False, None
+
+    def _add_start(self, lane: int, time: int, state: dict[str, Any]) -> None:
+        utc, monotonic, episode = self._utc[time], self._monotonic[time], int(self._ids[time, lane])
+        state.update(episode=episode, steps=0, utc=utc, monotonic=monotonic, seed=wire.NO_SEED)
+        state["skipped"], state["running"] = episode < 0, not self._filtered
+        if not state["skipped"]:
+            fragment = self._fragment(lane, state, wire.STARTS if self._filtered else wire.STARTS | wire.LEADS)
+            fragment["seed"], fragment["start_time"], fragment["clock_offset"] = wire.NO_SEED, utc, utc - monotonic
+            self.starts.append((lane, time))
+            if self._filtered:
+                self._open = None
+            else:
+                self.observations.append((lane, time))
+
+    def _fragment(self, lane: int, state: dict[str, Any], flags: int = 0) -> dict[str, int]:
+        first = {"lane": lane, "episode": state["episode"], "first_step": state["steps"], "steps": 0, "flags": flags}
+        self._table.append(first)
+        self._open = first
+        return first
+
+
+def _in_place(flags: Array, places: Array | None) -> Array:
+    """Reorder flags, (time, lane), to the order of rows."""
+    by_lane = flags.T.reshape(-1)
+    return by_lane if places is None else by_lane[places]
+
+
+def _without(places: Array | None, lead: Array) -> Array | None:
+    """Return the positions of the rows that are steps; None: all."""
+    if not lead.any():
+        return places
+    return np.flatnonzero(~lead) if places is None else places[~lead]
+
+
+def _lane_and_time(rows: Array, places: Array | None, times: int) -> tuple[Array, Array]:
+    return np.divmod(rows if places is None else places[rows], times)
+
+
+def _segment(fragments: Array, columns: Columns) -> Segment:
+    return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))

@@ -1,9 +1,14 @@
-"""Events of lanes as log entries: everything that is not in the columns, as MessagePack."""
+"""The entries in the log of a slab of lanes, each with its writer and its reader (docs/FORMAT.md, section 8).
+
+Everything that is not in the columns is MessagePack. Malformed entries raise CorruptTrace, LookupError, TypeError,
+ValueError or AttributeError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,14 +16,30 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
-from gym_trace.ring.lanes.events import LANE, LaneState, Observed, Reset, Step
+from gym_trace.ring.chunk_builder import joined_rows
 from gym_trace.ring.lanes.layout import LaneLayout
 from gym_trace.ring.segment import Rows
 
 NOTHING = pack({})  # an empty row of the column "starts"
 _START = b"\x81" + pack("reset_info")
 
-OddRows = dict[int, Rows]  # rows that do not fit the columns, by the number of their leaf
+OddRows = Mapping[int, Rows]  # rows that do not fit the columns, by the number of their leaf
+
+# The state of a lane.
+LANE = np.dtype(
+    [
+        ("open", "?"),  # an episode is open
+        ("pending", "?"),  # the next step is a reset
+        ("skipped", "?"),  # the episode is not recorded
+        ("running", "?"),  # the next kept step continues the current run of steps
+        ("deferred", "?"),  # started by another recorder; nothing is written before the next step
+        ("episode", "<i8"),
+        ("steps", "<i8"),  # steps of the episode so far, including skipped ones
+        ("utc", "<i8"),  # time of the start
+        ("monotonic", "<i8"),
+        ("seed", "<i8"),  # as in the fragment table
+    ]
+)
 
 
 def start_with_info(info: bytes) -> bytes:
@@ -26,144 +47,198 @@ def start_with_info(info: bytes) -> bytes:
     return _START + pack(info)
 
 
-# -- packing ----------------------------------------------------------------------------------------------------------
+def taken(rows: Rows, places: Array) -> Rows:
+    """Return rows at the given indices."""
+    return rows.take(places, axis=0) if isinstance(rows, np.ndarray) else [rows[place] for place in places.tolist()]
 
 
-def packed_rows(odd: OddRows) -> bytes:
-    """Pack rows that do not fit the columns."""
-    return pack(odd)
+class End(NamedTuple):
+    """The end of all open episodes."""
+
+    outcome: int | None  # None: a step or reset raised, and the state of the lanes is unknown
+    utc: int
+    monotonic: int
 
 
-def packed_step(step: Step, observations: OddRows, rewards: Rows | None) -> bytes:
-    """Pack the parts of a step that are not in the columns; empty if the columns hold everything.
+class Reset(NamedTuple):
+    """A reset of some or all lanes. Arrays and lists have one entry per reset lane."""
 
-    Args:
-        observations: observations that do not fit the columns.
-        rewards: rewards, if they do not fit the column.
-    """
-    is_plain = not observations and rewards is None and step.finals is None and step.infos is None
-    if is_plain and not step.notes and step.ids is None:
-        return b""
-    given: dict[str, Any] = {}
-    if observations:
-        given["observations"] = observations
-    if rewards is not None:
-        given["rewards"] = rewards
-    if step.finals is not None:
-        given["finals"] = list(step.finals)
-    if step.infos is not None:
-        given["infos"] = step.infos
-        if step.reset_infos is not None and step.reset_infos is not step.infos:
-            pairs = zip(step.infos, step.reset_infos)
-            given["reset_infos"] = {lane: other for lane, (info, other) in enumerate(pairs) if other is not info}
-    if step.notes:
-        given["annotations"] = step.notes
-    if step.ids is not None and step.kept is not None:
-        begun = np.flatnonzero(step.ids >= 0)
-        given["kept"], given["begun"] = step.kept, [begun, step.ids[begun]]
-    return pack(given)
+    lanes: Array
+    observations: list[Rows]  # one entry per leaf
+    seeds: Array  # as in the fragment table
+    starts: list[bytes]  # rows of the column "starts"
+    ids: Array | None  # with filters: episode ids; -1: not recorded
+    utc: int
+    monotonic: int
 
+    def packed(self, count: int) -> bytes:
+        """Pack the reset. count: number of all lanes."""
+        given: dict[str, Any] = {"observations": self.observations, "seeds": self.seeds}
+        if len(self.lanes) != count:
+            given["lanes"] = self.lanes
+        if any(start != NOTHING for start in self.starts):
+            given["starts"] = self.starts
+        if self.ids is not None:
+            given["ids"] = self.ids
+        return pack(given)
 
-def packed_reset(reset: Reset, count: int) -> bytes:
-    """Pack a reset. count: number of lanes."""
-    given: dict[str, Any] = {"observations": reset.observations, "seeds": reset.seeds}
-    if len(reset.lanes) != count:
-        given["lanes"] = reset.lanes
-    if any(start != NOTHING for start in reset.starts):
-        given["starts"] = reset.starts
-    if reset.ids is not None:
-        given["ids"] = reset.ids
-    return pack(given)
+    @classmethod
+    def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout, utc: int, monotonic: int) -> Reset:
+        given = unpack(payload)
+        lanes = _lanes(given["lanes"], layout.lanes) if "lanes" in given else np.arange(layout.lanes)
+        return cls(
+            lanes,
+            _all_rows(given["observations"], len(lanes), layout.observation_leaves),
+            _typed(given["seeds"], "<i8", len(lanes)),
+            _values(given["starts"], len(lanes)) if "starts" in given else [NOTHING] * len(lanes),
+            _typed(given["ids"], "<i8", len(lanes)) if "ids" in given else None,
+            utc,
+            monotonic,
+        )
 
 
-def packed_state(state: LaneState, with_observations: bool) -> bytes:
-    """Pack the state of the lanes. with_observations: later steps may start a run with the last observation."""
-    deferred = np.flatnonzero(state.lanes["deferred"])
-    given: dict[str, Any] = {"lanes": state.lanes.tobytes(), "episodes": state.episodes}
-    if len(deferred):
-        given["starts"] = state.starts[deferred].tolist()
-    if state.recent and (with_observations or len(deferred)):
-        given["observations"] = state.observed(np.arange(len(state.lanes)))
-    return pack(given)
+class More(NamedTuple):
+    """The parts of a step of all lanes that are not in the columns."""
 
+    observations: OddRows = MappingProxyType({})  # those that do not fit the columns
+    rewards: Rows | None = None  # if they do not fit the column
+    finals: tuple[Array, list[Rows]] | None = None  # lanes reset in this step, and their last observations
+    infos: list[bytes] | None = None  # infos of the steps, one per lane
+    reset_infos: list[bytes] | None = None  # infos of the resets, one per lane
+    notes: Mapping[str, Rows] = MappingProxyType({})  # annotations
+    ids: Array | None = None  # with filters: id of the starting episode of each lane, or -1
+    kept: Array | None = None  # with filters: True for lanes whose step is kept
 
-# -- unpacking --------------------------------------------------------------------------------------------------------
+    def packed(self) -> bytes:
+        """Pack the parts; empty without any."""
+        given: dict[str, Any] = {}
+        if self.observations:
+            given["observations"] = dict(self.observations)
+        if self.rewards is not None:
+            given["rewards"] = self.rewards
+        if self.finals is not None:
+            given["finals"] = list(self.finals)
+        if self.infos is not None:
+            given["infos"] = self.infos
+            if self.reset_infos is not None and self.reset_infos is not self.infos:
+                pairs = zip(self.infos, self.reset_infos)
+                given["reset_infos"] = {lane: other for lane, (info, other) in enumerate(pairs) if other is not info}
+        if self.notes:
+            given["annotations"] = dict(self.notes)
+        if self.ids is not None and self.kept is not None:
+            begun = np.flatnonzero(self.ids >= 0)
+            given["kept"], given["begun"] = self.kept, [begun, self.ids[begun]]
+        return pack(given) if given else b""
 
-
-def unpacked_rows(payload: bytes | memoryview, count: int) -> OddRows:
-    """Unpack rows that do not fit the columns. count: number of lanes. Raises CorruptTrace."""
-    if not len(payload):
-        return {}
-    odd = unpack(payload)
-    _demand(isinstance(odd, dict))
-    return {int(leaf): _rows(rows, count) for leaf, rows in odd.items()}
-
-
-class UnpackedStep:
-    """The parts of a step that are not in the columns. Raises CorruptTrace.
-
-    Attributes: as in Step; observations and rewards are only those that do not fit the columns.
-    """
-
-    def __init__(self, payload: bytes | memoryview, layout: LaneLayout):
+    @classmethod
+    def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> More:
         given, count = unpack(payload), layout.lanes
         _demand(isinstance(given, dict))
-        self.observations: OddRows = {
-            int(leaf): _rows(rows, count) for leaf, rows in given.get("observations", {}).items()
-        }
-        self.rewards = _rows(given["rewards"], count) if "rewards" in given else None
-        self.finals: tuple[Array, list[Rows]] | None = None
+        finals = infos = reset_infos = ids = kept = None
         if "finals" in given:
             lanes, rows = given["finals"]
-            self.finals = (_lanes(lanes, count), _all_rows(rows, len(lanes), layout.observation_leaves))
-        self.infos: list[bytes] | None = None
-        self.reset_infos: list[bytes] | None = None
+            finals = _lanes(lanes, count), _all_rows(rows, len(lanes), layout.observation_leaves)
         if "infos" in given:
-            self.infos = self.reset_infos = _values(given["infos"], count)
+            infos = reset_infos = _values(given["infos"], count)
             if "reset_infos" in given:
-                self.reset_infos = list(self.infos)
+                reset_infos = list(infos)
                 for lane, info in given["reset_infos"].items():
-                    self.reset_infos[_number(lane, count)] = bytes(info)
-        self.notes = {str(name): _rows(rows, count) for name, rows in given.get("annotations", {}).items()}
-        self.ids: Array | None = None
-        self.kept: Array | None = None
+                    reset_infos[_number(lane, count)] = bytes(info)
         if "kept" in given:
-            self.kept, self.ids = _typed(given["kept"], "|b1", count), np.full(count, -1)
-            begun, ids = given["begun"]
-            self.ids[_lanes(begun, count)] = _typed(ids, "<i8", len(begun))
+            kept, ids = _typed(given["kept"], "|b1", count), np.full(count, -1)
+            begun, episodes = given["begun"]
+            ids[_lanes(begun, count)] = _typed(episodes, "<i8", len(begun))
+        return cls(
+            _odd_rows(given.get("observations", {}), count, layout.observation_leaves),
+            _rows(given["rewards"], count) if "rewards" in given else None,
+            finals,
+            infos,
+            reset_infos,
+            {str(name): _rows(rows, count) for name, rows in given.get("annotations", {}).items()},
+            ids,
+            kept,
+        )
 
 
-def unpacked_reset(payload: bytes | memoryview, layout: LaneLayout, utc: int, monotonic: int) -> Reset:
-    """Unpack a reset. Raises CorruptTrace."""
-    given = unpack(payload)
-    lanes = _lanes(given["lanes"], layout.lanes) if "lanes" in given else np.arange(layout.lanes)
-    return Reset(
-        lanes,
-        _all_rows(given["observations"], len(lanes), layout.observation_leaves),
-        _typed(given["seeds"], "<i8", len(lanes)),
-        _values(given["starts"], len(lanes)) if "starts" in given else [NOTHING] * len(lanes),
-        _typed(given["ids"], "<i8", len(lanes)) if "ids" in given else None,
-        utc,
-        monotonic,
-    )
+NO_MORE = More()
 
 
-def unpacked_state(payload: bytes | memoryview, layout: LaneLayout) -> LaneState:
-    """Unpack the state of the lanes. Raises CorruptTrace."""
-    given, count = unpack(payload), layout.lanes
-    _demand(len(given["lanes"]) == count * LANE.itemsize)
-    lanes = np.frombuffer(given["lanes"], LANE).copy()
-    for name in ("open", "pending", "skipped", "running", "deferred"):
-        lanes[name] = lanes[name].view(np.uint8) != 0
-    starts = np.full(count, NOTHING, object)
-    deferred = np.flatnonzero(lanes["deferred"])
-    if len(deferred):
-        starts[deferred] = _values(given["starts"], len(deferred))
-    recent: tuple[Observed, ...] = ()
-    if "observations" in given:
-        recent = (Observed(np.arange(count), _all_rows(given["observations"], count, layout.observation_leaves)),)
-    _demand(type(given["episodes"]) is int and 0 <= given["episodes"] < 1 << 62)
-    return LaneState(lanes, starts, given["episodes"], recent)
+def packed_actions(odd: OddRows) -> bytes:
+    """Pack actions that do not fit the columns."""
+    return pack(odd) if odd else b""
+
+
+def unpacked_actions(payload: bytes | memoryview, layout: LaneLayout) -> OddRows:
+    return _odd_rows(unpack(payload), layout.lanes, layout.action_leaves) if len(payload) else {}
+
+
+class Observed(NamedTuple):
+    """Last observations of lanes."""
+
+    lanes: Array
+    observations: list[Rows]  # one entry per leaf, with one row per lane in lanes
+
+
+class LaneState(NamedTuple):
+    """State of the lanes between two events."""
+
+    lanes: Array  # dtype LANE
+    starts: Array  # dtype object: for each lane, its row of the column "starts"
+    episodes: int  # episodes started so far
+    recent: tuple[Observed, ...]  # the last observations of all lanes, and those of later resets
+
+    @classmethod
+    def initial(cls, count: int) -> LaneState:
+        """Return the initial state, with all lanes unknown."""
+        return cls(np.zeros(count, LANE), np.full(count, NOTHING, object), 0, ())
+
+    def observed(self, lanes: Array) -> list[Rows]:
+        """Return the last observations of lanes."""
+        places, total = np.zeros(len(self.lanes), np.int64), 0
+        for own, _ in self.recent:
+            places[own] = total + np.arange(len(own))
+            total += len(own)
+        columns = zip(*[observations for _, observations in self.recent])
+        return [taken(joined_rows(column) if len(column) > 1 else column[0], places[lanes]) for column in columns]
+
+    def left_open(self) -> LaneState:
+        """Return the initial state of another recorder that continues the open episodes."""
+        known = self.lanes.copy()
+        known["deferred"] = known["open"] & ~known["skipped"]
+        lanes = np.flatnonzero(known["deferred"])
+        known["episode"][lanes] = np.arange(len(lanes))
+        recent = (Observed(lanes, self.observed(lanes)),) if len(lanes) else ()
+        return LaneState(known, self.starts, len(lanes), recent)
+
+    def packed(self, with_observations: bool) -> bytes:
+        """Pack the state. with_observations: later steps may start a run with the last observation."""
+        deferred = np.flatnonzero(self.lanes["deferred"])
+        given: dict[str, Any] = {"lanes": self.lanes.tobytes(), "episodes": self.episodes}
+        if len(deferred):
+            given["starts"] = self.starts[deferred].tolist()
+        if self.recent and (with_observations or len(deferred)):
+            given["observations"] = self.observed(np.arange(len(self.lanes)))
+        return pack(given)
+
+    @classmethod
+    def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> LaneState:
+        given, count = unpack(payload), layout.lanes
+        _demand(len(given["lanes"]) == count * LANE.itemsize)
+        lanes = np.frombuffer(given["lanes"], LANE).copy()
+        for name in ("open", "pending", "skipped", "running", "deferred"):
+            lanes[name] = lanes[name].view(np.uint8) != 0
+        starts = np.full(count, NOTHING, object)
+        deferred = np.flatnonzero(lanes["deferred"])
+        if len(deferred):
+            starts[deferred] = _values(given["starts"], len(deferred))
+        recent: tuple[Observed, ...] = ()
+        if "observations" in given:
+            recent = (Observed(np.arange(count), _all_rows(given["observations"], count, layout.observation_leaves)),)
+        _demand(type(given["episodes"]) is int and 0 <= given["episodes"] < 1 << 62)
+        return cls(lanes, starts, given["episodes"], recent)
+
+
+# -- checks of what is read --------------------------------------------------------------------------------------------
 
 
 def _demand(holds: bool) -> None:
@@ -171,9 +246,9 @@ def _demand(holds: bool) -> None:
         raise CorruptTrace("malformed ring log entry")
 
 
-def _number(lane: object, count: int) -> int:
-    _demand(type(lane) is int and 0 <= lane < count)
-    return int(lane)  # type: ignore[call-overload, no-any-return]
+def _number(number: object, count: int) -> int:
+    _demand(type(number) is int and 0 <= number < count)
+    return int(number)  # type: ignore[call-overload, no-any-return]
 
 
 def _typed(values: object, dtype: str, count: int) -> Array:
@@ -203,3 +278,8 @@ def _rows(rows: Any, count: int) -> Rows:
 def _all_rows(rows: Any, count: int, leaves: Sequence[Leaf]) -> list[Rows]:
     _demand(isinstance(rows, list) and len(rows) == len(leaves))
     return [_rows(column, count) for column in rows]
+
+
+def _odd_rows(odd: Any, count: int, leaves: Sequence[Leaf]) -> OddRows:
+    _demand(isinstance(odd, dict))
+    return {_number(leaf, len(leaves)): _rows(rows, count) for leaf, rows in odd.items()}

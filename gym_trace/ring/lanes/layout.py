@@ -100,20 +100,26 @@ class LaneLayout:
         return array.swapaxes(0, 1)
 
 
+def type_code(dtype: np.dtype[Any]) -> int:
+    """Return the number that stands for a type of rewards in the log."""
+    return ord(dtype.kind) | dtype.itemsize << 8
+
+
+def dtype_of(code: int) -> np.dtype[Any]:
+    """Return the type of rewards that a number stands for. Raises TypeError, ValueError, CorruptTrace."""
+    dtype = dtype_from(np.dtype(f"{chr(code & 0xFF)}{code >> 8}").str)
+    if dtype.kind not in "biuf" or dtype.itemsize > REWARD_BYTES:
+        raise CorruptTrace("invalid reward type in a ring")
+    return dtype
+
+
 def row_bytes(leaves: list[Leaf]) -> int:
     """Return the bytes of one lane's step in the columns. leaves: of observation and action."""
     return _STEP_BYTES + sum(leaf.row_size for leaf in leaves)
 
 
 def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
-    """Parse the layout stored in a ring file. Raises CorruptTrace."""
-    try:
-        return _lane_layout(plain, slab_bytes)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CorruptTrace(f"malformed ring layout: {error!r:.100}") from error
-
-
-def _lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
+    """Parse the layout stored in a ring file. Raises like gym_trace.ring.lanes.entries if it is malformed."""
     lanes, times, log = (plain[name] for name in ("lanes", "times", "log"))
     if not all(type(number) is int and 0 < number <= slab_bytes for number in (lanes, times, log)):
         raise CorruptTrace("number out of range in a ring layout")

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.format.columns import Path
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 from gym_trace.ring.lanes.autoreset import SAME_STEP
-from gym_trace.ring.lanes.entries import OddRows, packed_reset, packed_rows, packed_step
-from gym_trace.ring.lanes.events import End, Event, Interrupted, Reset, Step
-from gym_trace.ring.lanes.layout import REWARD_BYTES, REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout
+from gym_trace.ring.lanes.entries import NO_MORE, End, More, OddRows, Reset, packed_actions
+from gym_trace.ring.lanes.layout import (
+    REWARD_BYTES,
+    REWARDS,
+    TERMINATIONS,
+    TRUNCATIONS,
+    LaneLayout,
+    dtype_of,
+    type_code,
+)
 from gym_trace.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LaneLog, LogFull, size_of
 from gym_trace.ring.memory import begin
 from gym_trace.ring.segment import Rows
 
 _RESERVE = 8 * ENTRY.size  # log bytes reserved for entries without a payload
 _FLOAT = np.dtype("<f8")
-_FLOAT_CODE = ord("f") | 8 << 8
-_step_of, _USUAL = partial(tuple.__new__, Step), Step(0, 0)[2:]  # three times as fast as Step()
+
+
+class Step(NamedTuple):
+    """A step of all lanes."""
+
+    utc: int
+    monotonic: int
+    observations: list[Rows]  # one entry per leaf, with one row per lane
+    actions: list[Rows]
+    rewards: Rows
+    terminations: Array
+    truncations: Array
+    more: More = NO_MORE  # without observations and rewards
 
 
 class Rooms(NamedTuple):
@@ -83,37 +99,31 @@ class LaneSlab:
         self._layout, self.memory, self.sequence = layout, memory, sequence
         begin(memory, sequence)
         self._log = LaneLog(memory, layout.log, len(memory), sequence)
-        self._times = layout.times
         self._foresee(payloads)
-        self._columns = layout.arrays(memory)
         # Time first, because indexing the first axis is faster than slicing.
-        by_time = {path: column.swapaxes(0, 1) for path, column in self._columns.items()}
+        by_time = {path: column.swapaxes(0, 1) for path, column in layout.arrays(memory).items()}
         self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
         self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
         self._rooms = _NO_ROOMS  # of the current step
         self._put_batches = put
-        # Columns of usual steps, and the code of their reward type.
         self._usual_actions: tuple[Any, ...] = tuple(self._actions)
-        self._usual_answers: tuple[Any, ...] = (*self._observations, by_time[REWARDS], *self._flags)
-        self._usual_code = _FLOAT_CODE
+        self._expect_rewards(type_code(_FLOAT))
         self._is_usual = not any(column is None for column in (*self._observations, *self._actions))
-        self._odd: set[Path] = set()  # columns that lack the rows of a step
-        self._reward_code: int | None = None  # code of the type of all rewards so far; 0: types differ
         self.is_empty, self._asked, self.asked_bytes = True, False, 0
         if state:
-            self._append(STATE, state, None)
+            self._append(STATE, state)
 
     @property
     def is_full(self) -> bool:
         """True if there is no space for another step."""
         log = self._log
-        return log.steps >= self._times or log.position > self._last_start
+        return log.steps >= self._layout.times or log.position > self._last_start
 
     @property
     def position(self) -> int:
-        """Where the log ends."""
+        """The end of the log."""
         return self._log.position
 
     def rooms(self) -> Rooms | None:
@@ -121,7 +131,7 @@ class LaneSlab:
         time, rooms = self._log.steps, self._rooms
         if rooms.time == time:
             return rooms
-        if time >= self._times:
+        if time >= self._layout.times:
             return None
         self._rooms = rooms = Rooms(
             time,
@@ -138,46 +148,18 @@ class LaneSlab:
         column = self._reward_column(dtype)
         return None if column is None or self._log.steps >= self._layout.times else column[self._log.steps]
 
-    def recorded(self) -> tuple[list[Event], dict[Path, Array]]:
-        """Return the events so far and the columns for the encoder. They are views of the slab."""
-        columns = {path: column for path, column in self._columns.items() if path not in self._odd}
-        code = self._reward_code
-        if code:
-            columns[REWARDS] = self._layout.rewards(self.memory, _dtype_of(code))
-        else:
-            del columns[REWARDS]
-        events = [event for event in self._log.events.values() if event is not None]
-        return self._whole(events) if self._odd or not code else events, columns
-
-    def _whole(self, events: list[Event]) -> list[Event]:
-        """Return the events with usual steps filled in from the columns, because some columns lack rows."""
-        whole: list[Event] = []
-        time = 0
-        for event in events:
-            if isinstance(event, Step):
-                if event.is_usual:
-                    *observations, rewards, terminations, truncations = [column[time] for column in self._usual_answers]
-                    actions = self._actions_at(time)
-                    event = Step(*event[:2], observations, actions, rewards, terminations, truncations)
-                time += 1
-            whole.append(event)
-        return whole
-
     def ask_usual(self, actions: Sequence[Any]) -> bool:
         """Do ask() if all actions, one per leaf, have the form of the columns; otherwise return False."""
         log = self._log
         if not self._is_usual or not self._put_batches(self._usual_actions, log.steps, actions):
             return False
-        log.ask()
+        log.append(ASK)
         self.is_empty, self._asked, self.asked_bytes = False, True, ENTRY.size
         return True
 
     def asked_usual(self) -> list[Rows]:
         """Return the actions of the last ask_usual()."""
-        return self._actions_at(self._log.steps)
-
-    def _actions_at(self, time: int) -> list[Rows]:
-        return [column[time] for column in self._usual_actions]
+        return [column[self._log.steps] for column in self._usual_actions]
 
     def step_usual(self, batches: Sequence[Any], utc: int, monotonic: int) -> bool:
         """Do step() if all arrays have the form of the columns; otherwise return False.
@@ -190,25 +172,21 @@ class LaneSlab:
             return False
         if self._layout.mode == SAME_STEP and (batches[-2].tobytes() + batches[-1].tobytes()).strip(b"\0"):
             return False  # last observations must be stored, too
-        if self._reward_code is None:
-            self._reward_code = self._usual_code
-        log.step(_step_of((utc, monotonic, *_USUAL)), self._usual_code, utc, monotonic)
+        log.append(STEP, b"", self._usual_code, 0, utc, monotonic)
         self._asked = False
         return True
 
     def ask(self, actions: list[Any]) -> None:
         """Record the actions before the environment is stepped."""
         self.is_empty = False
-        if actions is self._rooms.actions:
-            self.asked_bytes = ENTRY.size
-            self._log.ask()
-        else:
+        odd = {}
+        if actions is not self._rooms.actions:
             odd = self._put(self._layout.action_leaves, self._actions, actions)
-            payload = packed_rows(odd) if odd else b""
-            self.asked_bytes = size_of(len(payload))
-            if len(payload) > self.payloads[0]:
-                self._foresee((len(payload), self.payloads[1]))
-            self._append(ASK, payload, None)
+        payload = packed_actions(odd)
+        self.asked_bytes = size_of(len(payload))
+        if len(payload) > self.payloads[0]:
+            self._foresee((len(payload), self.payloads[1]))
+        self._append(ASK, payload)
         self._asked = True
 
     def step(self, step: Step) -> None:
@@ -216,52 +194,47 @@ class LaneSlab:
         if not self._asked:
             self.ask(step.actions)
         odd: OddRows = {}
-        rooms, log, code = self._rooms, self._log, _FLOAT_CODE
+        rooms, log, code = self._rooms, self._log, type_code(_FLOAT)
         if step.observations is not rooms.observations:
             odd = self._put(self._layout.observation_leaves, self._observations, step.observations)
         if step.rewards is not rooms.rewards:
             code = self._put_rewards(step.rewards)
         if step.terminations is not rooms.terminations or step.truncations is not rooms.truncations:
             self._flags[0][log.steps], self._flags[1][log.steps] = step.terminations, step.truncations
-        if code != self._reward_code:
-            self._take_rewards(code)
-        payload = packed_step(step, odd, None if code else step.rewards)
-        if payload:
-            if len(payload) > self.payloads[1]:
-                self._foresee((self.payloads[0], len(payload)))
-            self._demand(len(payload))
-        log.append(STEP, payload, step, code, 0, step.utc, step.monotonic, 1)
+        if code and code != self._usual_code:
+            self._expect_rewards(code)
+        payload = step.more._replace(observations=odd, rewards=None if code else step.rewards).packed()
+        if len(payload) > self.payloads[1]:
+            self._foresee((self.payloads[0], len(payload)))
+        self._append(STEP, payload, step.utc, step.monotonic, column=code)
         self._asked = False
 
     def reset(self, reset: Reset) -> None:
         """Record a reset of some or all lanes."""
         self.is_empty = False
-        self._append(RESET, packed_reset(reset, self._layout.lanes), reset, 0, reset.utc, reset.monotonic)
+        self._append(RESET, reset.packed(self._layout.lanes), reset.utc, reset.monotonic)
         self._asked = False
 
-    def mark(self, event: Interrupted | End) -> None:
-        """Record that the state of the lanes is unknown, or that all episodes end."""
+    def end(self, end: End) -> None:
+        """Record that all episodes end."""
         self.is_empty = False
-        kind, outcome = (END_ALL, event.outcome) if isinstance(event, End) else (INTERRUPTED, 0)
-        self._log.append(kind, b"", event, 0, outcome, event.utc, event.monotonic, 0)
+        kind = INTERRUPTED if end.outcome is None else END_ALL
+        self._log.append(kind, b"", 0, end.outcome or 0, end.utc, end.monotonic)
         self._asked = False
 
-    def _append(self, kind: int, payload: bytes, event: Event | None, a: int = 0, utc: int = 0, mono: int = 0) -> None:
-        self._demand(len(payload))
-        self._log.append(kind, payload, event, 0, a, utc, mono, 0)
+    def _append(self, kind: int, payload: bytes, utc: int = 0, monotonic: int = 0, column: int = 0) -> None:
+        """Append an entry, unless it leaves no room for the reserve."""
+        if payload and self._log.left() < len(payload) + _RESERVE:
+            raise LogFull(size_of(len(payload)))
+        self._log.append(kind, payload, column, 0, utc, monotonic)
 
     def _foresee(self, payloads: tuple[int, int]) -> None:
-        """Has the slab be full where there is no room for such payloads; half of the log is used in any case."""
+        """Count the slab as full without room for such payloads; half of the log is used in any case."""
         self.payloads = payloads
         room = min(sum(size_of(payload) for payload in payloads if payload), (self._log.end - self._layout.log) // 2)
         self._last_start = self._log.end - 2 * _RESERVE - ENTRY.size - room
 
-    def _demand(self, payload: int) -> None:
-        """Raise LogFull unless a payload and the reserve fit."""
-        if self._log.left() < payload + _RESERVE:
-            raise LogFull(size_of(payload))
-
-    def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[Rows]) -> OddRows:
+    def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[Rows]) -> dict[int, Rows]:
         """Copy rows of leaves to their columns, unless they already are views of them; return rows that do not fit."""
         odd = {}
         for number, (leaf, column, values) in enumerate(zip(leaves, columns, rows)):
@@ -272,38 +245,29 @@ class LaneSlab:
                     column[self._log.steps] = values
                     continue
             odd[number] = values
-            self._odd.add(leaf.path)
         return odd
 
     def _put_rewards(self, rewards: Rows) -> int:
         """Copy rewards to their column; return the code of their type, or 0 if they do not fit."""
         if not isinstance(rewards, np.ndarray) or rewards.shape != (self._layout.lanes,):
             return 0
-        dtype = rewards.dtype
-        column = self._reward_column(dtype)
+        column = self._reward_column(rewards.dtype)
         if column is None:
             return 0
         if rewards.base is not column.base:
             column[self._log.steps] = rewards
-        return ord(dtype.kind) | dtype.itemsize << 8
+        return type_code(rewards.dtype)
 
-    def _take_rewards(self, code: int) -> None:
-        """Handle a reward type that differs from that of earlier steps."""
-        if self._reward_code is None and code:
-            self._reward_code = self._usual_code = code
-            self._usual_answers = (*self._observations, self._rewards[_dtype_of(code)], *self._flags)
-        else:
-            self._reward_code, self._is_usual = 0, False
+    def _expect_rewards(self, code: int) -> None:
+        """Take rewards of this type as the usual ones."""
+        self._usual_code = code
+        self._usual_answers: tuple[Any, ...] = (*self._observations, self._rewards[dtype_of(code)], *self._flags)
 
     def _reward_column(self, dtype: np.dtype[Any]) -> Array | None:
         column = self._rewards.get(dtype)
         if column is None and dtype.kind in "biuf" and dtype.itemsize <= REWARD_BYTES and dtype.str[0] in "<|":
             column = self._rewards[dtype] = self._layout.rewards(self.memory, dtype).swapaxes(0, 1)
         return column
-
-
-def _dtype_of(code: int) -> np.dtype[Any]:
-    return np.dtype(f"{chr(code & 0xFF)}{code >> 8}")
 
 
 def log_bytes_for(state: bytes) -> int:

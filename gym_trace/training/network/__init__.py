@@ -1,1 +1,1 @@
-"""What is trained: a policy and a value as a network, and how it learns. It takes PyTorch."""
+"""Network, update, and the forms of observations and actions."""

@@ -1,4 +1,4 @@
-"""Observations and actions as networks have them: an array a leaf of the observation space, a row an action."""
+"""Observations and actions as networks have them: one array per leaf of the observation space, one row per action."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 
 Path = tuple[Any, ...]
-MASK = "action_mask"  # a leaf of a Dict observation that says which discrete actions there are
+MASK = "action_mask"  # leaf of a Dict observation that marks the allowed discrete actions
 
 
 class Leaf(NamedTuple):
-    """A part of an observation, which has one dtype and one shape."""
+    """Part of a space with one dtype and one shape."""
 
     path: Path
     space: Any
@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(space: Any, what: str = "observation") -> list[Leaf]:
-    """Raises InvalidOption if there is one that a network cannot have. what: whose space it is."""
+    """Return the leaves of a space. Raises InvalidOption for unsupported ones. what: observation or action."""
     return list(_leaves(space, (), what))
 
 
@@ -45,78 +45,70 @@ def _leaves(space: Any, path: Path, what: str) -> Iterator[Leaf]:
     else:
         name = "/".join(map(str, path))
         raise InvalidOption(
-            f"the {what}{f', {name},' * bool(name)} is {type(space).__name__}, which no network here takes; put a "
-            f"wrapper around the environment that {'leaves it out' if name else 'makes numbers of it'}"
+            f"the {what}{f', {name},' * bool(name)} is {type(space).__name__}, which is not supported; wrap the "
+            f"environment so that it {'omits it' if name else 'returns numbers'}"
         )
 
 
 def picked(tree: Any, path: Path) -> Array:
-    """The batch of a leaf, of a batch of observations."""
+    """Return a leaf of an observation, or of a batch."""
     for key in path:
         tree = tree[key]
     return np.asarray(tree)
 
 
-class _Part(NamedTuple):
-    path: Path
-    space: Any
-    columns: slice  # of the row
-
-
 class ActionForm:
-    """Actions of a space as rows of float32: discrete ones as indices, then continuous ones as they are.
+    """Actions of a space as rows of float32: discrete ones as indices, then continuous ones unchanged.
 
     Attributes:
-        choices: how many actions each discrete column has. normals: how many continuous columns there are.
+        choices: number of actions of each discrete column. normals: number of continuous columns.
     """
 
     def __init__(self, space: Any):
         self.choices: list[int] = []
         self.normals = 0
-        self._space, self._parts = space, list[_Part]()
+        self._space = space
+        self._parts: list[tuple[Leaf, slice]] = []  # with the columns of the row
         for leaf in sorted(leaves_of(space, "action"), key=lambda leaf: isinstance(leaf.space, spaces.Box)):
-            self._add(leaf)
-
-    def _add(self, leaf: Leaf) -> None:
-        begin = self.columns
-        if isinstance(leaf.space, spaces.Discrete):
-            self.choices.append(int(leaf.space.n))
-        elif isinstance(leaf.space, spaces.MultiDiscrete):
-            self.choices.extend(leaf.space.nvec.ravel().tolist())
-        elif isinstance(leaf.space, spaces.MultiBinary):
-            self.choices.extend([2] * int(np.prod(leaf.shape)))
-        elif leaf.dtype.kind == "f":
-            self.normals += int(np.prod(leaf.shape))
-        else:
-            raise InvalidOption(
-                f"the action is a Box of {leaf.dtype}, which no network here draws; put a wrapper around the "
-                "environment that takes a MultiDiscrete"
-            )
-        self._parts.append(_Part(leaf.path, leaf.space, slice(begin, self.columns)))
+            begin = self.columns
+            if isinstance(leaf.space, spaces.Discrete):
+                self.choices.append(int(leaf.space.n))
+            elif isinstance(leaf.space, spaces.MultiDiscrete):
+                self.choices.extend(leaf.space.nvec.ravel().tolist())
+            elif isinstance(leaf.space, spaces.MultiBinary):
+                self.choices.extend([2] * int(np.prod(leaf.shape)))
+            elif leaf.dtype.kind == "f":
+                self.normals += int(np.prod(leaf.shape))
+            else:
+                raise InvalidOption(
+                    f"the action is a Box of {leaf.dtype}, which is not supported; wrap the environment so that it "
+                    "takes a MultiDiscrete"
+                )
+            self._parts.append((leaf, slice(begin, self.columns)))
 
     @property
     def columns(self) -> int:
         return len(self.choices) + self.normals
 
     def to_batch(self, rows: Array) -> Any:
-        """What a vector environment steps with. rows: (lanes, columns)."""
-        found = {part.path: _as_actions(part.space, rows[:, part.columns]) for part in self._parts}
+        """Return the actions of a vector environment. rows: (lanes, columns)."""
+        found = {leaf.path: _as_actions(leaf.space, rows[:, columns]) for leaf, columns in self._parts}
         return _built(self._space, (), found)
 
     def to_rows(self, batch: Any) -> Array:
-        """(n, columns), of n actions as a vector environment, or an episode, has them."""
-        parts = [_as_rows(part.space, picked(batch, part.path)) for part in self._parts]
+        """Return the rows, (n, columns), of n actions of a vector environment or an episode."""
+        parts = [_as_rows(leaf.space, picked(batch, leaf.path)) for leaf, _ in self._parts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
 
 def demand_in_reach(action_space: Any, std: float) -> None:
-    """Raises InvalidOption where hardly an action drawn around 0 is within bounds: all would be clipped to the same."""
+    """Raise InvalidOption if almost no action sampled around 0 is within bounds: all would be clipped to the same."""
     for leaf in leaves_of(action_space, "action"):
         if isinstance(leaf.space, spaces.Box):
             low, high = leaf.space.low, leaf.space.high
             if np.maximum(low, -high).max(initial=0) > 3 * std:
                 raise InvalidOption(
-                    f"the action is a Box from {low.min():g} to {high.max():g}, and actions are drawn around 0 "
+                    f"the action is a Box from {low.min():g} to {high.max():g}, and actions are sampled around 0 "
                     f"(initial_std={std:g}); put gymnasium.wrappers.RescaleAction(env, -1.0, 1.0) around it"
                 )
 

@@ -1,4 +1,4 @@
-"""One update after the other: weights, optimizer, statistics, generator as a function of rollouts. It takes PyTorch.
+"""Updates: weights, optimizer, statistics and generator as a function of rollouts. Needs PyTorch.
 
 PPO (Schulman et al., 2017) on targets of V-trace (Espeholt et al., 2018), which on policy are those of GAE.
 """
@@ -19,14 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_trace.errors import (
-    CorruptRun,
-    CorruptTrace,
-    InvalidOption,
-    MissingExtra,
-    RecordingError,
-    TrainingFailed,
-)
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, MissingExtra, RecordingError, TrainingFailed
 from gym_trace.format.manifest import json_of
 from gym_trace.model.values import Array
 from gym_trace.sampling.targets import vtrace
@@ -48,22 +41,21 @@ _OF_THE_NETWORK = (
     *("model", "initial_std", "adaptive_std", "normalize_returns", "normalize_observations", "learner_threads"),
 )
 REMOVE = "remove it, and versions after the checkpoint before it are learnt again where they are needed"
-_PUT_BACK = "put back a copy: what the run took over is nowhere else"
-_ROWS = 8192  # that go through a network at once
+_PUT_BACK = "put back a copy: the run took it over and has it nowhere else"
+_ROWS = 8192  # rows that a network evaluates at once
 _LOG_RATIO = math.log(20.0)
 _RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # of adaptive_kl
 
 
 class Learner:
-    """Learns. The same rollouts give the same weights, bit for bit, on the same machine with the same PyTorch.
+    """Learner: the same rollouts give the same weights, bit for bit, on the same machine with the same PyTorch.
 
     Attributes:
-        version: how many updates it has made. spaces: of observations and actions.
-        settings: with the learning rate that it has now.
+        version: number of updates. spaces: of observations and actions.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, settings: Settings, seed: int, total: int | None):
-        """total: updates of the whole run, over which the learning rate falls; None: it does not."""
+        """total: updates of the whole run, over which the learning rate falls; None: it stays."""
         torch.set_num_threads(settings.learner_threads)
         self.settings, self.version, self._total = settings, 0, total
         self.spaces = observation_space, action_space
@@ -74,7 +66,7 @@ class Learner:
             made = ActorCritic(leaves_of(observation_space), ActionForm(action_space), settings)
         try:
             self.model = made.to(settings.device)
-        except (AssertionError, RuntimeError) as error:  # PyTorch without CUDA, or a device that there is not
+        except (AssertionError, RuntimeError) as error:  # PyTorch without CUDA, or no such device
             raise InvalidOption(f"device={settings.device!r}: {str(error).partition(chr(10))[0]}") from error
         self._generator = torch.Generator().manual_seed(seed)
         betas = settings.adam_beta1, settings.adam_beta2
@@ -83,7 +75,7 @@ class Learner:
     # -- an update ----------------------------------------------------------------------------------------------------
 
     def learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Makes an update; returns losses and the like. Raises TrainingFailed where they are not finite."""
+        """Make an update; return losses and other facts. Raises TrainingFailed if one is not finite."""
         settings, batch = self.settings, joined(rollouts)
         seen = tensors(batch.observations, self._device)
         logprob, values, next_values = self._evaluated(batch, seen)
@@ -111,11 +103,12 @@ class Learner:
 
     @torch.no_grad()
     def _evaluated(self, batch: Rollout, seen: list[Tensor]) -> tuple[Array, Array, Array]:
-        """Of the weights as they are: what they give the actions, values, and those of what follows each step."""
+        """Return log-probabilities of the actions, values, and values after each step, by the current weights."""
         model = self.model
         steps, lanes = batch.rewards.shape
         flat = [rows.flatten(0, 1) for rows in seen]
-        features = torch.cat([model.encoded([rows[i : i + _ROWS] for rows in flat]) for i in _begins(flat)])
+        begins = range(0, len(flat[0]), _ROWS)
+        features = torch.cat([model.encoder([rows[i : i + _ROWS] for rows in flat]) for i in begins])
         memory, states = self._remembered(features.view(steps + 1, lanes, -1), batch, slice(None))
         distribution, normalized = model.outcome(memory.flatten(0, 1), flat)
         behind_last = np.zeros((1, *batch.actions.shape[1:]), np.float32)
@@ -127,12 +120,12 @@ class Learner:
         if where.any():
             last = tensors(finals, self._device)
             known = states[:-1][torch.from_numpy(where).to(self._device)]
-            memory, _ = model.remembered(model.encoded(last), known)
+            memory, _ = model.remembered(model.encoder(last), known)
             next_values[where] = _doubles(model.value(model.outcome(memory, last)[1]))
         return _doubles(logprob), values, next_values
 
     def _remembered(self, features: Tensor, batch: Rollout, lanes: Any) -> tuple[Tensor, Tensor]:
-        """What a recurrent network makes of features (steps, lanes, ...), and its states behind each of these steps."""
+        """Return the output of a recurrent network for features (steps, lanes, ...), and its states after each step."""
         state = torch.from_numpy(batch.state[lanes].copy()).to(self._device)
         if self.model.rnn is None:
             return features, state.expand(len(features), *state.shape)
@@ -148,7 +141,7 @@ class Learner:
         return torch.stack(memory), torch.stack(states)
 
     def _targets(self, batch: Rollout, logprob: Array, values: Array, next_values: Array) -> tuple[Array, Array]:
-        """Of the values and of the policy, (steps, lanes) each."""
+        """Return targets of the values, and advantages, (steps, lanes) each."""
         settings = self.settings
         rewards = batch.rewards * settings.reward_scale
         if settings.reward_clip is not None:
@@ -185,11 +178,11 @@ class Learner:
             order = torch.randperm(lanes if recurrent else steps * lanes, generator=self._generator)
             for part in order.tensor_split(settings.minibatches):
                 part = part.to(self._device)
-                rows = (
-                    (torch.arange(steps, device=part.device)[:, None] * lanes + part).flatten() if recurrent else part
-                )
+                rows = part
+                if recurrent:
+                    rows = (torch.arange(steps, device=part.device)[:, None] * lanes + part).flatten()
                 observed = [leaf[rows] for leaf in flat]
-                features = self.model.encoded(observed)
+                features = self.model.encoder(observed)
                 if recurrent:
                     unrolled = features.view(steps, len(part), -1)
                     features = self._remembered(unrolled, batch, part.cpu().numpy())[0].flatten(0, 1)
@@ -204,7 +197,7 @@ class Learner:
         return {name: value / done for name, value in sums.items()}
 
     def _step(self, distribution: Any, values: Tensor, data: dict[str, Tensor]) -> dict[str, float]:
-        """One step of the optimizer."""
+        """Make one step of the optimizer; return its losses."""
         settings, advantages, targets = self.settings, data["advantages"], data["targets"]
         log_ratio = (distribution.log_prob(data["actions"]) - data["logprob"]).clamp(-_LOG_RATIO, _LOG_RATIO)
         ratio = log_ratio.exp()
@@ -233,7 +226,7 @@ class Learner:
 
     @torch.no_grad()
     def _see(self, seen: list[Tensor]) -> None:
-        """Takes observations into the statistics that the next version has."""
+        """Add observations to the statistics of the next version."""
         running = getattr(self.model.encoder, "running", None)
         if running is not None:
             running.add(self.model.encoder.vectors([rows[:-1].flatten(0, 1) for rows in seen]))
@@ -241,17 +234,18 @@ class Learner:
     def _set_rate(self, kl: float) -> None:
         settings = self.settings
         if settings.adaptive_kl is not None:
-            change = (
-                1 / _RATE_STEP if kl > 2 * settings.adaptive_kl else _RATE_STEP if kl < settings.adaptive_kl / 2 else 1
-            )
-            self._rate = min(max(self._rate * change, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
+            if kl > 2 * settings.adaptive_kl:
+                self._rate *= 1 / _RATE_STEP
+            elif kl < settings.adaptive_kl / 2:
+                self._rate *= _RATE_STEP
+            self._rate = min(max(self._rate, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
         elif settings.anneal and self._total:
             self._rate = settings.learning_rate * max(0.0, 1 - (self.version + 1) / self._total)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
 
     def change(self, settings: Settings) -> None:
-        """Goes on with other ones, of the same network. Raises InvalidOption where they are of another."""
+        """Continue with other settings of the same network. Raises InvalidOption for another network."""
         for name in _OF_THE_NETWORK:
             if getattr(settings, name) != getattr(self.settings, name):
                 raise InvalidOption(f"{name}={getattr(settings, name)!r}: the run has {getattr(self.settings, name)!r}")
@@ -260,7 +254,7 @@ class Learner:
             group.update(lr=self._rate, betas=(settings.adam_beta1, settings.adam_beta2), eps=settings.adam_eps)
 
     def adopt(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
-        """Makes a version that takes over the weights and the optimizer of a checkpoint, and other settings.
+        """Make a version that takes over weights and optimizer of a checkpoint, or other settings, or both.
 
         changed: "checkpoint", the name of a file in checkpoints; "settings", all of them. Raises CorruptTrace.
         """
@@ -273,45 +267,45 @@ class Learner:
                 self._rate = float(about["rate"])
         if "settings" in changed:
             if not isinstance(changed["settings"], dict):
-                raise CorruptTrace(f"{checkpoints.parent}: settings that version {self.version + 1} took over are none")
+                raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over invalid settings")
             self.change(replace(settings_from(changed["settings"]), device=self._device))
         self.version += 1
 
     def take_over(self, other: Learner) -> None:
-        """The weights of another one. Raises InvalidOption if its network is another one."""
+        """Take over the weights of another learner. Raises InvalidOption if its network differs."""
         try:
             self.model.load_state_dict(other.model.state_dict())
         except RuntimeError as error:
             lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
             raise InvalidOption(f"the weights are of another network: {lines[0]}") from error
 
-    # -- what there is of it ------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:
-        """What its rollouts are like."""
+        """Return the shape of its rollouts."""
         return Shape.of(*self.spaces, self.settings.rollout, self.settings.num_envs, self.model.state_size)
 
     def weights(self) -> Array:
-        """As bytes, see model.set_weights()."""
+        """Return all weights as bytes, see model.set_weights()."""
         return weights_of(self.model)
 
     def digest(self) -> str:
-        """Of the weights, their statistics, the optimizer and the generator."""
+        """Return a hash of weights, statistics, optimizer and generator."""
         found = hashlib.blake2b(digest_size=16)
         for _, tensor in sorted(self.tensors().items()):
             found.update(np.ascontiguousarray(tensor.cpu().numpy()).view(np.uint8).data)
         return found.hexdigest()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that decides what it does next, by name."""
+        """Return the whole state by name."""
         found = {f"model.{name}": tensor.detach().contiguous() for name, tensor in self.model.state_dict().items()}
         for number, parts in self._optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{number}.{name}": tensor.contiguous() for name, tensor in parts.items()}
         return {**found, "generator": self._generator.get_state()}
 
     def save(self, path: FilePath, **facts: Any) -> None:
-        """Writes a checkpoint: tensors, and as JSON what is no tensor. Raises RecordingError."""
+        """Write a checkpoint: tensors, and the rest as JSON. Raises RecordingError."""
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
         try:
             path.write_bytes(save(self.tensors(), {_KEY: json.dumps(about)}))
@@ -320,7 +314,7 @@ class Learner:
             raise RecordingError(f"a checkpoint cannot be written to {path.parent}: {error.strerror}") from error
 
     def load(self, path: FilePath, version: int | None = None) -> dict[str, Any]:
-        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace, also of another version."""
+        """Restore a checkpoint; return its other facts. Raises CorruptTrace, also for another version."""
         about, found = read_checkpoint(path)
         with self._located(path, REMOVE):
             self._load_model(found)
@@ -337,7 +331,7 @@ class Learner:
         try:
             yield
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
-            raise CorruptRun(f"is no checkpoint of this network: {error}", path, next_step) from error
+            raise CorruptRun(f"not a checkpoint of this network: {error}", path, next_step) from error
 
     def _load_model(self, found: dict[str, Tensor]) -> None:
         model = {name.removeprefix("model."): t for name, t in found.items() if name.startswith("model.")}
@@ -358,15 +352,12 @@ class Learner:
 
 
 def made_with() -> dict[str, str]:
-    """What else decides how floats are added up: PyTorch, and what of the processor it uses."""
+    """Return what else decides how floats are summed: PyTorch, and the processor features that it uses."""
     return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
 
 
 def read_checkpoint(path: FilePath, next_step: str = REMOVE) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a checkpoint says, and its tensors. Anybody may have written it.
-
-    Raises CorruptRun, which says what can be done about it: next_step.
-    """
+    """Return the facts and the tensors of a checkpoint, an untrusted file. Raises CorruptRun with the next step."""
     try:
         fd = open_regular(path, os.O_RDONLY)
         try:
@@ -377,16 +368,12 @@ def read_checkpoint(path: FilePath, next_step: str = REMOVE) -> tuple[dict[str, 
             about = json_of((file.metadata() or {}).get(_KEY, ""))
             found = {name: file.get_tensor(name) for name in file.offset_keys()}
     except CorruptTrace as error:
-        raise CorruptRun(f"is no checkpoint: {error.problem}", path, next_step) from error
+        raise CorruptRun(f"invalid checkpoint: {error.problem}", path, next_step) from error
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise CorruptRun(f"is no checkpoint: {error}", path, next_step) from error
+        raise CorruptRun(f"invalid checkpoint: {error}", path, next_step) from error
     if not isinstance(about, dict):
-        raise CorruptRun("is no checkpoint: what it says of itself is no object", path, next_step)
+        raise CorruptRun("invalid checkpoint: its metadata is not an object", path, next_step)
     return about, found
-
-
-def _begins(flat: list[Tensor]) -> range:
-    return range(0, len(flat[0]), _ROWS)
 
 
 def _doubles(tensor: Tensor) -> Array:
@@ -398,7 +385,7 @@ def _normalized(array: Array) -> Array:
 
 
 def _not_finite(batch: Rollout) -> str:
-    """What makes returns or values other than finite, in words."""
+    """Name the input that makes returns or values infinite or NaN."""
     if not np.isfinite(batch.rewards).all():
         return "a reward is"
     leaves = [*batch.observations, *batch.finals]

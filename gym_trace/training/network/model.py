@@ -1,4 +1,4 @@
-"""The network: encoders of the leaves of an observation, layers, a policy and a value. It takes PyTorch."""
+"""The network: encoders of the leaves of an observation, layers, a policy and a value. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FORBIDDEN = -1e9  # logit of an action that is masked out
 
 
 class Running(nn.Module):
-    """Mean and variance of all that was seen, in float64, merged batch by batch (Chan et al., 1979)."""
+    """Mean and variance of all rows so far, in float64, merged batch by batch (Chan et al., 1979)."""
 
     mean: Tensor
     variance: Tensor
@@ -64,7 +64,7 @@ class Running(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observations, a tensor a leaf, as rows of features."""
+    """Turns observations, one tensor per leaf, into rows of features."""
 
     def __init__(self, leaves: Sequence[Leaf], settings: Settings):
         super().__init__()
@@ -82,12 +82,12 @@ class Encoder(nn.Module):
                 vector += size if leaf.dtype.kind == "f" else 0
                 features += size
         if not features:
-            raise InvalidOption("the observation has nothing in it that a network could see")
+            raise InvalidOption("observation: empty except for masks; a network needs at least one number")
         self.running = Running(vector) if vector and settings.normalize_observations else None
         self.features = features
 
     def vectors(self, observations: Sequence[Tensor]) -> Tensor | None:
-        """The leaves of real numbers side by side, of which running statistics are kept; None if there are none."""
+        """Return the leaves of real numbers side by side, which have running statistics; None without such leaves."""
         found = [
             rows.reshape(len(rows), -1).float()
             for leaf, rows in zip(self._leaves, observations)
@@ -123,7 +123,7 @@ def _channels_first(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 def _picture_encoder(leaf: Leaf) -> nn.Module:
-    """That of Mnih et al. (2015) for large pictures, else layers that leave some places of a smaller one apart."""
+    """Return the network of Mnih et al. (2015) for large images, or smaller strides for smaller images."""
     channels, *size = leaf.shape if _is_channels_first(leaf) else (leaf.shape[2], *leaf.shape[:2])
     if min(size) >= _LARGE:
         layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
@@ -151,7 +151,7 @@ def _vector_size(leaf: Leaf) -> int:
 
 
 def _numbers(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Whole numbers as rows of features: one-hot where they name something, and scaled where they are bytes."""
+    """Turn integers into rows of features: one-hot for categories, scaled for bytes."""
     space = leaf.space
     if isinstance(space, spaces.Discrete):
         return functional.one_hot(rows.long() - int(space.start), int(space.n)).float()
@@ -163,7 +163,7 @@ def _numbers(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 class Distribution:
-    """Of a batch of actions, which are rows of ActionForm."""
+    """Distribution of a batch of actions, which are rows of ActionForm."""
 
     def __init__(self, form: ActionForm, parameters: Tensor, log_std: Tensor | None):
         self._form = form
@@ -205,7 +205,7 @@ class Distribution:
         return torch.as_tensor(total)
 
     def symmetric_kl(self) -> Tensor:
-        """The mean of both divergences of discrete actions from the uniform distribution; of others the entropy."""
+        """Return the mean of both divergences of discrete actions from uniform; for continuous ones, the entropy."""
         total: Any = 0.0
         for log in self.logs:
             uniform = -math.log(log.shape[1])
@@ -218,14 +218,14 @@ class Distribution:
 
 
 class ActorCritic(nn.Module):
-    """What acts, and what tells the value. Values are in units of the returns' standard deviation, see value()."""
+    """Policy and value. Values are in units of the standard deviation of returns, see value()."""
 
     def __init__(self, leaves: Sequence[Leaf], form: ActionForm, settings: Settings):
         super().__init__()
         self.form = form
         self._masks = [number for number, leaf in enumerate(leaves) if leaf.is_mask]
         if self._masks and (len(form.choices) != 1 or form.normals):
-            raise InvalidOption("action_mask: the actions are not one Discrete, which is all that can be masked")
+            raise InvalidOption("action_mask: only supported for one Discrete action")
         for number in self._masks:
             if (shape := leaves[number].shape) != (form.choices[0],):
                 raise InvalidOption(f"action_mask: its shape is {shape}, and there are {form.choices[0]} actions")
@@ -268,17 +268,13 @@ class ActorCritic(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Numbers of the state of a lane; 0 if it is not recurrent."""
+        """Return the size of the recurrent state of a lane; 0 without one."""
         if self.rnn is None:
             return 0
         return int(self.rnn.hidden_size) * (2 if isinstance(self.rnn, nn.LSTMCell) else 1)
 
-    def encoded(self, observations: Sequence[Tensor]) -> Tensor:
-        features: Tensor = self.encoder(observations)
-        return features
-
     def remembered(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """What a recurrent network makes of the features, and its next state. (rows, ...) both."""
+        """Return the output of a recurrent network for the features, and its next state, (rows, ...) each."""
         if self.rnn is None:
             return features, state
         if isinstance(self.rnn, nn.LSTMCell):
@@ -288,7 +284,7 @@ class ActorCritic(nn.Module):
         return hidden, hidden
 
     def outcome(self, features: Tensor, observations: Sequence[Tensor]) -> tuple[Distribution, Tensor]:
-        """The distribution of actions, and normalized values (rows)."""
+        """Return the distribution of actions, and normalized values, (rows,)."""
         inner = self.actor(features)
         parameters = self.policy(inner)
         values = self.baseline(inner if self.critic is None else self.critic(features))[:, 0]
@@ -301,18 +297,18 @@ class ActorCritic(nn.Module):
         return Distribution(self.form, parameters, log_std), values
 
     def forward(self, observations: Sequence[Tensor], state: Tensor) -> tuple[Distribution, Tensor, Tensor]:
-        features, state = self.remembered(self.encoded(observations), state)
+        features, state = self.remembered(self.encoder(observations), state)
         distribution, values = self.outcome(features, observations)
         return distribution, values, state
 
     def value(self, normalized: Tensor) -> Tensor:
-        """In the units of rewards."""
+        """Return values in units of rewards."""
         if self.returns is None:
             return normalized
         return normalized * self.returns.std.float() + self.returns.mean.float()
 
     def see_returns(self, returns: Tensor) -> None:
-        """Takes them into the statistics; what the network says of values stays the same (van Hasselt et al., 2016)."""
+        """Add returns to the statistics, and keep all values as they are (van Hasselt et al., 2016)."""
         if self.returns is None:
             return
         mean, std = self.returns.mean.clone(), self.returns.std
@@ -345,12 +341,12 @@ def _encoder(leaves: Sequence[Leaf], settings: Settings) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOption(f"model={settings.model!r}: {error}; pass module:function") from error
     if not isinstance(getattr(made, "features", None), int):
-        raise InvalidOption(f"model={settings.model!r}: what it makes has no number of features")
+        raise InvalidOption(f"model={settings.model!r}: its result has no integer `features`")
     return made
 
 
 def tensors(arrays: Sequence[Array], device: str = "cpu") -> list[Tensor]:
-    """Those of one array a leaf, in dtypes that networks have."""
+    """Return one tensor per array, in dtypes that PyTorch supports."""
     found = []
     for array in arrays:
         if array.dtype == np.uint16:
@@ -362,13 +358,13 @@ def tensors(arrays: Sequence[Array], device: str = "cpu") -> list[Tensor]:
 
 
 def weights_of(model: nn.Module) -> Array:
-    """All of its parameters and statistics, as bytes."""
+    """Return all parameters and statistics as bytes."""
     parts = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in model.state_dict().values()]
     return np.asarray(torch.cat(parts).numpy())
 
 
 def set_weights(model: nn.Module, weights: Array) -> None:
-    """What weights_of() gave."""
+    """Restore what weights_of() returned."""
     at = 0
     for tensor in model.state_dict().values():
         size = tensor.numel() * tensor.element_size()
@@ -378,7 +374,7 @@ def set_weights(model: nn.Module, weights: Array) -> None:
 
 
 def check_device(name: str) -> None:
-    """Whether it is there, without beginning to use it. Raises InvalidOption."""
+    """Raise InvalidOption if a device is missing, without using it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

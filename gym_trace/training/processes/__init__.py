@@ -1,1 +1,1 @@
-"""Processes of training: workers, a learner, an optional server of actions, and their shared memory."""
+"""Processes of a policy: learner, workers, server of actions."""

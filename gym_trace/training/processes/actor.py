@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -29,9 +29,8 @@ from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
 from gym_trace.training.network.forms import picked
 from gym_trace.training.processes.inference import Acting, Asking, Desk, OwnModel, Stopped
-from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
-from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
-from gym_trace.training.settings import Settings
+from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
+from gym_trace.training.rollouts import STATE, Origin, Rollout
 
 _LOOK_SECONDS = 1.0  # between signs of life
 _ORPHANED_SECONDS = 5.0  # to save everything after the parent has ended
@@ -42,24 +41,19 @@ class Actor:
     """Arguments of a worker. Picklable, as make_env must be.
 
     number, life: of the worker, and of its restarts.
-    objective: key of the last info of an episode whose value is reported; None: nothing.
     free: slots that it may fill. full: slots that it has filled.
+    desk: of the server; None: the worker has its own network.
     """
 
+    plan: Plan
+    make_env: Callable[[], gymnasium.Env[Any, Any]]
     number: int
     life: int
-    make_env: Callable[[], gymnasium.Env[Any, Any]]
-    settings: Settings
-    shape: Shape
     slots: Slots
     weights: Weights
     free: Connection
     full: Connection
-    directory: str
-    seed: int
-    objective: str | None = None
-    desk: Desk | None = None  # of the server; None: the worker has its own network
-    provenance: dict[str, Any] = field(default_factory=dict)
+    desk: Desk | None = None
 
 
 class Collected(NamedTuple):
@@ -78,10 +72,10 @@ class Worker:
     """
 
     def __init__(self, actor: Actor, control: Connection):
-        self._actor, self._control = actor, control
+        self._actor, self._control, self._settings = actor, control, actor.plan.settings
         self._over = threading.Event()
-        self.shaping = actor.settings.reward_shaping
-        self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
+        self.shaping = self._settings.reward_shaping
+        self._waiting: list[list[Token]] = [[] for _ in range(self._settings.splits)]
 
     def listen(self) -> None:
         """Receive reward shaping, and the end from the driver or its death; runs in its own thread."""
@@ -100,12 +94,16 @@ class Worker:
 
     def rollouts(self) -> Generator[None]:
         """Step and hand over rollouts; yield after each, and where another split has its turn."""
-        actor = self._actor
+        actor, settings = self._actor, self._settings
         splits: list[Split] = []
         try:
-            for number in range(actor.settings.splits):
+            for number in range(settings.splits):
                 splits.append(Split(actor, number, partial(self.say, "running")))
-            acting = self._acting([split.seed for split in splits])
+            acting: Acting
+            if actor.desk is None:
+                acting = OwnModel(actor.plan.shape, settings, actor.weights, [split.seed for split in splits])
+            else:
+                acting = Asking(actor.desk, actor.number, settings.splits, actor.life, self._over)
             self.say("running")
             for rollouts in itertools.cycle([self._rollouts(split, acting) for split in splits]):
                 next(rollouts)
@@ -117,12 +115,6 @@ class Worker:
         finally:
             for split in splits:
                 split.envs.close()
-
-    def _acting(self, seeds: list[int]) -> Acting:
-        actor = self._actor
-        if actor.desk is None:
-            return OwnModel(actor.shape, actor.settings, actor.weights, seeds)
-        return Asking(actor.desk, actor.number, actor.settings.splits, actor.life, self._over)
 
     def _rollouts(self, split: Split, acting: Acting) -> Iterator[None]:
         """Fill one slot after the other; yield where other splits may have their turn."""
@@ -155,7 +147,7 @@ class Worker:
                 self._over.wait(_LOOK_SECONDS)
                 continue
             if token.life == actor.life:
-                self._waiting[token.slot // actor.settings.slots_per_split % actor.settings.splits].append(token)
+                self._waiting[token.slot // self._settings.slots_per_split % self._settings.splits].append(token)
         raise Stopped
 
 
@@ -164,27 +156,28 @@ class Split:
 
     def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
         """alive: called periodically while the environment steps."""
-        settings = actor.settings
+        plan, settings = actor.plan, actor.plan.settings
         self._alive, self._looked = alive, time.monotonic()
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
-        self._form, self._leaves = actor.shape.actions, actor.shape.leaves
-        self._objective, self.shaping = actor.objective, settings.reward_shaping
+        self._form, self._leaves = plan.shape.actions, plan.shape.leaves
+        self._objective, self.shaping = plan.objective, settings.reward_shaping
         self._writer = f"a{actor.number}-{number}-{actor.life}-{os.urandom(4).hex()}"
-        roots = np.random.SeedSequence(actor.seed, spawn_key=(actor.number, actor.life, number)).generate_state(2)
-        self._seeds, self.seed = _seeds(int(roots[0])), int(roots[1])
+        roots = np.random.SeedSequence(plan.seed, spawn_key=(actor.number, actor.life, number)).generate_state(2)
+        self._seeds, self.seed = map(partial(episode_seed, int(roots[0])), itertools.count()), int(roots[1])
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
         envs = SyncVectorEnv([partial(self._made, actor.make_env)] * self._lanes, autoreset_mode=DISABLED)
         try:
-            with recorded_by(actor.provenance):
-                self.envs = TraceRecordingVectorWrapper(envs, actor.directory, uid=self._writer, on_exist="append")
+            with recorded_by(plan.provenance):
+                directory = os.path.join(plan.path, "trace")
+                self.envs = TraceRecordingVectorWrapper(envs, directory, uid=self._writer, on_exist="append")
         except BaseException:
             envs.close()
             raise
         self._first_step = 0
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
         self._all = np.ones(self._lanes, bool)
-        self._state = np.zeros((self._lanes, actor.shape.state), np.float32)
+        self._state = np.zeros((self._lanes, plan.shape.state), np.float32)
         self._infos: dict[str, Any] = {}
         self._reset(self._all)
         if settings.stagger:
@@ -218,6 +211,7 @@ class Split:
         return np.array([space.sample(mask=row.astype(np.int8)) for row in masks[0]])
 
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
+        """Step all lanes; return rewards, terminations, truncations, and the lanes whose episode has ended."""
         self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
         self._first_step += 1
         self._look()
@@ -294,10 +288,6 @@ class Split:
         found = Collected(self._steps * self._lanes, tuple(self._ended), dict(self.seconds))
         self._ended, self.seconds = [], dict.fromkeys(self.seconds, 0.0)
         return found
-
-
-def _seeds(root: int) -> Iterator[int]:
-    return (episode_seed(root, episode) for episode in itertools.count())
 
 
 def act(control: Connection, actor: Actor) -> None:

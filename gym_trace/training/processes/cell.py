@@ -1,25 +1,24 @@
-"""Processes of one policy: its learner and its workers, restarted on death."""
+"""Processes of one policy: its learner and its workers, restarted on death; or both in turns in this process."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import gymnasium
+
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
-from gym_trace.processes.backend import Job, Key, Lost
-from gym_trace.processes.fleet import Fleet, Member
+from gym_trace.processes.fleet import Fleet, Job, Key, Lost, Member
 from gym_trace.processes.local import LocalProcesses
-from gym_trace.training.processes.actor import Actor, act
-from gym_trace.training.processes.inference import Desk, Serving, desk_fields, serve
-from gym_trace.training.processes.learner import Learning, learn
-from gym_trace.training.processes.shared import Rooms, Slots, Weights
-from gym_trace.training.rollouts import Shape
-from gym_trace.training.settings import Settings
+from gym_trace.training.processes.actor import Actor, Worker, act
+from gym_trace.training.processes.inference import Desk, desk_fields, serve
+from gym_trace.training.processes.learner import LearnerProcess, learn
+from gym_trace.training.processes.shared import Plan, Rooms, Slots, Weights
 
 _MOST_FAILURES = 3
 _PATIENCE = 20.0  # seconds for processes to save everything
@@ -39,29 +38,24 @@ class Cell:
     The processes share memory, so they run on this machine.
 
     Args:
-        learning, actor: what the processes receive; slots, pipes, numbers and lives are added here.
-        weights: bytes of the network's weights. seed: of the actions that a server draws.
         event: called with a kind and facts for each entry of the log.
+        name: prefix of the process names.
     """
 
     def __init__(
         self,
-        learning: Callable[..., Learning],
-        actor: Callable[..., Actor],
-        settings: Settings,
-        shape: Shape,
-        weights: int,
-        seed: int,
+        plan: Plan,
+        make_env: Callable[[], gymnasium.Env[Any, Any]],
         *,
         event: Callable[..., None],
         stall_timeout: float,
         max_restarts: int,
-        name: str,
+        name: str = "",
         niceness: int = 0,
-        cpus: list[int] | None = None,
+        cpus: Sequence[int] | None = None,
     ):
-        self._learning, self._actor, self._settings = learning, actor, settings
-        self._shape, self._size, self._seed = shape, weights, seed
+        settings = plan.settings
+        self._plan, self._settings, self._make_env = plan, settings, make_env
         self._event, self._name, self._niceness, self._cpus = event, name, niceness, cpus
         self.learner, self.workers = Member(is_watched=False), [Member() for _ in range(settings.workers)]
         self._members: dict[Key, Member] = {_LEARNER: self.learner}
@@ -78,7 +72,7 @@ class Cell:
         )
         self.trouble = ""
         self.stopping = False
-        self._shaping: dict[str, float] | None = settings.reward_shaping
+        self._shaping = settings.reward_shaping
         self._pipes: list[Connection] = []  # our ends
         self._lives = 0  # of the cell, so that the seeds of workers are new after each
 
@@ -92,16 +86,14 @@ class Cell:
 
     def start(self) -> None:
         """Start everything from scratch, from the log of the run."""
-        settings = self._settings
-        self._slots = Slots(self._shape, settings.workers * settings.splits * settings.slots_per_split)
-        self._weights = Weights(self._size)
-        self._full, full_in = Pipe(duplex=False)
-        self._full_in = full_in
+        plan, settings = self._plan, self._settings
+        self._slots = Slots(plan.shape, settings.workers * settings.splits * settings.slots_per_split)
+        self._weights = Weights(plan.weights)
+        full, self._full_in = Pipe(duplex=False)
         pipes = [Pipe(duplex=False) for _ in self.workers]
         self._frees = [reader for reader, _ in pipes]
-        self._pipes = [self._full, full_in, *self._frees]
-        told = self._learning(slots=self._slots, weights=self._weights, full=self._full, frees=[w for _, w in pipes])
-        self._run(_LEARNER, learn, told)
+        self._pipes = [full, self._full_in, *self._frees]
+        self._run(_LEARNER, learn, plan, self._slots, self._weights, full, [writer for _, writer in pipes])
         for _, writer in pipes:  # a worker must notice the end of the learner
             writer.close()
         self._lives += 1
@@ -116,33 +108,25 @@ class Cell:
         settings = self._settings
         requests, requests_in = Pipe(duplex=False)
         pipes = [Pipe(duplex=False) for _ in self.workers]
-        rooms = Rooms(desk_fields(self._shape), settings.workers * settings.splits)
+        rooms = Rooms(desk_fields(self._plan.shape), settings.workers * settings.splits)
         answered = [reader for reader, _ in pipes]
         self._desk = Desk(rooms, requests_in, answered)
         answers = [writer for _, writer in pipes]
-        seed = self._seed + (self._lives << 32)
-        self._run(_SERVER, serve, Serving(settings, self._shape, self._weights, rooms, requests, answers, seed))
+        seed = self._plan.seed + (self._lives << 32)
+        self._run(_SERVER, serve, self._plan, self._weights, rooms, requests, answers, seed)
         for writer in answers:  # a worker must notice the end of the server
             writer.close()
         self._pipes += [requests, requests_in, *answered]
 
     def _start_worker(self, number: int) -> None:
-        told = self._actor(
-            number=number,
-            life=self._worker_lives[number],
-            slots=self._slots,
-            weights=self._weights,
-            free=self._frees[number],
-            full=self._full_in,
-            desk=self._desk,
-        )
-        settings = replace(told.settings, reward_shaping=self._shaping)
-        seed = told.seed + (self._lives - 1 << 32)
+        settings = replace(self._settings, reward_shaping=self._shaping)
+        plan = replace(self._plan, settings=settings, seed=self._plan.seed + (self._lives - 1 << 32))
+        links = self._slots, self._weights, self._frees[number], self._full_in, self._desk
         cpu = None if not self._cpus else self._cpus[number % len(self._cpus)]
-        self._run(number, act, replace(told, settings=settings, seed=seed), cpu)
+        self._run(number, act, Actor(plan, self._make_env, number, self._worker_lives[number], *links), cpu=cpu)
 
-    def _run(self, key: Key, body: Callable[..., None], told: Any, cpu: int | None = None) -> None:
-        self._fleet.start(key, Job(f"{self._name} {key}".strip(), body, (told,), self._niceness, cpu))
+    def _run(self, key: Key, body: Callable[..., None], *args: Any, cpu: int | None = None) -> None:
+        self._fleet.start(key, Job(f"{self._name} {key}".strip(), body, args, self._niceness, cpu))
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -244,3 +228,82 @@ class Cell:
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             pipe.close()
+
+
+# -- without processes ------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Like Cell, in this process, for a debugger or a profiler: errors are raised as they are, nothing is restarted."""
+
+    def __init__(self, plan: Plan, make_env: Callable[[], gymnasium.Env[Any, Any]]):
+        self._plan, self._make_env = plan, make_env
+        self.workers, self.restarts, self.trouble = [Member("running")], 0, ""
+        self.stopping = self.is_over = False
+        self._said: list[Message] = []
+        self._pipes: list[Connection] = []
+        self._learner: LearnerProcess | None = None
+        self._worker: Worker | None = None
+        self._shaping = plan.settings.reward_shaping
+        self._rollouts: Generator[None] = (none for none in list[None]())
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to wait for."""
+
+    def start(self) -> None:
+        plan, settings = self._plan, self._plan.settings
+        (full, full_in), (free, free_in), (orders, self._orders) = (Pipe(duplex=False) for _ in range(3))
+        self._pipes = [full, full_in, free, free_in, orders, self._orders]
+        slots, weights = Slots(plan.shape, settings.splits * settings.slots_per_split), Weights(plan.weights)
+        control: Any = _Control(_LEARNER, orders, self._said)
+        self._learner = LearnerProcess(control, plan, slots, weights, full, [free_in])
+        self._learner.begin()
+        control = _Control("worker", orders, self._said)
+        self._worker = Worker(Actor(plan, self._make_env, 0, 0, slots, weights, free, full_in), control)
+        self._worker.shaping = self._shaping
+        self._rollouts = self._worker.rollouts()
+
+    def shape_rewards(self, shaping: dict[str, float] | None) -> None:
+        """Change the reward shaping from the next episode on."""
+        self._shaping = shaping
+        if self._worker is not None:
+            self._worker.shaping = shaping
+
+    def poll(self, seconds: float) -> Iterator[Message]:
+        """Collect a rollout, and make an update if there is enough for one. Never waits."""
+        if not self.is_over and self._learner is not None:
+            self.is_over = True  # if the rest raises
+            if self._learner.goes_on and not self.stopping:
+                next(self._rollouts)
+            self.is_over = not self._learner.turn()
+        said, self._said[:] = list(self._said), []
+        yield from said
+
+    def tell(self, message: Any) -> None:
+        self._orders.send(message)
+
+    def stop(self) -> None:
+        if not self.stopping and not self.is_over:
+            self.tell(("stop", None))
+        self.stopping = True
+
+    def end_workers(self) -> None:
+        self.stopping = True
+
+    def close(self) -> None:
+        self._rollouts.close()
+        if self._learner is not None:
+            self._learner.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+class _Control:
+    """Control connection of a learner or a worker in this process; it never blocks."""
+
+    def __init__(self, who: str, orders: Connection, said: list[Message]):
+        self.fileno, self.recv = orders.fileno, orders.recv
+        self._who, self._said = who, said
+
+    def send(self, message: tuple[str, Any]) -> None:
+        self._said.append((self._who, 0, *message))

@@ -16,7 +16,7 @@ import torch
 
 from gym_trace.model.values import Array
 from gym_trace.training.network.model import ActorCritic, set_weights, tensors
-from gym_trace.training.processes.shared import Rooms, Token, Weights, has_more, put, take
+from gym_trace.training.processes.shared import Plan, Rooms, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import ANY, Settings
 
@@ -67,13 +67,9 @@ class OwnModel:
         self._version = -1
 
     def begin(self, split: int, version: int) -> int:
-        try:
-            version = self._weights.read(self._room, None if self._any else version)
-        except LookupError:  # after a worker was started again
-            version = self._weights.read(self._room)
+        self._version = _read(self._weights, self._room, None if self._any else version)
         set_weights(self._model, self._room)
-        self._version = version
-        return version
+        return self._version
 
     def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
         self._drawn = drawn(self._model, observed, state, self._generators[split], self._version)
@@ -160,28 +156,23 @@ class Asking:
         return Drawn(actions, logprob, values, after, int(array(room, "version")))
 
 
-@dataclass(frozen=True)
-class Serving:
-    """Arguments of a server's process. Picklable to a process that is being started."""
-
-    settings: Settings
-    shape: Shape
-    weights: Weights
-    rooms: Rooms
-    requests: Connection
-    answers: list[Connection]
-    seed: int
-
-
-def serve(control: Connection, told: Serving) -> None:
+def serve(
+    control: Connection,
+    plan: Plan,
+    weights: Weights,
+    rooms: Rooms,
+    requests: Connection,
+    answers: list[Connection],
+    seed: int,
+) -> None:
     """Body of a server's process: answer requests until the driver sends a message or is gone."""
-    device = told.settings.device
-    model = ActorCritic(told.shape.leaves, told.shape.actions, told.settings).to(device)
-    generator = torch.Generator(device).manual_seed(told.seed)
-    room = np.empty(told.weights.size, np.uint8)
+    settings, shape = plan.settings, plan.shape
+    model = ActorCritic(shape.leaves, shape.actions, settings).to(settings.device)
+    generator = torch.Generator(settings.device).manual_seed(seed)
+    room = np.empty(weights.size, np.uint8)
     have, looked = -1, time.monotonic()
     while True:
-        ready = wait([told.requests, control], _LOOK_SECONDS)
+        ready = wait([requests, control], _LOOK_SECONDS)
         if control in ready:
             with contextlib.suppress(OSError):  # the driver is gone
                 control.send(("ended", None))
@@ -190,29 +181,33 @@ def serve(control: Connection, told: Serving) -> None:
             looked = time.monotonic()
             control.send(("running", None))
         tokens = []
-        while has_more(told.requests):
-            tokens.append(take(told.requests))
+        while has_more(requests):
+            tokens.append(take(requests))
         for version, group in itertools.groupby(sorted(tokens, key=lambda t: t.version), lambda t: t.version):
-            newest = None if told.settings.lag == ANY else version
-            if newest is None or newest != have:
-                have = _read(told.weights, room, model, newest, have)
-            _answer(told, model, generator, list(group), have)
+            wanted = weights.newest if settings.lag == ANY else version
+            if wanted != have:
+                have = _read(weights, room, None if settings.lag == ANY else version)
+                set_weights(model, room)
+            asked = list(group)
+            _answer(shape, rooms, model, generator, asked, have)
+            for token in asked:
+                with contextlib.suppress(OSError):  # the worker is gone and will be restarted
+                    put(answers[token.slot // settings.splits], token)
 
 
-def _read(weights: Weights, room: Array, model: ActorCritic, version: int | None, have: int) -> int:
-    if version is None and weights.newest == have:
-        return have
+def _read(weights: Weights, room: Array, version: int | None) -> int:
+    """Read this version of the weights, or the latest: for a restarted worker, older ones may be gone."""
     try:
-        found = weights.read(room, version)
-    except LookupError:  # asked by a restarted worker
-        found = weights.read(room)
-    set_weights(model, room)
-    return found
+        return weights.read(room, version)
+    except LookupError:
+        return weights.read(room)
 
 
-def _answer(told: Serving, model: ActorCritic, generator: torch.Generator, tokens: list[Token], version: int) -> None:
-    array, lanes = told.rooms.array, told.shape.lanes
-    leaves = range(len(told.shape.leaves))
+def _answer(
+    shape: Shape, rooms: Rooms, model: ActorCritic, generator: torch.Generator, tokens: list[Token], version: int
+) -> None:
+    array, lanes = rooms.array, shape.lanes
+    leaves = range(len(shape.leaves))
     observed = [np.concatenate([array(token.slot, f"observations.{leaf}") for token in tokens]) for leaf in leaves]
     state = np.concatenate([array(token.slot, "before") for token in tokens])
     found = drawn(model, observed, state, generator, version)
@@ -221,8 +216,3 @@ def _answer(told: Serving, model: ActorCritic, generator: torch.Generator, token
         for name in Drawn._fields[:4]:
             array(token.slot, name)[...] = getattr(found, name)[rows]
         array(token.slot, "version")[...] = version
-        worker = token.slot // told.settings.splits
-        try:
-            put(told.answers[worker], token)
-        except OSError:  # the worker is gone and will be restarted
-            continue

@@ -1,4 +1,4 @@
-"""Shared memory of the processes of a run, freed by the kernel after the last of them, and pipes of tokens.
+"""Plan, memory and pipes that the processes of a policy share. The kernel frees the memory after the last of them.
 
 Messages of data go through pipes as numbers of 8 bytes, which the kernel writes and reads whole: a process that is
 killed leaves no lock behind, and no half message.
@@ -10,6 +10,7 @@ import math
 import os
 import select
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.heap import Arena
 from typing import Any, NamedTuple
@@ -18,9 +19,37 @@ import numpy as np
 
 from gym_trace.model.values import Array
 from gym_trace.training.rollouts import WRITER, Origin, Rollout, Shape
+from gym_trace.training.settings import Settings
 
 _ALIGNED = 64
 _TOKEN = 8  # bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Task of all processes of a policy. Picklable. See train() for checkpoints.
+
+    Attributes:
+        path: directory of the run. spaces: of observations and actions. weights: bytes of the network's weights.
+        updates: limit of the run; None: no limit. learn: False only takes rollouts.
+        begins: checkpoint of another run or policy that version 1 takes over, see Learner.adopt().
+        objective: key of the last info of an episode whose value workers report; None: nothing.
+    """
+
+    path: str
+    spaces: tuple[Any, Any]
+    settings: Settings
+    shape: Shape
+    weights: int
+    seed: int
+    updates: int | None = None
+    begins: dict[str, Any] = field(default_factory=dict)
+    learn: bool = True
+    checkpoint_seconds: float = 60.0
+    keep: int = 3
+    milestone_seconds: float | None = None
+    objective: str | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
 
 
 class Rooms:

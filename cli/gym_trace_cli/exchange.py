@@ -1,23 +1,28 @@
-"""gym-trace export"""
+"""gym-trace export and gym-trace import"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+import gym_trace
+from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory, formats
+from gym_trace_cli.completion import formats
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
+from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 
-def list_option(kind: str) -> Callable[[Any], Any]:
+def _set_option(example: str) -> Callable[[Any], Any]:
+    return option("--set K=V", "Format option, see docs/EXPORT.md (repeatable).", EnvArg(example), name="options")
+
+
+def _list_option(kind: str) -> Callable[[Any], Any]:
     """--list, which prints the formats and exits. kind: "exporters" or "importers"."""
 
     def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -31,25 +36,19 @@ def list_option(kind: str) -> Callable[[Any], Any]:
 
 
 @headed("export")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@trace_argument
 @section(
     "Output",
     option("-o, --output OUT", "New directory or file.", PATH, required=True),
     option("--to FORMAT", "Format. Default: by OUT, e.g. .jsonl.", name="form", shell_complete=formats),
-    option(
-        "--set K=V",
-        "Format option, see docs/EXPORT.md (repeatable).",
-        EnvArg("kind=arrow"),
-        name="options",
-        multiple=True,
-    ),
+    _set_option("kind=arrow"),
     option("--strict", "Fail if FORMAT cannot store everything."),
-    list_option("exporters"),
+    _list_option("exporters"),
     quiet_option,
     json_option,
 )
 @selection_options
-def command(
+def export(
     directory: str,
     form: str | None,
     output: str,
@@ -69,8 +68,6 @@ def command(
     gym-trace export traces/cartpole --to parquet -o tables --where 'return > 100'
     gym-trace export traces/cartpole -o steps.jsonl
     """
-    import gym_trace
-    from gym_trace.errors import InvalidOption
     from gym_trace.formats.registry import format_for
 
     try:
@@ -83,7 +80,7 @@ def command(
         report = gym_trace.export(view, output, chosen, strict=strict, on_progress=counting, **dict(options))
     if as_json:
         lost = [loss._asdict() for loss in report.lost]
-        click.echo(json.dumps({**vars(report), "path": str(report.path), "lost": lost}))
+        show.json_line({**vars(report), "path": str(report.path), "lost": lost})
         return
     if quiet:
         return
@@ -100,3 +97,50 @@ def command(
     click.echo("to load it:")
     for line in report.how_to_load.splitlines():
         click.echo(f"    {show.printable(line)}")
+
+
+@headed("import")
+@click.argument("path", metavar="PATH", type=PATH)
+@section(
+    "Input",
+    option("--from FORMAT", "Format. Default: detected.", name="form", shell_complete=formats),
+    option("--map NAME=COLUMN,…", "Map table columns, e.g. obs=state,acts=action.", name="columns", multiple=True),
+    _set_option("last_step=step"),
+    _list_option("importers"),
+)
+@section("Output", option("-o, --output DIR", "New directory.", PATH, required=True), quiet_option, json_option)
+def import_(
+    path: str,
+    output: str,
+    form: str | None,
+    columns: tuple[str, ...],
+    options: tuple[tuple[str, Any], ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Convert a recording of another package, a directory or a file, to a trace.
+
+    Arrays keep dtype, shape and bits. Missing facts are not invented. PATH is
+    never modified, executed or unpickled.
+
+    \b
+    gym-trace import ~/.minari/datasets/D4RL/pen/human-v2 -o traces/pen
+    gym-trace import steps.parquet -o traces/robot --map obs=state,acts=action,episode=id
+    """
+    mapped = {"map": ",".join(columns)} if columns else {}
+    with ProgressLine(quiet=quiet) as progress:
+        counting = progress.counting()
+        report = gym_trace.import_trace(path, output, form, on_progress=counting, **{**dict(options), **mapped})
+    if as_json:
+        told = report.told()
+        show.json_line({"directory": told.pop("destination"), **told})
+        return
+    if quiet:
+        return
+    for note in report.notes:
+        show.line("note", note)
+    videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
+    counts = f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')}"
+    writers = show.count(len(report.writers), "writer")
+    where = f"{show.printable(' and '.join(report.kinds))}, imported to {show.printable(output)}"
+    click.echo(f"{where}: {counts} of {writers}{videos}")

@@ -1,0 +1,458 @@
+"""gym-trace train"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import gym_trace
+from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed
+from gym_trace_cli import show
+from gym_trace_cli.completion import environment_ids
+from gym_trace_cli.environments import NamedEnvironment, environment_options
+from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.help import Headed, option, section
+from gym_trace_cli.options import (
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    SECONDS,
+    EnvArg,
+    TextOption,
+    find_here,
+    look_in_current_directory,
+)
+from gym_trace_cli.progress import ProgressLine, Report, Watch, fraction
+from gym_trace_cli.record_config import config_option
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from gym_trace.training import Relearnt, Trained
+
+_COMMAND = "gym-trace train"
+_AS_IN_RECORD = "As in gym-trace record."
+_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
+_ALWAYS = {"as_json", "quiet", "trust", "config"}
+_OF_RESUME = {"resume", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep", "milestone_seconds"}
+_OF_RESUME |= {"stall_timeout", "max_restarts", "niceness", "cpus"}
+_LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
+_WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
+_TYPES: dict[str, Any] = {
+    "id": (str, type(None)),
+    "make": (str, type(None)),
+    "kwargs": dict,
+    "imports": list,
+    "wrappers": list,
+    "max_episode_steps": (int, type(None)),
+}
+
+
+class Processors(TextOption):
+    """--cpus: "0,1,4", as a list of numbers."""
+
+    name = "numbers"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if not all(part.strip().isdecimal() for part in value.split(",")):
+            self.fail(f"{value!r} is not a list of processors; write 0,1,2", param, ctx)
+        return [int(part) for part in value.split(",")]
+
+
+class Exchanging(EnvArg):
+    """--pbt: a number of steps, or NAME=VALUE."""
+
+    name = "steps"
+
+    def __init__(self) -> None:
+        super().__init__("gap=0.5")
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return ("period", int(value)) if value.isdecimal() else super().parsed(value, param, ctx)
+
+
+class TrainCommand(Headed):
+    """Hint at --set if an unknown option is a setting."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from gym_trace.training.settings import Settings
+
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name not in Settings.__dataclass_fields__:
+                raise
+            raise click.UsageError(f"{error.option_name}: is a setting; pass --set {name}=VALUE", ctx) from error
+
+
+@click.command("train", cls=TrainCommand)
+@click.argument("env_id", required=False, shell_complete=environment_ids)
+@section(
+    "Run",
+    option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
+    option("--resume DIR", "Resume a run.", PATH),
+    option("--verify DIR", "Relearn every version; exit 3 if one differs.", PATH, name="verified"),
+    option("--trust", "Allow imports and calls that only the run names."),
+    option("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.", name="begin_with"),
+    option("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE),
+    option("--tensorboard DIR", _AS_IN_RECORD, PATH),
+    option("--quiet", _AS_IN_RECORD),
+    option("--json", _AS_IN_RECORD, name="as_json"),
+    option("--argv", _AS_IN_RECORD),
+    option("--git-diff", _AS_IN_RECORD),
+    config_option,
+)
+@section(
+    "Limits",
+    option("--steps N", "Steps, rounded up to whole updates.", POSITIVE),
+    option("--seconds S", "Seconds.", SECONDS),
+    option("--until-return R", "Mean return of 100 episodes.", float),
+)
+@section("Environment", environment_options)
+@section(
+    "Collecting",
+    option("-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE),
+    option("--num-envs N", "Environments per worker. Default: 16.", POSITIVE),
+    option("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE),
+    option("--inference WHO", "Who draws actions: actor or server. Default: actor.", ["actor", "server"]),
+    option("--no-learn", "Only collect, to measure throughput."),
+    option("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0),
+    option("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100),
+    option("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), name="niceness", default=0),
+    option("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", Processors()),
+)
+@section(
+    "Learning",
+    option("--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE),
+    option("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", ["0", "1", "any"]),
+    option("--device D", "cpu, cuda or cuda:N. Default: cpu."),
+    option(
+        "--set NAME=VALUE", "Any setting, e.g. gamma=0.9 (repeatable).", EnvArg("learning_rate=3e-4"), name="settings"
+    ),
+    option("--policies N", "Train a population of N policies.", POSITIVE),
+    option(
+        "--pbt STEPS",
+        "Exchange interval, or NAME=VALUE. Default: 100000.",
+        Exchanging(),
+        name="exchange",
+        multiple=True,
+    ),
+)
+@section(
+    "Checkpoints",
+    option("--checkpoint-seconds S", "Interval. Default: 60.", SECONDS, default=60.0),
+    option("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3),
+    option("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS, name="milestone_seconds"),
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    named: NamedEnvironment,
+    output: str | None,
+    settings: Sequence[tuple[str, Any]],
+    no_learn: bool,
+    resume: str | None,
+    verified: str | None,
+    policies: int | None,
+    exchange: Sequence[tuple[str, Any]],
+    **given: Any,
+) -> int:
+    """Train a policy with PPO and record every step it learns from.
+    Stops at the first limit. Ctrl-C saves everything; --resume continues.
+
+    \b
+    gym-trace train CartPole-v1 -o runs/cartpole --steps 100000 --seed 1
+    gym-trace train --verify runs/cartpole
+    """
+    if sum(bool(mode) for mode in (named.env_id, named.factory, resume, verified)) != 1:
+        raise click.UsageError("pass one of ENV_ID, --make MODULE:FUNCTION, --resume DIR and --verify DIR")
+    _refuse_options(ctx, dict(settings))
+    if given["trust"]:
+        look_in_current_directory()  # may have what the run names
+    find_here(str(dict(settings).get("model") or "").partition(":")[0])
+    if verified is not None:
+        _refuse_others(ctx, "--verify", {"verified"} | _ALWAYS)
+        return _verify(verified, given["as_json"], given["quiet"], given["trust"])
+    chosen = {**dict(settings), **{name: given.pop(name) for name in _SETTINGS if given.get(name) is not None}}
+    given = {name: value for name, value in given.items() if name not in _SETTINGS}
+    if resume is not None:
+        _refuse_others(ctx, "--resume", _OF_RESUME | _ALWAYS)
+        named, about = environment_of(resume, given["trust"])
+        return _train(named, Path(resume), resume=True, describe=about, **given)
+    if all(given[name] is None for name in ("steps", "seconds", "until_return")):
+        raise click.UsageError("no limit; pass --steps N, --seconds S or --until-return R")
+    if policies is not None:
+        from gym_trace.training import Exchange
+
+        chosen |= {"policies": policies, "exchange": Exchange.of(dict(exchange))}
+    elif exchange:
+        raise click.UsageError("--pbt: needs a population; pass --policies N")
+    about = named.described() | ({"imports": list(named.imports)} if named.imports else {})
+    directory = Path(output or f"runs/{named.file_name}")
+    return _train(named, directory, learn=not no_learn, describe=about, **given, **chosen)
+
+
+def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
+    """Raises UsageError for an option in --set, InvalidOption for an unknown setting."""
+    from gym_trace.training.settings import Settings, settings_from
+
+    options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
+    for name in sorted(settings.keys() - Settings.__dataclass_fields__.keys()):
+        if isinstance(option := options.get(name), click.Option):
+            value = "" if option.is_flag else " VALUE"
+            raise click.UsageError(f"--set {name}: is an option; pass {option.opts[-1]}{value}")
+        settings_from({name: settings[name]})
+
+
+def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:
+    """Raises UsageError for options that a mode does not accept."""
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(str(param.name)) not in (ParameterSource.DEFAULT, None)
+        if given and param.name not in taken:
+            raise click.UsageError(f"{mode}: {param.opts[-1]} cannot change; omit it")
+
+
+def _train(
+    named: NamedEnvironment,
+    directory: Path,
+    *,
+    quiet: bool,
+    as_json: bool,
+    tensorboard: str | None,
+    seconds: float | None,
+    **options: Any,
+) -> int:
+    """Train, show progress and a summary, and return the exit code."""
+    from gym_trace.training.run import runs_in
+
+    train = gym_trace.train  # first, because PyTorch may be missing
+    if options["until_return"] is None and options.get("resume"):
+        del options["until_return"]
+    if options.get("steps") is None:
+        options.pop("steps", None)
+    told = {"steps": options.get("steps"), "seconds": seconds}
+    limits = {name: limit for name, limit in told.items() if limit is not None}
+    resume = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} resumes it")
+    policies = options.get("policies") or len(runs_in(directory))
+    plots = [Path(tensorboard)] if tensorboard else []
+    if policies > 1:
+        plots = [path / f"policy-{number}" for path in plots for number in range(policies)]
+    with Watch(partial(_report, limits), quiet=quiet, tensorboard=plots, group="train", saving=False) as watch:
+        watch.line.update("starting")  # processes import PyTorch first
+        try:
+            done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=watch, **options)
+        except TrainingFailed:
+            click.echo(f"everything up to the error is saved; {resume}", err=True)
+            raise
+        watch.finish(done)
+    if as_json:
+        show.json_line(dataclasses.asdict(done), default=str)
+    elif not quiet:
+        _print_summary(done, directory, named)
+    if done.stopped == "interrupted":
+        click.echo(f"{watch.stop.what_happened}; {resume}", err=True)
+        return watch.stop.exit_code
+    return FINE
+
+
+def _verify(directory: str, as_json: bool, quiet: bool, trust: bool) -> int:
+    from gym_trace.training import verify_run
+
+    with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
+
+        def report(found: Relearnt) -> int:
+            line.update_count(found.versions, found.of, "version")
+            return stop.received
+
+        found = verify_run(directory, report, trust=trust)
+    if as_json:
+        show.json_line(dataclasses.asdict(found))
+    for note in found.notes if not quiet else ():
+        click.echo(show.printable(f"note: {note}"), err=True)
+    if stop.received:
+        click.echo(f"{stop.what_happened} after {show.count(found.versions)} of {show.count(found.of, 'version')}, "
+                   "all equal", err=True)  # fmt: skip
+        return stop.exit_code
+    same = f"{show.count(found.versions, 'version')} and {show.count(found.checkpoints, 'checkpoint')}"
+    if found.differs:
+        click.echo(show.printable(f"differs: {found.differs}"), err=True)
+        click.echo(f"before that {same} matched, of {show.count(found.of, 'version')}", err=True)
+        return DIFFERS
+    if not as_json and not quiet:
+        click.echo(f"relearned: {same}, identical bit for bit")
+    return FINE
+
+
+# -- the environment in run.json, which is untrusted -------------------------------------------------------------------
+
+
+def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[str, Any]]:
+    """Return the environment of a run, and its entry in run.json.
+
+    Raises InvalidOption if it would import or call what only the run names, without trust; TraceNotFound; CorruptTrace.
+    """
+    from gym_trace.training.run import runs_in
+
+    about = runs_in(directory)[0].about.get("environment")
+    if about is None:
+        raise InvalidOption(
+            f"{directory}: started from Python; resume it there: gym_trace.train(make_env, {directory!r}, resume=True)"
+        )
+    found: dict[str, Any] = {"id": None, "make": None, "kwargs": {}, "imports": [], "wrappers": []}
+    found |= {"max_episode_steps": None, **(about if isinstance(about, dict) else {"id": 0})}
+    right = set(found) == set(_TYPES) and all(isinstance(found[name], kind) for name, kind in _TYPES.items())
+    if not right or not all(isinstance(name, str) for name in (*found["imports"], *found["wrappers"])):
+        raise CorruptTrace(f"{directory}: invalid environment in run.json")
+    from gym_trace.envs.consent import together
+
+    would = together(_asked(found))
+    if would and not trust:
+        raise InvalidOption(f"{directory}: the run would {would}; pass --trust if you trust it")
+    imports, wrappers = tuple(found["imports"]), tuple(found["wrappers"])
+    named = NamedEnvironment(found["id"], found["make"], found["kwargs"], imports, wrappers, found["max_episode_steps"])
+    return named, about
+
+
+def trust_of(named: NamedEnvironment) -> str:
+    """Return " --trust" if resuming a run in it needs that, or ""."""
+    found = {"make": None, "wrappers": (), **named.described(), "imports": named.imports}
+    return " --trust" if _asked(found) else ""
+
+
+def _asked(found: dict[str, Any]) -> list[str]:
+    """Describe what only a trusted run may execute."""
+    from gym_trace.envs.consent import asked_of_argument, called, named, whole
+
+    asked = [f"import {named(module)}" for module in found["imports"]]
+    if found["id"] and ":" in found["id"]:
+        asked.append(f"import {named(found['id'].partition(':')[0])}")
+    kwargs = found["kwargs"]
+    if found["make"]:
+        asked.append(f"call {called(found['make'], {name: ['value', value] for name, value in kwargs.items()})}")
+    asked += [f"call {named(name)}" for name in found["wrappers"] if name]
+    acting = {name: asked_of_argument(name, value) for name, value in kwargs.items()}
+    return asked + [f"pass {named(name)}={whole(kwargs[name])}, which {why}" for name, why in acting.items() if why]
+
+
+# -- progress and summary ----------------------------------------------------------------------------------------------
+
+
+def _report(limits: dict[str, float], progress: Trained) -> Report:
+    """Describe progress for the line, the dashboard below it, and TensorBoard."""
+    scalars = [_scalars(policy) for policy in (progress, *progress.others)]
+    return Report(
+        _line(progress),
+        fraction(progress, limits) if limits else None,
+        partial(_dashboard, progress),
+        progress.restarts,
+        progress.trouble,
+        scalars if all(policy.version or policy.steps for policy in (progress, *progress.others)) else [],
+    )
+
+
+def _line(progress: Trained) -> list[str]:
+    if not progress.steps and set(progress.workers) <= {"starting"}:
+        return ["starting"]
+    returns = [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
+    speed = f"{show.count(round(progress.speeds[0]))} steps/s"
+    return [show.count(progress.steps, "step"), *returns, speed, f"version {show.count(progress.version)}"]
+
+
+def _dashboard(progress: Trained) -> Any:
+    """Return what rich draws below the line."""
+    from rich.console import Group
+    from rich.text import Text
+
+    facts = _facts(progress)
+    lines = [Text(no_wrap=True, overflow="ellipsis") for _ in facts]
+    for line, (name, value) in zip(lines, facts):
+        line.append(f"{name:<11}", "dim").append(show.printable(value))
+    return Group(*lines)
+
+
+def _facts(progress: Trained) -> list[tuple[str, str]]:
+    facts = [("steps/s", show.speeds(progress.speeds))]
+    for name, spread in (("returns", progress.returns), ("lengths", progress.lengths)):
+        if spread is not None:
+            mean, least, most = map(show.returned, spread)
+            facts.append((name, f"mean {mean}, {least} to {most}"))
+    youngest, age, oldest = progress.lags
+    dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
+    facts.append(("lag", f"mean {age:.2f} versions, {youngest:g} to {oldest:g}{dropped}"))
+    for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
+        shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
+        states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]
+        said = ", ".join(shares) + (f" ({', '.join(states)})" if states and parts is _WORKERS else "")
+        facts.append((name, said.strip() or "starting"))
+    losses = [
+        f"{word} {show.number(progress.losses[name])}" for name, word in _LOSSES.items() if name in progress.losses
+    ]
+    facts.append(("losses", ", ".join(losses) or "-"))
+    for number, other in enumerate(progress.others, 1):
+        mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])}"
+        speed = show.count(round(other.speeds[0]))
+        facts.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
+    facts.append(("time", f"{show.duration(progress.seconds)} so far"))
+    if progress.trouble:
+        facts.append(("restarted", progress.trouble))
+    return facts
+
+
+def _scalars(progress: Trained) -> tuple[int, Any, dict[str, float]]:
+    values = {name: value for name, value in progress.losses.items() if name != "seconds"}
+    values |= {f"lag/{name}": lag for name, lag in zip(("min", "mean", "max"), progress.lags)}
+    values |= {f"time/{name}": share for name, share in progress.shares.items()}
+    for name, length in zip(("mean", "min", "max"), progress.lengths or ()):
+        if isinstance(length, float):
+            values[f"length/{name}"] = length
+    more = {"steps_per_second": progress.speeds[0], "version": progress.version, "restarts": progress.restarts}
+    return progress.steps, progress.returns, {**values, **more, "episodes": progress.episodes}
+
+
+def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
+    from gym_trace.collecting.rollout import directory_bytes
+
+    policies = [done, *done.others]
+    best = max(policies, key=_mean)
+    run = directory / best.directory.name if done.others else directory
+    where, learnt, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
+    version = f"version {show.count(done.version)}"
+    version += f", of {show.count(done.steps, 'step')}" if done.new_steps != done.steps else ""
+    if not done.new_steps and done.stopped == "done":
+        click.echo(f"nothing to do: the run is done, at {version}")
+    elif not done.steps:
+        click.echo("nothing learned yet")
+        return
+    else:
+        restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
+        workers = f"{show.count(len(done.workers), 'worker')}{restarts}"
+        click.echo(f"learned from {show.taken(done.new_steps, done.seconds)} with {workers}: {version}")
+        if done.returns is not None:
+            click.echo(show.returns(done.returns, lately=done.episodes > 100))
+    for number, policy in enumerate(policies if done.others else ()):
+        returned = "none yet" if policy.returns is None else show.returned(policy.returns[0])
+        click.echo(f"policy {number}: return {returned}, version {show.count(policy.version)}")
+    parts = [policy.directory / part for policy in policies for part in ("trace", "checkpoints")]
+    size = sum(directory_bytes(part) for part in parts)
+    click.echo(f"{show.printable(directory)}: {show.size(size)}, seed {done.seed}\n")
+    env = show.printable(named.command_line())
+    click.echo(f"next:\n  gym-trace record {env} --policy run:{learnt}\n  gym-trace stats {trace}")
+    if done.stopped == "seconds":
+        click.echo(f"  gym-trace train --resume {where}{trust_of(named)} --seconds {done.seconds:.0f}")
+    else:
+        click.echo(f"  gym-trace train --verify {where}")
+
+
+def _mean(policy: Trained) -> float:
+    mean = None if policy.returns is None else policy.returns[0]
+    return mean if isinstance(mean, float) else -math.inf

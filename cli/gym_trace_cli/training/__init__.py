@@ -1,1 +1,0 @@
-"""gym-trace train"""

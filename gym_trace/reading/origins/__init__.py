@@ -1,1 +1,0 @@
-"""Files that hold what several writers have recorded, read as if each of these had files of its own."""

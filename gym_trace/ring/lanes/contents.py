@@ -1,0 +1,202 @@
+"""Read what happened to lanes from their slab: resets, steps, ends. Reorder rows by lane, then by time, as stored."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.columns import Path
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
+from gym_trace.ring.lanes.entries import NO_MORE, End, LaneState, More, OddRows, Reset, taken, unpacked_actions
+from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, dtype_of
+from gym_trace.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entry_at, headers, places
+from gym_trace.ring.segment import Rows
+
+_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by size in bytes
+
+
+class Steps(NamedTuple):
+    """Consecutive steps of all lanes.
+
+    Attributes:
+        columns: (lanes, times, ...).
+        odd: rows that are not in their column, by time.
+        utc, monotonic, more: of each step.
+    """
+
+    columns: dict[Path, Array]
+    odd: dict[Path, dict[int, Rows]]
+    utc: Array
+    monotonic: Array
+    more: list[More]
+
+    def batch(self, path: Path, time: int) -> Rows:
+        """Return the rows of one step, one per lane."""
+        odd = self.odd.get(path, {})
+        return odd[time] if time in odd else self.columns[path][:, time]
+
+    def batches(self, path: Path) -> list[Rows]:
+        """Return the rows of each step, one per lane."""
+        return [self.batch(path, time) for time in range(len(self.utc))]
+
+    def rows(self, path: Path, chosen: Array | None) -> Rows:
+        """Return rows by lane, then by time. chosen: indices in that order; None: all."""
+        if path in self.odd:
+            return by_lane(self.batches(path), chosen)
+        column = self.columns[path]
+        flat = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+        return flat if chosen is None else taken(flat, chosen)
+
+
+class Contents:
+    """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.ring.lanes.entries.
+
+    Args:
+        most: number of log entries to read; None: all.
+
+    Attributes:
+        events: what happened, in order.
+        asked: the actions without an answer, one entry per leaf, with one row per lane, or None.
+    """
+
+    def __init__(self, layout: LaneLayout, sequence: int, slab: memoryview, most: int | None = None):
+        self._layout, self._slab = layout, slab
+        self._places = places(slab, layout.log, len(slab), sequence)[:most]
+        self._log = headers(slab, self._places)
+        kinds = self._log["kind"]
+        self._steps = np.flatnonzero(kinds == STEP)
+        count = len(self._steps)
+        in_order = (self._log["row"][self._steps] == np.arange(count)).all()
+        if not in_order or count > layout.times or not np.append(False, kinds == ASK)[self._steps].all():
+            raise CorruptTrace("ring log entries out of order")
+        self._columns = layout.arrays(slab)
+        for path in (TERMINATIONS, TRUNCATIONS):  # any byte except 0 is true
+            self._columns[path] = self._columns[path].view(np.uint8) != 0
+        self.events: list[Reset | End | Steps] = []
+        begin = 0
+        for at in np.flatnonzero((kinds == RESET) | (kinds == INTERRUPTED) | (kinds == END_ALL)).tolist():
+            end = int(np.searchsorted(self._steps, at))
+            self._add_steps(begin, end)
+            self.events.append(self._event(self._entry(at)))
+            begin = end
+        self._add_steps(begin, count)
+        self.asked: list[Rows] | None = None
+        if len(kinds) and kinds[-1] == ASK and count < layout.times:
+            odd = unpacked_actions(self._entry(-1).payload, layout)
+            self.asked = [
+                odd[number] if number in odd else self._columns[leaf.path][:, count]
+                for number, leaf in enumerate(layout.action_leaves)
+            ]
+
+    def state(self) -> LaneState:
+        """Return the state of the lanes at the start of the slab."""
+        stored = np.flatnonzero(self._log["kind"] == STATE)
+        if not len(stored):
+            return LaneState.initial(self._layout.lanes)
+        return LaneState.unpacked(self._entry(stored[0]).payload, self._layout)
+
+    def _entry(self, number: int) -> Entry:
+        return entry_at(self._slab, self._places[number])
+
+    def _event(self, entry: Entry) -> Reset | End:
+        if entry.kind == RESET:
+            return Reset.unpacked(entry.payload, self._layout, entry.c, entry.d)
+        return End(None if entry.kind == INTERRUPTED else entry.a, entry.c, entry.d)
+
+    def _add_steps(self, begin: int, end: int) -> None:
+        """Add the steps from the one with number begin on, if there are any before end."""
+        if begin == end:
+            return
+        entries, layout = self._steps[begin:end], self._layout
+        log, asks = self._log[entries], self._log[entries - 1]
+        columns = {path: column[:, begin:end] for path, column in self._columns.items()}
+        odd: dict[Path, dict[int, Rows]] = defaultdict(dict)
+        more = [NO_MORE] * len(log)
+        for leaf in (*layout.observation_leaves, *layout.action_leaves):
+            if leaf.dtype is None:
+                odd[leaf.path] = {}  # no column
+
+        def add(rows_of: OddRows, leaves: list[Any], time: int) -> None:
+            for number, rows in rows_of.items():
+                odd[leaves[number].path][time] = rows
+
+        for time in np.flatnonzero(log["length"]).tolist():
+            more[time] = More.unpacked(self._entry(entries[time]).payload, layout)
+            add(more[time].observations, layout.observation_leaves, time)
+        for time in np.flatnonzero(asks["length"]).tolist():
+            add(unpacked_actions(self._entry(entries[time] - 1).payload, layout), layout.action_leaves, time)
+
+        codes = log["column"]
+        rewards = {code: layout.rewards(self._slab, dtype_of(code))[:, begin:end] for code in set(codes.tolist()) - {0}}
+        if len(rewards) == 1 and codes.all():
+            columns[REWARDS] = rewards[int(codes[0])]
+        else:
+            for time, code in enumerate(codes.tolist()):
+                rows = rewards[code][:, time] if code else more[time].rewards
+                if rows is None:
+                    raise CorruptTrace("ring step without rewards")
+                odd[REWARDS][time] = rows
+        self.events.append(Steps(columns, odd, log["c"], log["d"], more))
+
+
+# -- rows in the order in which they are stored -----------------------------------------------------------------------
+
+
+def by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
+    """Return rows of batches by lane, then by time. batches: one per time, with one row per lane."""
+    flat: Rows
+    if _alike(batches):
+        stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # np.stack keeps the Fortran order of batches
+        flat = stacked.reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
+    else:
+        flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
+    return flat if chosen is None else taken(flat, chosen)
+
+
+def inserted(column: Rows, at: Array, rows: Rows) -> Rows:
+    """Return column with rows inserted, one before each index in `at`."""
+    if isinstance(column, np.ndarray) and isinstance(rows, np.ndarray) and _alike([column, rows]):
+        return np.insert(column, at, rows, axis=0)
+    kept, more = _packed(column), _packed(rows)
+    for place, row in zip(reversed(at.tolist()), reversed(more)):
+        kept.insert(place, row)
+    return kept
+
+
+def _in_order(stacked: Array) -> Array:
+    """Return an array, (lanes, times, ...), in C order."""
+    if stacked.flags.c_contiguous:
+        return stacked
+    ordered = np.empty(stacked.shape, stacked.dtype)
+    words, into = _as_words(stacked), _as_words(ordered)
+    at_once = max(_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE // max(1, len(stacked)))
+    for begin in range(0, stacked.shape[1], at_once):
+        into[:, begin : begin + at_once] = words[:, begin : begin + at_once]
+    return ordered
+
+
+def _as_words(stacked: Array) -> Array:
+    """View each row as one number, if a type of that size exists: such rows are copied much faster."""
+    word = _WORDS.get(stacked.itemsize * math.prod(stacked.shape[2:]))
+    if word is None or stacked.ndim != 3:
+        return stacked
+    return stacked.view(word)[..., 0]
+
+
+def _alike(batches: Sequence[Rows]) -> bool:
+    first = batches[0]
+    return isinstance(first, np.ndarray) and all(
+        isinstance(batch, np.ndarray) and batch.dtype == first.dtype and batch.shape[1:] == first.shape[1:]
+        for batch in batches
+    )
+
+
+def _packed(batch: Rows) -> list[bytes]:
+    return [pack(row) for row in batch] if isinstance(batch, np.ndarray) else list(batch)

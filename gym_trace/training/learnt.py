@@ -1,0 +1,292 @@
+"""Results of a run: restore any version, verify all of them by learning them again, act as a policy. Needs PyTorch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium.vector.utils import batch_space, iterate
+
+from gym_trace.envs.clipping import clipped
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, TraceError
+from gym_trace.playback.trace import open_trace
+from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
+from gym_trace.training.network.learning import REMOVE, Learner, made_with, read_checkpoint
+from gym_trace.training.network.model import ActorCritic, set_weights, tensors
+from gym_trace.training.rollouts import RecordedRollouts
+from gym_trace.training.run import Run, Update, runs_in
+
+_BEST = "best.safetensors"
+_VERSION = re.compile(r"(?P<directory>.+?)(@(?P<version>\d{1,9}|best))?", re.DOTALL)
+_POLICY = re.compile(r"(?P<version>.+?)(?P<options>\?(sample|trust)(&(sample|trust))*)?", re.DOTALL)
+
+
+# -- any version again ------------------------------------------------------------------------------------------------
+
+
+class Version(NamedTuple):
+    """Version of a run. directory: as the user wrote it. learner: in the state of the version, on the CPU."""
+
+    directory: str
+    learner: Learner
+
+    @property
+    def name(self) -> str:
+        return f"{self.directory}@{self.learner.version}"
+
+
+def version_of(name: str, trust: bool = False) -> Version:
+    """Return a version: DIR for the newest checkpoint, DIR@NUMBER, or DIR@best for the largest mean return.
+
+    trust: allow the import of the module that the run names as its model.
+
+    Raises InvalidOption, TraceNotFound, CorruptTrace.
+    """
+    match = _VERSION.fullmatch(name)
+    if match is None:
+        raise InvalidOption(f"{name!r}: pass DIR, DIR@VERSION or DIR@best")
+    directory, wanted = match["directory"], match["version"]
+    run = Run(directory)
+    learner = fresh(run, trust)
+    if wanted == "best":
+        if not (path := run.checkpoints / _BEST).exists():
+            raise InvalidOption(f"{directory}: no version is the best yet: that takes 100 episodes")
+        learner.load(path)
+        return Version(directory, learner)
+    files = {version: path for path, version in checkpoint_files(run).items()}
+    number = int(wanted) if wanted is not None else max(files, default=None)
+    load_newest(learner, {version: path for version, path in files.items() if number is None or version <= number})
+    if learner.version != number:
+        updates = [update for update in run.updates() if number is None or update.version <= number]
+        if not updates or (number is not None and updates[-1].version < number):
+            known = f"versions 0 to {updates[-1].version}" if updates else "no versions"
+            raise InvalidOption(f"{run.path}: there is no version {number}; the run has {known}")
+        for _ in learn_again(run, learner, updates[learner.version :]):
+            pass
+    return Version(directory, learner)
+
+
+def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
+    """Return the learner of a run in its first state. device: None for that of the run.
+
+    Raises InvalidOption, TraceNotFound, CorruptTrace.
+    """
+    about, settings = run.about, run.trusted_settings(trust)
+    trace = open_trace(run.trace)
+    limit = about.get("steps")
+    total = None if limit is None else -(-int(limit) // settings.batch_steps)
+    settings = settings if device is None else replace(settings, device=device)
+    try:
+        return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptTrace(f"{run.path}: its settings make no network: {error}") from error
+
+
+def load_newest(learner: Learner, files: Mapping[int, Path]) -> None:
+    """Load the newest of these checkpoints, if any. Raises CorruptTrace."""
+    if files:
+        learner.load(files[max(files)], max(files))
+
+
+def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterator[Update]:
+    """Reproduce updates of the log from the trace; yield each. The first is the learner's version.
+
+    Raises CorruptTrace if the weights differ, or a rollout is missing.
+    """
+    recorded: RecordedRollouts | None = None
+    for update in updates:
+        if update.version > learner.version:
+            if recorded is None:
+                recorded = RecordedRollouts(open_trace(run.trace), learner.shape)
+            if update.changed:
+                learner.adopt(update.changed, run.checkpoints)
+            elif len(update.rollouts) != learner.settings.rollouts_per_batch:
+                raise CorruptTrace(f"{run.path}: version {update.version} is of {len(update.rollouts)} rollouts", None)
+            else:
+                try:
+                    rollouts = [recorded.read(origin) for origin in update.rollouts]
+                except CorruptTrace as error:
+                    raise CorruptTrace(f"version {update.version} cannot be learnt again: {error}") from error
+                learner.learn(rollouts)
+        if learner.digest() != update.digest:
+            raise CorruptTrace(f"{run.path}: version {update.version} differs when it is learnt again", None)
+        yield update
+
+
+def checkpoint_files(run: Run) -> dict[Path, int]:
+    """Return all checkpoints with their versions, including milestones and the best. Raises CorruptTrace."""
+    found = {run.checkpoint(version): version for version in run.saved()}
+    for path in sorted(run.checkpoints.glob("milestone-*.safetensors")):
+        if match := re.fullmatch(r"milestone-(\d{9})\.safetensors", path.name):
+            found[path] = int(match[1])
+    best = run.checkpoints / _BEST
+    if best.exists():
+        version = read_checkpoint(best)[0].get("version")
+        if type(version) is not int:
+            raise CorruptRun("invalid checkpoint: it has no version", best, REMOVE)
+        found[best] = version
+    return found
+
+
+# -- all versions compared --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Relearnt:
+    """Result of verify_run().
+
+    Attributes:
+        versions: number of versions that were learnt again and are equal. of: number of all.
+        differs: the first difference; "" without one.
+        checkpoints: how many were compared, tensor by tensor.
+        notes: other possible reasons, such as another version of PyTorch.
+    """
+
+    versions: int = 0
+    of: int = 0
+    differs: str = ""
+    checkpoints: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_run(
+    directory: str | os.PathLike[str],
+    on_progress: Callable[[Relearnt], Any] | None = None,
+    *,
+    trust: bool = False,
+) -> Relearnt:
+    """Learn all versions of a run again, and compare each version and each checkpoint.
+
+    The policies of a population are verified one after the other.
+
+    on_progress: called after each version; a truthy result ends it. trust: allow the import of the module that the run
+    names as its model.
+
+    Raises:
+        TraceNotFound, CorruptTrace: there is no run, or it cannot be read at all.
+        InvalidOption: it names a model, and is not trusted.
+    """
+    found = Relearnt()
+    for run in runs_in(directory):
+        _verify(run, found, on_progress, trust)
+        if found.differs:
+            break
+    return found
+
+
+def _verify(run: Run, found: Relearnt, on_progress: Callable[[Relearnt], Any] | None, trust: bool) -> None:
+    """Add the result of a run to that of the runs before."""
+    about = run.about
+    updates = list(run.updates())
+    if not updates:
+        raise CorruptRun("has no versions", run.path, "it never began to learn: 'gym-trace train --resume' does")
+    found.of += len(updates)
+    made, here = about.get("made_with"), made_with()
+    made = made if isinstance(made, dict) else {}
+    notes = [f"{name} was {made.get(name)}, and is {now} here" for name, now in here.items() if made.get(name) != now]
+    found.notes = list(dict.fromkeys([*found.notes, *notes]))
+    trace = open_trace(run.trace)
+    if not len(trace):
+        raise CorruptTrace("has no episodes", run.trace)
+    learner = fresh(run, trust, device=None)
+    try:
+        saved = checkpoint_files(run)
+        for update in learn_again(run, learner, updates):
+            found.versions += 1
+            for path in [path for path, version in saved.items() if version == update.version]:
+                _compare(path, learner)
+                found.checkpoints += 1
+            if on_progress is not None and on_progress(found):
+                found.differs = "it was interrupted"
+                return
+        later = [version for version in saved.values() if version >= len(updates)]
+        if later:
+            found.differs = f"{run.path}: the log ends before version {min(later)}, which has a checkpoint"
+    except (TraceError, MemoryError) as error:
+        found.differs = str(error) or "not enough memory"
+
+
+def _compare(path: Path, learner: Learner) -> None:
+    """Raise CorruptTrace for a checkpoint with other tensors."""
+    _, tensors = read_checkpoint(path)
+    mine = learner.tensors()
+    for name in sorted({*mine, *tensors}):
+        if name not in mine or name not in tensors or not torch.equal(mine[name], tensors[name]):
+            raise CorruptRun(f"{name} differs when it is learnt again", path, REMOVE)
+
+
+# -- a version as a policy --------------------------------------------------------------------------------------------
+
+
+class RunPolicies:
+    """Maker of policies from a version: DIR, DIR@VERSION or DIR@best, with suffix ?sample, ?trust or ?sample&trust.
+
+    sample: sample actions by the seed of the episode, instead of taking the likeliest. trust: allow the import of the
+    module that the run names as its model. The weights are loaded, or learnt again, once, and sent to workers.
+
+    Attributes:
+        name: of the policy, with the version.
+    """
+
+    def __init__(self, name: str):
+        match = _POLICY.fullmatch(name)
+        assert match is not None
+        options = (match["options"] or "").lstrip("?").split("&")
+        self._sample = "sample" in options
+        version = version_of(match["version"], "trust" in options)
+        learner = version.learner
+        self.name = f"run:{version.name}{'?sample' * self._sample}"
+        self._settings, self._weights = learner.settings, learner.weights()
+        self._leaves, self._form = learner.shape.leaves, learner.shape.actions
+        self._model: ActorCritic | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}
+
+    def __call__(self, observation_space: Any, action_space: Any) -> RunPolicy:
+        """Raises InvalidOption if it was trained with other spaces."""
+        here, form = leaves_of(observation_space), ActionForm(action_space)
+        for what, trained, given in (
+            ("observations", _shapes(self._leaves), _shapes(here)),
+            ("actions", (self._form.choices, self._form.normals), (form.choices, form.normals)),
+        ):
+            if trained != given:
+                raise InvalidOption(f"{self.name}: it was trained with other {what} than this environment has")
+        if self._model is None:
+            torch.set_num_threads(1)
+            self._model = ActorCritic(self._leaves, self._form, self._settings)
+            with torch.no_grad():
+                set_weights(self._model, self._weights)
+        return RunPolicy(self._model, here, form, action_space, self._sample)
+
+
+def _shapes(leaves: list[Leaf]) -> list[Any]:
+    return [(leaf.path, leaf.dtype, leaf.shape, getattr(leaf.space, "n", None)) for leaf in leaves]
+
+
+class RunPolicy:
+    """A policies.Policy. The state of a recurrent network starts from zero in each episode."""
+
+    def __init__(self, model: ActorCritic, leaves: list[Leaf], form: ActionForm, action_space: Any, sample: bool):
+        self._model, self._leaves, self._form, self._space = model, leaves, form, action_space
+        self._batched = batch_space(action_space)
+        self._generator = torch.Generator() if sample else None
+        self._state = torch.zeros(1, model.state_size)
+
+    def reset(self, seed: int) -> None:
+        self._state = torch.zeros_like(self._state)
+        if self._generator is not None:
+            self._generator.manual_seed(seed)
+
+    @torch.inference_mode()
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        observed = [picked(observation, leaf.path)[None] for leaf in self._leaves]
+        distribution, _, self._state = self._model(tensors(observed), self._state)
+        drawn = distribution.mode() if self._generator is None else distribution.sample(self._generator)
+        action = next(iterate(self._batched, self._form.to_batch(drawn.numpy())))
+        return clipped(self._space, action), {}  # training clips actions, too
