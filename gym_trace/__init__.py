@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gym_trace.formats.exporting import export
     from gym_trace.formats.importing import import_trace
     from gym_trace.formats.legacy.monitor import load_results
+    from gym_trace.integrity.healing import heal_trace
     from gym_trace.integrity.repair import check_trace, repair_trace
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
@@ -41,6 +42,7 @@ _HOMES = {
     "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
     "export": "gym_trace.formats.exporting",
+    "heal_trace": "gym_trace.integrity.healing",
     "import_trace": "gym_trace.formats.importing",
     "load_results": "gym_trace.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
@@ -65,6 +67,7 @@ __all__ = [
     "diff_traces",
     "errors",
     "export",
+    "heal_trace",
     "import_trace",
     "load_results",
     "open_trace",

@@ -28,17 +28,21 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     Exit code: 0 intact, 5 damaged.
 
     Traces of killed writers (torn end, unsealed batch) are not damaged, only noted.
+    Damage that parity restores is listed apart: no step is lost by it.
 
     \b
     gym-trace check traces/cartpole
     """
     with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
+    is_damaged = bool(report.damages or report.healed)
     if as_json:
         show.json_line({"directory": directory, **_checked(report)})
-        return DAMAGED if report.damages else FINE
+        return DAMAGED if is_damaged else FINE
     for damage in report.damages:
         click.echo(show.damage(*damage))
+    for damage in report.healed:
+        click.echo(f"{show.damage(*damage)}; read as it was recorded")
     if not quiet:
         for remark in report.remarks:
             click.echo(f"note: {show.printable(remark)}")
@@ -49,6 +53,10 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     if report.damages:
         again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
+    if report.healed:
+        again = f"'gym-trace repair {show.printable(directory)} --in-place'"
+        click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {again} writes them back")
+    if is_damaged:
         return DAMAGED
     if not quiet:
         click.echo("no damage")
@@ -59,22 +67,31 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
 @trace_argument
 @section(
     "Output",
-    option("-o, --output NEW", "New directory.", PATH, required=True),
-    option("--salvage", "Keep the intact columns of damaged chunks."),
+    option("-o, --output NEW", "New directory.", PATH),
+    option("--in-place", "Restore the original bytes of DIR from parity."),
+    option("--salvage", "With -o: keep the intact columns of damaged chunks."),
     quiet_option,
     json_option,
 )
-def repair(directory: str, output: str, salvage: bool, quiet: bool, as_json: bool) -> int:
-    """Write a clean copy of everything readable to NEW and list what is lost.
-    Exit code: 1 if no episode is readable; nothing is written then.
+def repair(directory: str, output: str | None, in_place: bool, salvage: bool, quiet: bool, as_json: bool) -> int:
+    """Write a clean copy of everything readable to NEW and list what is lost,
+    or restore damaged bytes in place. Exit code: 1 if no episode is readable
+    (nothing is written then), 5 if --in-place leaves damage.
 
     Without --salvage a damaged chunk is lost: up to 1 MiB of values, 24 MiB of
     images. With it, lost columns are NaN (floats) or absent; the fact "salvaged"
-    of NEW names them. DIR is never modified.
+    of NEW names them. Only --in-place modifies DIR: it puts the recorded bytes
+    back into damaged batches, as far as their parity allows.
 
     \b
     gym-trace repair traces/cartpole -o traces/repaired
     """
+    if in_place == (output is not None):
+        raise click.UsageError("pass either -o NEW or --in-place")
+    if output is None:
+        if salvage:
+            raise click.UsageError("--salvage: needs -o NEW")
+        return _heal(directory, quiet, as_json)
     with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
@@ -92,10 +109,35 @@ def repair(directory: str, output: str, salvage: bool, quiet: bool, as_json: boo
     return FINE
 
 
+def _heal(directory: str, quiet: bool, as_json: bool) -> int:
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.heal_trace(directory, on_progress=progress.update_bytes)
+    code = DAMAGED if report.hopeless else FINE
+    if as_json:
+        show.json_line({
+            "directory": directory, "files": report.files, "bytes": report.bytes,
+            "healed": [damage._asdict() for damage in report.healed],
+            "hopeless": [damage._asdict() for damage in report.hopeless],
+            "unprotected": report.unprotected,
+        })  # fmt: skip
+        return code
+    for damage in (*report.healed, *report.hopeless):
+        click.echo(show.damage(*damage))
+    if report.unprotected:
+        click.echo(f"note: {show.count(len(report.unprotected), 'file')} without parity, written by an older release")
+    if report.hopeless:
+        again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
+        click.echo(f"{show.count(len(report.hopeless), 'place')} beyond parity; {again} saves the rest")
+    restored = show.count(len(report.healed), "place") if report.healed else "nothing"
+    click.echo(f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {restored} restored")
+    return code
+
+
 def _checked(report: CheckReport) -> dict[str, Any]:
     """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
-    return counts | {"damages": [damage._asdict() for damage in report.damages], "remarks": report.remarks}
+    found = {name: [damage._asdict() for damage in getattr(report, name)] for name in ("damages", "healed")}
+    return counts | found | {"remarks": report.remarks}
 
 
 def _repaired(report: RepairReport) -> dict[str, Any]:

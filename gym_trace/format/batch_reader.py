@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,15 @@ class Damage(NamedTuple):
     def error(self) -> CorruptTrace:
         """Return the error to raise when these bytes are needed."""
         return CorruptTrace(self.problem, self.path, self.start)
+
+
+def restored_ranges(path: str, blocks: Mapping[int, bytes]) -> list[Damage]:
+    """Return the damaged ranges that these blocks, by their offsets, restore."""
+    ranges: list[Damage] = []
+    for offset, block in sorted(blocks.items()):
+        start = ranges.pop().start if ranges and ranges[-1].end == offset else offset
+        ranges.append(Damage(path, start, offset + len(block), "restored from parity"))
+    return ranges
 
 
 class Chunk:
@@ -213,15 +222,16 @@ class BatchReader:
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
-    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None, heals: bool = True):
+    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None, warns: bool = True):
         """Open a batch.
 
         room: row limit shared by the tables of several batches; None: a limit for this batch alone.
-        heals: restore damaged bytes from the parity of the batch, and warn of them once.
+        warns: warn once if damaged bytes were restored from the parity of the batch.
         """
         self.name = name
         self.healed: list[Damage] = []
-        self._heals = heals
+        self._is_checked = False  # against the parity
+        self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
         self._room = TableRoom() if room is None else room
@@ -281,7 +291,7 @@ class BatchReader:
                     if len(self._known) >= _CACHED_CHUNKS:
                         self._known.clear()
                     self._known[offset] = columns
-                blobs = {c.path: (c, _checked(file, where, c)) for c, where in columns if wanted(c.path)}
+                blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
         return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
@@ -291,18 +301,17 @@ class BatchReader:
 
         Reads the whole batch. From then on open() and all that reads the batch see the restored bytes.
         """
-        if not self._heals:
+        if self._is_checked:
             return False
-        self._heals = False
+        self._is_checked = True
         with self.open() as file:
             found = stored_parity(file, self.header.file_id)
             blocks = heal(file, found).blocks if found is not None else {}
         self._restored = blocks
-        for offset, block in sorted(blocks.items()):
-            self.healed.append(Damage(self.path, offset, offset + len(block), "restored from parity"))
-        if blocks:
+        self.healed = restored_ranges(self.path, blocks)
+        if blocks and self._warns:
             warnings.warn(
-                f"{self.path}: damaged, and read as it was recorded by its parity ({len(blocks)} blocks); "
+                f"{self.path}: damaged, and read as it was recorded by its parity; "
                 "'gym-trace repair --in-place' writes the original bytes back",
                 UserWarning,
                 stacklevel=2,
@@ -421,7 +430,7 @@ class BatchReader:
 
     def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
         metadata = self._metadata(file, header)
-        tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
+        tables = {c.path: (c, checked(file, at, c)) for c, at in self._columns(header, metadata)}
         fragments = self._table(tables, "fragments", wire.FRAGMENT)
         chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not _are_apart(chunks, header.offset):
@@ -479,7 +488,7 @@ class BatchReader:
             self.schema = metadata
         elif header.type == wire.CHUNK:
             columns = list(self._columns(header, metadata))
-            tables = {c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}
+            tables = {c.path: (c, checked(file, at, c)) for c, at in columns[:1]}
             table = self._table(tables, "fragments", wire.FRAGMENT)
             fragments.append(table)
             chunks.append((header.offset, header.end - header.offset, len(table), observation_rows(table)))
@@ -535,7 +544,7 @@ class BatchReader:
         self.damage.append(Damage(self.path, start, end, problem))
 
 
-def _checked(file: Reader, offset: int, column: Column) -> Piece:
+def checked(file: Reader, offset: int, column: Column) -> Piece:
     """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
     blob: Piece
     if column.stored < _LARGE:

@@ -8,7 +8,7 @@ and so can any one damaged stretch of up to Shape.stretch bytes. Checksums of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,19 +93,25 @@ class Parity(NamedTuple):
 
 def parity_of(file: Reader, shape: Shape) -> Parity:
     """Compute the parity of the first shape.covered bytes of a file. Raises CorruptTrace if it is too short."""
-    total, checksums = np.zeros(shape.stripe, np.uint8), []
+    total, checksums = np.zeros(shape.stripe, np.uint8), list[int]()
     for stripe in _stripes(file, shape):
         _xor(total, stripe)
-        checksums += [crc32(stripe[at : at + shape.block].data) for at in range(0, len(stripe), shape.block)]
+        checksums += _checksums(stripe, shape.block)
     return Parity(np.roll(total, -shape.turn), np.array(checksums, CHECKSUM))
 
 
 class Stored(NamedTuple):
-    """The parity record of a batch, and the footer that belongs behind it."""
+    """The parity record of a batch.
+
+    Attributes:
+        footer: the footer that belongs behind it.
+        checksums_crc: CRC of the checksums; None: unknown.
+    """
 
     shape: Shape
     parity: Parity
     footer: bytes
+    checksums_crc: int | None = None
 
 
 def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
@@ -125,7 +131,12 @@ def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
         return None
     checksums = np.frombuffer(body, CHECKSUM, shape.blocks, shape.stripe)
     packed = wire.pack_footer(footer.index_offset, file.size, file_id, shape)
-    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums), packed)
+    crc: int | None = None
+    if header is not None:
+        match _metadata(file, header):
+            case {"columns": [_, [*_, int(known)]]}:
+                crc = known
+    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums), packed, crc)
 
 
 def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
@@ -136,11 +147,16 @@ def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
         header = wire.unpack_record_header(tail[at : at + wire.HEADER_SIZE], begin + at, file_id)
         if header is None or header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size:
             continue
-        raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _NEAR))
-        match unpack(raw) if crc32(raw) == header.metadata_crc else None:
+        match _metadata(file, header):
             case {"block": int(block), "groups": int(groups), "index": int(index)}:
                 return wire.Footer(index, file.size, (header.offset, block, groups))
     return wire.Footer(0, 0)
+
+
+def _metadata(file: Reader, header: wire.RecordHeader) -> Any:
+    """Return the metadata of a parity record; None if it is damaged."""
+    raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _NEAR))
+    return unpack(raw) if crc32(raw) == header.metadata_crc else None
 
 
 def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int, file_id: bytes) -> bytes:
@@ -160,7 +176,7 @@ def changed_parity(file: Reader, stored: Stored, start: bytes) -> tuple[int, byt
 
     Raises CorruptTrace if the record is damaged.
     """
-    shape, parity, footer = stored
+    shape, parity, footer = stored[:3]
     offset = shape.covered
     header = wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, file_id := footer[24:40])
     if header is None:
@@ -196,13 +212,11 @@ class Healed(NamedTuple):
 
 def heal(file: Reader, stored: Stored) -> Healed:
     """Find the damaged blocks of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
-    shape, parity, footer = stored
-    bad: list[int] = [
-        number
-        for first, stripe in zip(range(0, shape.blocks, shape.groups), _stripes(file, shape))
-        for number, at in enumerate(range(0, len(stripe), shape.block), first)
-        if crc32(stripe[at : at + shape.block].data) != parity.checksums[number]
-    ]
+    shape, parity, footer, checksums_crc = stored
+    actual = np.array([crc for stripe in _stripes(file, shape) for crc in _checksums(stripe, shape.block)], CHECKSUM)
+    # If the data agrees with the checksum of the checksums, only those may be damaged.
+    is_intact = checksums_crc is not None and crc32(actual.data) == checksums_crc
+    bad: list[int] = [] if is_intact else np.flatnonzero(actual != parity.checksums).tolist()
     alone = {number % shape.groups: number for number in bad}
     counts = np.bincount([number % shape.groups for number in bad], minlength=shape.groups)
     hopeless = [number for number in bad if counts[number % shape.groups] > 1]
@@ -269,6 +283,10 @@ def _stripes(file: Reader, shape: Shape) -> Iterator[Array]:
         if file.read_into(offset, wanted.data) != len(wanted):
             raise CorruptTrace("shorter than its parity says")
         yield wanted
+
+
+def _checksums(stripe: Array, block: int) -> list[int]:
+    return [crc32(stripe[at : at + block].data) for at in range(0, len(stripe), block)]
 
 
 def _xor(total: Array, stripe: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom, checked
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
@@ -74,6 +74,8 @@ class CheckReport:
         files, bytes: batches, and their bytes.
         chunks, episodes, steps: what can be read.
         damages: ranges of bytes that do not check, each with its file and the problem.
+        healed: damaged ranges of bytes that are read as they were recorded, because parity restores them; heal_trace()
+            writes them back.
         remarks: what is worth knowing and no damage, such as the torn end that a killed writer leaves.
     """
 
@@ -83,6 +85,7 @@ class CheckReport:
     episodes: int = 0
     steps: int = 0
     damages: list[Damage] = field(default_factory=list)
+    healed: list[Damage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -119,14 +122,17 @@ class BatchInspector(BatchReader):
     """
 
     def __init__(self, storage: ReadStorage, name: str):
-        self.index: Index | None = None
         self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
+        super().__init__(storage, name, warns=False)
+        if self.index is not None and not self._agrees(self.index):
+            self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
+
+    def _load(self, file: Reader) -> None:
+        self.index: Index | None = None
         self._data_start = wire.HEADER_SIZE
         self._data_end: int | None = None  # where the index begins, once that is known
         self._padding: set[Damage] = set()
-        super().__init__(storage, name, heals=False)
-        if self.index is not None and not self._agrees(self.index):
-            self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
+        super()._load(file)
 
     def is_harmless(self, damage: Damage) -> bool:
         """Return True if no chunk can have been in a damaged range."""
@@ -172,6 +178,9 @@ class BatchInspector(BatchReader):
         if header.type == wire.INDEX:
             self._count_afresh()
             self.index = self._index(file, header)
+        elif header.type == wire.PARITY:
+            for column, at in self._columns(header, self._metadata(file, header)):
+                checked(file, at, column)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
 
@@ -244,7 +253,7 @@ class Examination:
         """Return the schema of the writer from the first place where it is readable."""
         for name in self.files.batches.values():
             with suppress(CorruptTrace, FileNotFoundError):
-                if (schema := BatchReader(self._storage, name).schema) is not None:
+                if (schema := BatchReader(self._storage, name, warns=False).schema) is not None:
                     return {key: value for key, value in schema.items() if key not in ("batch", "type")}
         first = next(self.files.entries(), {})
         return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
@@ -296,7 +305,7 @@ class Examination:
             last: dict[int, BatchReader] = {}  # those that say which slabs of the ring are in them
             for number, name in sorted(self.files.batches.items(), reverse=True):
                 with suppress(CorruptTrace, FileNotFoundError):
-                    last[number] = BatchReader(self._storage, name)
+                    last[number] = BatchReader(self._storage, name, warns=False)
                     if last[number].slabs.complete:
                         break
             self._tail = tail_of(self.files, image, last)
@@ -362,7 +371,9 @@ class Examination:
                 yield self._counted(fragments, chunk)
             self._advance(offset + length)
         ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
+        self._report.healed += batch.healed
         if batch.has_end_name:
+            is_clean = is_clean and not batch.healed  # its checksum is that of the original bytes
             self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))
         self._report.files += 1
         self._report.bytes += batch.size

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from longer import LONG
 from runs import chunks_of, flip, recorded
-from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of
+from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of, strip_parity
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
@@ -374,6 +374,7 @@ def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):
         writer.write(table, {**starts, **columns})
     writer.close({})
     batch = tmp_path / "t" / "lanes.000000.gtb"
+    strip_parity(batch)
     flip(batch, chunks_of(batch)[2][0] + 70)
     report = repair_trace(tmp_path / "t", tmp_path / "r")
     assert [run[1:] for run in report.losses[0].steps] == [(0, 4, 2), (1, 6, 3)]
