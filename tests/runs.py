@@ -87,14 +87,6 @@ def chunks_of(path: Path) -> list[tuple[int, int]]:
     return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
-def flip(path: Path, *places: int) -> None:
-    """Flip a bit of a file at each of these places."""
-    data = bytearray(path.read_bytes())
-    for place in places:
-        data[place] ^= 0x10
-    path.write_bytes(data)
-
-
 def manifest_entries(directory: Path) -> list[dict[str, Any]]:
     """Return the entries of all manifests of a trace."""
     paths = sorted(directory.glob("*.manifest.jsonl"))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import gymnasium
 import numpy as np
+from damage import strip_parity
 from gymnasium import spaces
 
 from gym_trace import Episode, TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import wire
 
 LENGTHS = (4, 3, 6, 0, 5)  # steps of each episode
 OUTCOMES = ("terminated", "truncated", "cut", "cut", "closed")
@@ -88,23 +86,6 @@ def record(directory: Path, *, closed: bool = True, parity: bool = False, **opti
     if closed and not parity:
         strip_parity(batch)
     return batch
-
-
-def strip_parity(batch: Path) -> None:
-    """Make a sealed batch one of an older release, without parity; its manifest knows its size and checksum."""
-    data = batch.read_bytes()
-    file_id = wire.unpack_file_header(data[: wire.HEADER_SIZE]).file_id
-    footer = wire.unpack_footer(data[-wire.HEADER_SIZE :], len(data), file_id)
-    assert footer is not None
-    end = footer.parity[0]
-    stripped = data[:end] + wire.pack_footer(footer.index_offset, end + wire.HEADER_SIZE, file_id)
-    batch.write_bytes(stripped)
-    manifest = batch.with_name(batch.name.partition(".")[0] + ".manifest.jsonl")
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    for line in lines:
-        if line.get("file") == batch.name:
-            line.update(bytes=len(stripped), crc32=crc32(stripped))
-    manifest.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def leave_open(env: TraceRecordingWrapper, directory: Path) -> None:

@@ -119,7 +119,6 @@ class WriterCopy:
         listed = {str(entry.get("file")): entry for entry in reader.files.entries() if entry.get("type") == "batch"}
         first = 0
         for batch, count in _batches(reader):
-            batch.heal()  # before it is copied unread
             numbers = range(first, first + count)
             first += count
             is_whole = reader.has_own_files and count == len(batch.chunks) and whole[numbers.start : numbers.stop].all()
@@ -172,6 +171,7 @@ class WriterCopy:
     ) -> None:
         """Add chunks of one batch, by their numbers among all of the writer's."""
         own = reader.has_own_files
+        batch.heal()  # columns are copied unread, and become those of a batch with parity of its own
         with batch.open() if own and _is_sealed(batch) else contextlib.nullcontext() as file:
             for number in numbers:
                 begin, end = reader.chunk_bounds[number : number + 2].tolist()

@@ -171,6 +171,18 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
     return b"".join(record)
 
 
+def right_record(file: Reader, stored: Stored) -> bytes | None:
+    """Return the parity record that belongs to the data of a batch; None if its index is not there."""
+    file_id = stored.footer[24:40]
+    footer = wire.unpack_footer(stored.footer, file.size, file_id)
+    assert footer is not None  # it was packed by stored_parity()
+    raw = file.read(footer.index_offset, wire.HEADER_SIZE)
+    index = wire.unpack_record_header(raw, footer.index_offset, file_id)
+    if index is None:
+        return None
+    return parity_record(stored.shape, parity_of(file, stored.shape), index.offset, index.sequence + 1, file_id)
+
+
 def changed_parity(file: Reader, stored: Stored, start: bytes) -> tuple[int, bytes, bytes]:
     """Return the offset of the parity record, its bytes, and those for a batch whose first bytes are replaced by start.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gym_trace.errors import CorruptTrace, RecordingError
-from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Damage, restored_ranges
 from gym_trace.format.directory import find_writers
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, heal, parity_of, parity_record, stored_parity
+from gym_trace.format.parity import HealedReader, heal, right_record, stored_parity
 from gym_trace.integrity.scan import Progress
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Reader, Storage
@@ -89,16 +88,10 @@ def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> 
         if found.hopeless:
             return
         reader, shape = HealedReader(file, found.blocks), stored.shape
-        footer = wire.unpack_footer(stored.footer, file.size, stored.footer[24:40])
-        assert footer is not None  # it was packed by stored_parity()
-        raw = reader.read(footer.index_offset, wire.HEADER_SIZE)
-        index = wire.unpack_record_header(raw, footer.index_offset, stored.footer[24:40])
-        if index is None:
-            report.hopeless.append(Damage(path, footer.index_offset, shape.covered, "not an index"))
+        record = right_record(reader, stored)
+        if record is None:
+            report.hopeless.append(Damage(path, 0, shape.covered, "the index is not where the footer says"))
             return
-        record = parity_record(
-            shape, parity_of(reader, shape), footer.index_offset, index.sequence + 1, stored.footer[24:40]
-        )
         ranges = restored_ranges(path, found.blocks)
         if file.read(shape.covered, len(record)) != record:
             ranges.append(Damage(path, shape.covered, shape.covered + len(record), "parity computed again"))

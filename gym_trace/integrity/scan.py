@@ -12,10 +12,11 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom, checked
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
+from gym_trace.format.parity import right_record, stored_parity
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
@@ -85,8 +86,8 @@ class CheckReport:
     episodes: int = 0
     steps: int = 0
     damages: list[Damage] = field(default_factory=list)
-    healed: list[Damage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    healed: list[Damage] = field(default_factory=list)
 
 
 def examinations(
@@ -126,6 +127,16 @@ class BatchInspector(BatchReader):
         super().__init__(storage, name, warns=False)
         if self.index is not None and not self._agrees(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
+
+    def parity_damage(self) -> list[Damage]:
+        """Return the parity record as damage if it does not match the batch, of which all else is intact or healed."""
+        with self.open() as file:
+            stored = stored_parity(file, self.header.file_id)
+            right = None if stored is None else right_record(file, stored)
+            if stored is None or right is None or file.read(stored.shape.covered, len(right)) == right:
+                return []
+            start = stored.shape.covered
+            return [Damage(self.path, start, start + len(right), "the parity does not match; no step depends on it")]
 
     def _load(self, file: Reader) -> None:
         self.index: Index | None = None
@@ -178,9 +189,6 @@ class BatchInspector(BatchReader):
         if header.type == wire.INDEX:
             self._count_afresh()
             self.index = self._index(file, header)
-        elif header.type == wire.PARITY:
-            for column, at in self._columns(header, self._metadata(file, header)):
-                checked(file, at, column)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
 
@@ -372,6 +380,9 @@ class Examination:
             self._advance(offset + length)
         ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
         self._report.healed += batch.healed
+        if is_clean and batch.has_end_name and (wrong := batch.parity_damage()):
+            is_clean = False
+            self._report.damages += wrong
         if batch.has_end_name:
             is_clean = is_clean and not batch.healed  # its checksum is that of the original bytes
             self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from damage import flip
 from gym_trace_cli import show
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
@@ -474,9 +475,7 @@ def test_a_chunk_in_the_midst_costs_no_more_than_itself_and_the_step_behind_it(t
     trace = open_trace(tmp_path)
     batch, i = trace.readers[0].chunk_places[1]
     offset, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
-    content = bytearray(Path(batch.path).read_bytes())
-    content[offset + length - 8] ^= 1
-    Path(batch.path).write_bytes(content)
+    flip(batch.path, offset + length - 8)
     result = run("cat", tmp_path, "--json")
     steps = [line["step"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "step"]
     assert (result.exit_code, steps) == (5, [*range(10), *range(21, 40)])

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 from click.testing import Result
+from damage import flip
 from gym_trace_cli import info, show
 from gymnasium import spaces
 from shell import ok, run, strict_json
@@ -163,9 +164,7 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(
 
 def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> None:
     (batch,) = cartpole.glob("*.gtb")
-    data = bytearray(batch.read_bytes())
-    data[len(data) // 2] ^= 1
-    batch.write_bytes(data)
+    flip(batch, batch.stat().st_size // 2)
     assert "episodes     20" in _output("stats", cartpole)
     result = run("stats", cartpole, "--columns")
     assert result.exit_code == 5

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from damage import flip
 from shell import ok, run
 
 import gym_trace
@@ -57,9 +58,7 @@ def damage(name: str, offset: int) -> None:
     trace = gym_trace.open_trace("t")
     batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
     place = int(batch.chunks["offset"][-2]) + offset
-    raw = bytearray(path.read_bytes())
-    raw[place] ^= 255
-    path.write_bytes(raw)
+    flip(path, place, mask=255)
 
 
 def code(*args: object) -> int:

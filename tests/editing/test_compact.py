@@ -12,11 +12,12 @@ from unittest import mock
 import numpy as np
 import pytest
 from asking import TellingEnv, tried
+from damage import flip
 from edited import SAMPLES, check_clean, contents, record_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
-from runs import chunks_of, flip, record_lengths, record_nested, recorded
+from runs import chunks_of, record_lengths, record_nested, recorded
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace

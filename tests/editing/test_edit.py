@@ -13,11 +13,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from damage import flip
 from edited import SAMPLES, check_clean, contents, record_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
-from runs import chunks_of, flip, manifest_entries, record_lengths, record_nested, recorded
+from runs import chunks_of, manifest_entries, record_lengths, record_nested, recorded
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace
@@ -106,7 +107,7 @@ def test_batches_that_stay_as_they_are_are_the_same_files(tmp_path: Path) -> Non
     for name, was in zip(names, [*names[1:], "w.000003.gtb"]):
         old, new = ((tmp_path / place).read_bytes() for place in (f"a/{was}", f"c/{name}"))
         assert len(new) == len(old)
-        assert sum(x != y for x, y in zip(old, new)) < 16  # the number of the batch, and checksums of it
+        assert sum(x != y for x, y in zip(old, new)) < 64  # the number of the batch, its parity, and checksums
     check_clean(tmp_path / "c", 9)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import cradle
 import numpy as np
 import pytest
+from damage import flip
 from longer import LONG
 from old_recordings import write_monitor
 from plain_format import Forgetful, PlainExporter, PlainImporter
@@ -253,9 +254,7 @@ def test_episodes_of_several_spaces_need_a_selection(tmp_path: Path) -> None:
 def test_a_damaged_trace_is_not_exported_in_part(traces: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(traces["vectors"], tmp_path / "trace")
     (batch,) = (tmp_path / "trace").glob("*.gtb")
-    content = bytearray(batch.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    batch.write_bytes(content)
+    flip(batch, batch.stat().st_size // 2)
     with pytest.raises(TraceError):
         export(tmp_path / "trace", tmp_path / "out", PlainExporter())
     assert left_in(tmp_path) == ["trace"]

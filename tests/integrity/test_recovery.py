@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import flip
 from gymnasium import spaces
 from longer import LONG
-from runs import chunks_of, flip, recorded
+from runs import chunks_of, recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of, strip_parity
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 

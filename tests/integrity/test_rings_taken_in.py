@@ -14,8 +14,8 @@ from typing import Any
 import cradle
 import pytest
 import rings
+from damage import flip
 from longer import LONG
-from runs import flip
 
 from gym_trace import Trace, check_trace, open_trace
 from gym_trace.integrity.rings import take_in_rings

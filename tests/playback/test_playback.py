@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import flip
 from gymnasium import spaces
 from runs import check_counts, counts_of, record_lengths
 from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
@@ -199,9 +200,8 @@ def test_columns_that_were_not_asked_for_are_not_read(tmp_path: Path) -> None:
     )  # fmt: skip
     record_lengths(tmp_path, [39], env)
     (batch,) = tmp_path.glob("*.gtb")
-    data = bytearray(batch.read_bytes())
-    data[data.find(rows[20].tobytes()[:40]) if rows[20].tobytes()[:40] in data else len(data) // 2] ^= 1
-    batch.write_bytes(data)
+    data = batch.read_bytes()
+    flip(batch, data.find(rows[20].tobytes()[:40]) if rows[20].tobytes()[:40] in data else len(data) // 2)
     for episode in open_trace(tmp_path).scan(columns=["rewards", "actions"]):
         assert len(episode.rewards) == 39
         assert episode.actions.tolist() == [step % 4 for step in range(39)]
@@ -350,9 +350,7 @@ def damage(directory: Path, chunk: int = 2) -> Path:
     """Flip a byte in a chunk of the only batch, and return its path."""
     offset = int(open_trace(directory).readers[0].batches[0].chunks["offset"][chunk])
     (batch,) = directory.glob("*.gtb")
-    data = bytearray(batch.read_bytes())
-    data[offset + 70] ^= 0xFF
-    batch.write_bytes(data)
+    flip(batch, offset + 70, mask=0xFF)
     return batch
 
 

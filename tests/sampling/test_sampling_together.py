@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import flip
 from drawing import drawn, firsts
 from longer import LONG
 from runs import record_lengths
@@ -35,9 +36,7 @@ def damage(trace: Trace, where: str = "column") -> None:
     [file] = Path(trace.directory).glob("*.gtb")
     chunk = trace.readers[0].batches[0].chunks[3]
     begin, end = int(chunk["offset"]), int(chunk["offset"]) + int(chunk["length"])
-    content = bytearray(file.read_bytes())
-    content[end - 20 if where == "column" else begin + 60] ^= 0xFF
-    file.write_bytes(content)
+    flip(file, end - 20 if where == "column" else begin + 60, mask=0xFF)
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped:UserWarning")
