@@ -298,7 +298,7 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
 
 def _link(place: Path) -> CorruptRun:
     """Return the error for a link in a run, whose target would be written to."""
-    return CorruptRun("is a link, which is not followed", place, "put what it leads to in its place")
+    return CorruptRun("is a link; links are not followed", place, "put what it leads to in its place")
 
 
 def anew(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""RLDS: what TensorFlow Datasets gives of an export, that data sets of its own are imported, and a training."""
+"""RLDS: what TensorFlow Datasets gives of an export, that datasets of its own are imported, and a training."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ EPISODES = {
 
 
 class Robot(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A data set as the builders of RLDS make it."""
+    """A dataset as the builders of RLDS make it."""
 
     VERSION = tfds.core.Version("1.2.3")
     BUILDER_CONFIGS = [CONFIG]  # noqa: RUF012

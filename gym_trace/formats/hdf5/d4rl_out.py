@@ -77,7 +77,7 @@ def _forms(source: Source) -> dict[str, Form]:
             )
         found[name] = form
     if found["rewards"].shape:
-        raise InvalidOption("D4RL's rewards are one number each, these are several: export to minari")
+        raise InvalidOption("rewards: several numbers each, D4RL stores one; export to minari")
     return found
 
 

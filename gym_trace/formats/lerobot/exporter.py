@@ -1,4 +1,4 @@
-"""Export: a LeRobot data set, version 3, as LeRobotDataset loads it from a directory."""
+"""Export: a LeRobot dataset, version 3, as LeRobotDataset loads it from a directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NONE = np.empty(0, object)
 
 @dataclass(frozen=True)
 class LeRobotExporter:
-    """LeRobot data set, version 3: Parquet, with pictures as PNG or MP4, for LeRobotDataset
+    """LeRobot dataset, version 3: Parquet, with pictures as PNG or MP4, for LeRobotDataset
 
     Attributes:
         video: whether pictures go into MP4 files (H.264 without loss, needs PyAV) and not into the tables as PNG.
@@ -43,11 +43,11 @@ class LeRobotExporter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.video, bool):
-            raise InvalidOption(f"video={self.video!r}: give true or false")
+            raise InvalidOption(f"video={self.video!r}: pass true or false")
         if self.fps is not None and not _is_fps(self.fps):
-            raise InvalidOption(f"fps={self.fps!r}: give a whole number of steps a second, 1 to {_MOST_FPS}")
+            raise InvalidOption(f"fps={self.fps!r}: pass whole steps per second, 1 to {_MOST_FPS}")
         if self.task is not None and not (isinstance(self.task, str) and self.task):
-            raise InvalidOption(f"task={self.task!r}: give what is done, in words")
+            raise InvalidOption(f"task={self.task!r}: pass a text that describes the task")
         if self.video and find_spec("av") is None:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 

@@ -1,4 +1,4 @@
-"""RLDS as a trace: directories of TensorFlow Datasets whose examples are episodes with a data set of steps."""
+"""RLDS as a trace: directories of TensorFlow Datasets whose examples are episodes with a dataset of steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _DataSet:
             self.features, unknown = features_of(said)
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
-            raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: its examples have no steps")
+            raise UnreadableRecording(f"{path / 'features.json'}: not RLDS: its examples have no steps")
         self.steps: Features = steps
         metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)
@@ -101,9 +101,9 @@ class _DataSet:
             told = "convert it with tfds.core.DatasetBuilder, file_format='tfrecord'"
             raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {told}")
         if not re.fullmatch(r"[\w.-]+", name) or not re.fullmatch(r"\w+", dataset):
-            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60} is not the name of a split")
+            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60}: invalid name of a split")
         if said.get("filepathTemplate", TEMPLATE) not in (TEMPLATE, "") or len(lengths) > _MOST_SHARDS:
-            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: its shards have names that are not usual")
+            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
         counts = [int(text) for length in lengths if (text := str(length)).isdecimal() and len(text) < 16]
         shards = [
             self.path / f"{dataset}-{name}.tfrecord-{number:05}-of-{len(lengths):05}" for number in range(len(lengths))
