@@ -156,7 +156,7 @@ def test_existing_files_are_never_overwritten(
     for makes in ("directory", "file"):
         exporter = PlainExporter()
         monkeypatch.setattr(PlainExporter, "makes", makes)
-        with pytest.raises(TraceExists, match=r"link: is a link to .*, which is not there"):
+        with pytest.raises(TraceExists, match=r"link: is a link to .*, a broken link"):
             export(traces["vectors"], tmp_path / "link", exporter)
     monkeypatch.undo()
     assert left_in(tmp_path) == ["file", "full", "link"]

@@ -236,7 +236,7 @@ def test_a_file_that_is_mostly_holes_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b'{"type": "trace"}\n')
     os.truncate(path, 1 << 30)
-    assert "are on the disk" in refusal(path)
+    assert "are on disk" in refusal(path)
 
 
 # -- small files of much ----------------------------------------------------------------------------------------------

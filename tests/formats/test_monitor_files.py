@@ -175,5 +175,5 @@ def test_load_results_of_what_gym_recording_kept_has_no_times(tmp_path: Path) ->
 def test_statistics_that_are_mostly_holes_are_not_read(tmp_path: Path) -> None:
     shutil.copytree(MONITOR / "two-processes", tmp_path / "old")
     os.truncate(next((tmp_path / "old").glob("*.stats.json")), 100 << 20)
-    with pytest.raises(UnreadableRecording, match="are on the disk"):
+    with pytest.raises(UnreadableRecording, match="are on disk"):
         load_results(tmp_path / "old")

@@ -110,7 +110,7 @@ def in_text(file: str, before: str, after: str) -> Callable[[Path], None]:
     [
         (in_shard(lambda data: data[:-10]), "up to byte|checksum"),
         (in_shard(flipped), "checksum differs"),
-        (in_text("dataset_info.json", '"4"', '"3"'), "4 episodes where dataset_info.json says 3"),
+        (in_text("dataset_info.json", '"4"', '"3"'), "4 episodes, but dataset_info.json declares 3"),
         (in_text("features.json", '"float64"', '"float32"'), "not all values have"),
         (in_text("dataset_info.json", "{", "[" * 100_000), "dataset_info.json: not a JSON object"),
         (in_text("dataset_info.json", '"tfrecord"', '"array_record"'), "array_record"),

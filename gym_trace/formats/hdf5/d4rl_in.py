@@ -97,9 +97,9 @@ class _File:
                 "episode.has_final_observation is False, and the row a placeholder"
             )
         if self._timeouts is None:
-            notes.append("it has no timeouts: episodes that were not terminated are taken together with the next one")
+            notes.append("no timeouts: an episode that was not terminated is joined to the next one")
         if self._annotations:
-            notes.append(f"arrays that D4RL does not have become annotations: {named([*self._annotations])}")
+            notes.append(f"arrays unknown to D4RL become annotations: {named([*self._annotations])}")
         there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
         left = self._left_out + [f"metadata/{name}" for path, _ in there if (name := "/".join(path)) not in kept]
         if left:

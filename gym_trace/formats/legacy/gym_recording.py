@@ -121,8 +121,8 @@ def _as_said(reference: dict[str, Any], said_in: FilePath) -> tuple[np.dtype[Any
 def _checked(dtype: np.dtype[Any] | None, text: str, said_in: FilePath) -> np.dtype[Any]:
     if dtype is not None and dtype.hasobject:
         raise UnreadableRecording(
-            f"{said_in}: has an array of Python objects, which is pickled; unpickling runs whatever is in a file, so "
-            "it is never done here. Where you trust the file, load it with NumPy yourself and save plain arrays"
+            f"{said_in}: has a pickled array of Python objects; unpickling can run code, so gym-trace never does "
+            "it. If you trust the file, load it with NumPy and save plain arrays"
         )
     if dtype is None or dtype.itemsize == 0 or not is_plain_dtype(dtype.str):
         raise malformed(said_in, f"an array of dtype {text:.60}")
@@ -371,7 +371,7 @@ class GymRecording:
             raise malformed(path, "a batch without a list of episodes")
         if batch.episodes is not None and batch.episodes != len(episodes):
             raise malformed(
-                path, f"a batch of {len(episodes)} episodes, of which {self._manifest} says {batch.episodes}"
+                path, f"a batch of {len(episodes)} episodes, but {self._manifest} declares {batch.episodes}"
             )
         for number, episode in enumerate(episodes):
             try:

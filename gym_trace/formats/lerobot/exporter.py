@@ -85,16 +85,16 @@ class LeRobotExporter:
 
 def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
     kept = f"LeRobotDataset does not give it; {FINAL} has it"
-    yield Loss("final_observation", f"the final observation of each episode has no place: {kept}")
+    yield Loss("final_observation", f"final observations: not supported, {kept}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
-        yield Loss(loss.what, f"{loss.why}, by LeRobotDataset; an import has it back")
+        yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
     if wide:
-        yield Loss("dtype", f"LeRobotDataset gives float64 as float32, the files have it whole: {', '.join(wide)}")
+        yield Loss("dtype", f"LeRobotDataset returns float64 as float32; the files keep float64: {', '.join(wide)}")
     if mixed := [one.name for one in features if (form := source.forms[one.path]) is not None and form.mixed]:
-        yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
+        yield Loss("dtype", f"rows of several dtypes become the widest: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
-        yield Loss("spaces", f"values other than arrays of one form are JSON texts: {', '.join(other)}")
+        yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
 
 
 def _has_tasks(source: Source, origin: Origin) -> bool:

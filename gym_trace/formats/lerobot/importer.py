@@ -155,19 +155,16 @@ def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
 
 def _notes(data: DataSet) -> Iterator[str]:
     if data.was_changed:
-        yield "exported by gym-trace and changed since: what it was before is not known, and it reads as any other"
-    yield (
-        "LeRobot has no final observations: that of each episode is not known; episode.has_final_observation is False, "
-        "and the row a placeholder"
-    )
-    yield "bounds of spaces are not known: they are as wide as the dtype"
+        yield "exported by gym-trace and changed since: imported as from another recorder"
+    yield ("LeRobot stores no final observations; episode.has_final_observation is False, and the row a placeholder")
+    yield "bounds of spaces are unknown: they are as wide as the dtype"
     names = {feature.name for feature in data.features}
     if "next.reward" not in names:
-        yield "there are no rewards: they are NaN"
+        yield "no rewards: they are NaN"
     if not names & {"next.done", "next.terminated", "next.truncated"}:
-        yield "it is not said how episodes ended: they are cut"
+        yield "no flags: episodes are cut"
     elif "next.terminated" not in names:
-        yield "what is done and not truncated (next.done, next.truncated) is read as terminated"
+        yield "steps done but not truncated (next.done, next.truncated) are read as terminated"
 
 
 def _space(features: list[Feature]) -> PlainSpace:
@@ -230,7 +227,7 @@ class StepReader:
             count, columns = self._rows.take(row.steps - done)
             episodes, frames, times = (columns.pop((name,)) for name in _COUNTED)
             if (episodes != row.number).any() or (frames != np.arange(done, done + count)).any():
-                told = f"the rows of episode {row.number} are not what meta/episodes says"
+                told = f"rows of episode {row.number} contradict meta/episodes"
                 raise UnreadableRecording(f"{self._data.path}: {told}")
             for feature in self._data.features:
                 if feature.kind == "video":

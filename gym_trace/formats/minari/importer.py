@@ -56,13 +56,13 @@ class MinariImporter:
         jpeg = said.get("jpeg_encoding", True) is not False
         notes = [] if about is not None else [*_NOTES]
         if None in spaces:
-            notes.append("the dataset does not say its spaces: they are the widest that its arrays can be of")
+            notes.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
-            notes.append("its pictures were kept as JPEG, and are what Minari would give, not what was observed")
+            notes.append("images were stored as JPEG and differ from what was observed")
         source = HDF5Source(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowSource(data, kind, spaces, jpeg)
         total, steps = said.get("total_episodes"), said.get("total_steps")
         if type(total) is int and total != len(source):
-            told = f"has {len(source):,} episodes, and {FILE} says {total:,}; get a good copy"
+            told = f"has {len(source):,} episodes, but {FILE} declares {total:,}; get a good copy"
             raise UnreadableRecording(f"{data}: {told}")
         schema = new_schema(
             _KIND,

@@ -94,7 +94,7 @@ def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
             told = "; --set kind=arrow can" if "/" in name else ""
             raise InvalidOption(f"{place}: a key {printable(name)!r} cannot be in HDF5 files{told}")
     if any(type(key) is int for key in layout.keys or ()):
-        yield Loss("structure", f"the keys of {place} that are integers are text in Minari")
+        yield Loss("structure", f"integer keys of {place} become text")
     for key, child in layout.parts():
         yield from _structure(child, (*path, key), is_hdf5)
 
@@ -124,7 +124,7 @@ class _Leaf(NamedTuple):
         lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
             return form, self.space, lost
-        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, is a Box of any values in Minari"))
+        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, becomes an unbounded Box"))
         return form, widest(form.dtype, form.shape), lost
 
     def _text(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
@@ -164,7 +164,7 @@ def _told(space: PlainSpace) -> str:
 
 
 def _mixed(name: str, form: Form) -> Loss:
-    return Loss("dtype", f"{name}: values of several dtypes, all of which are {form.dtype} there")
+    return Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
 
 
 def _of_infos(found: InfoColumns) -> Iterator[Loss]:
@@ -183,9 +183,9 @@ def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
     large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
     unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
     if large:
-        yield Loss("seed", f"{large:,} seeds of 2^64 and more, which HDF5 cannot hold, are kept for an import alone")
+        yield Loss("seed", f"{large:,} seeds of 2^64 and more: only an import restores them")
     if unfit:
-        yield Loss("options", f"options of {unfit:,} resets, which Minari cannot hold, are whole for an import alone")
+        yield Loss("options", f"options of {unfit:,} resets: only an import restores them in full")
 
 
 def are_options(options: Any, is_hdf5: bool) -> bool:

@@ -245,15 +245,15 @@ class _Steps:
         """Yield which columns were taken for what, and what the table lacks."""
         told = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
         yield f"read as a table with one row per step: {', '.join(told)}"
-        yield "the table says neither spaces, which are the widest that its columns can be of, nor seeds and times"
+        yield "the table has no seeds, times or spaces; spaces are as wide as the dtypes"
         if "next_observations" not in self._roles:
-            yield "there are no next observations: the final one of each episode is NaN, 0 of integers, empty of text"
+            yield "no next observations: final observations are placeholders (NaN, 0 or empty)"
         if "rewards" not in self._roles:
-            yield "there are no rewards: they are NaN"
+            yield "no rewards: they are NaN"
         if not set(_FLAGS) & set(self._roles):
-            yield "it is not said how episodes ended: they are cut"
+            yield "no flags: episodes are cut"
         if self._left_out:
-            yield f"left out, as neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
+            yield f"skipped, neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
 
     def _form(self, role: str) -> _Form:
         """Join the columns of a role: one column, a vector of numbers, or a dict."""

@@ -90,7 +90,7 @@ class _DataSet:
         about = metadata.get(KEY)
         self.about = about if isinstance(about, str) else None
         self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
-        self.notes = [f"{name} is left out: what a {kind} is, is not known here" for name, kind in unknown.items()]
+        self.notes = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
 
     def _split(self, said: Any) -> _Split:
         said = said if isinstance(said, dict) else {}
@@ -172,18 +172,18 @@ class _Reader:
     def notes(self) -> Iterator[str]:
         """Return notes on what the source lacks, and on what a trace cannot store."""
         for name in sorted(self._missing):
-            yield f"it has no {name}: {_INSTEAD[name]}"
+            yield f"no {name}: {_INSTEAD[name]}"
         if self._empty:
-            yield f"{self._empty} episodes have not one step, and are left out"
+            yield f"{self._empty} episodes without steps were skipped"
         if self._unfinished:
-            yield f"{self._unfinished} episodes do not have the observation after their last action; it is not known"
+            yield f"{self._unfinished} episodes lack the observation after their last action"
         if self._last_actions:
             yield (
                 f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, which "
                 "RLDS says mean nothing; they are left out. With last_step=step the last step is read as any other"
             )
         if self._notes and not self._last_is_step:
-            yield "what a last step has beside its observation, which is in annotations of the others, is left out"
+            yield "values of last steps other than observations were skipped; other steps have them as annotations"
 
     def episodes(self, split: _Split) -> Iterator[NewEpisode]:
         """Raises UnreadableRecording, also while the steps of an episode are read."""
@@ -198,7 +198,7 @@ class _Reader:
             else:
                 yield episode
         if found != split.episodes:
-            told = f"{found} episodes where dataset_info.json says {split.episodes}"
+            told = f"{found} episodes, but dataset_info.json declares {split.episodes}"
             raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, Rows]]]:

@@ -108,10 +108,10 @@ class _Reader:
         steps = int(self._headers[self._order, _STEPS].sum())
         notes = [_NOT_TOLD]
         if again := len(self._headers) - len(self._order):
-            notes.append(f"{again:,} rows that are there more than once were read once")
+            notes.append(f"{again:,} repeated rows were read once")
         firsts = self._order[np.cumsum(self._counts) - self._counts]
         if late := int(np.count_nonzero(self._headers[firsts, _STARTED])):
-            notes.append(f"of {late:,} episodes the first steps are missing")
+            notes.append(f"the first steps of {late:,} episodes are missing")
         with self._reading(0):
             return imported(_KIND, self._read(), self._schema, notes=notes, steps=steps)
 
@@ -272,9 +272,7 @@ def _decoded(found: dict[Any, Any]) -> Any:
 
 def _array(found: dict[Any, Any]) -> Any:
     if found.get(b"kind") == b"O":
-        raise UnreadableRecording(
-            "an array of Python objects, which is pickled; unpickling runs whatever is in a file, so it is not done"
-        )
+        raise UnreadableRecording("a pickled array of Python objects; gym-trace never unpickles")
     text, data = found[b"type"], found[b"data"]
     if not is_plain_dtype(text) or not isinstance(data, bytes):
         raise UnreadableRecording(f"an array of dtype {text!r:.60}")

@@ -44,7 +44,7 @@ class JsonLinesImporter:
         notes = []
         if about is None:
             schema = new_schema("JSON lines", _space(forms.get("observations")), _space(forms.get("actions")))
-            notes = ["spaces, writers, times and generator states are not in it: it was printed, not exported"]
+            notes = ["printed, not exported: no spaces, writers, times or generator states"]
         else:
             schemas = list(read_about(about).get("writers", {}).values())
             if not schemas:
