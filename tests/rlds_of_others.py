@@ -1,4 +1,4 @@
-"""Data sets of RLDS as others write them, without TensorFlow."""
+"""Datasets of RLDS as others write them, without TensorFlow."""
 
 from __future__ import annotations
 

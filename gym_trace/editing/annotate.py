@@ -36,8 +36,8 @@ def annotate_trace(
         for name in [unset] if isinstance(unset, str) else unset:
             name = name if name in said else SPELT.get(name, name)
             if name not in said:
-                there = f"; it says {', '.join(map(shown, said))}" if said else ", or anything else"
-                raise InvalidOption(f"unset: the trace does not say {shown(name)}{there}")
+                there = f"; it has {', '.join(map(shown, said))}" if said else ", and no other facts"
+                raise InvalidOption(f"unset: no fact {shown(name)} in this trace{there}")
             del said[name]
         said |= checked(facts or {})
     return said

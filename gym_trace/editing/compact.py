@@ -81,10 +81,10 @@ def compact_trace(
 def check_editable(trace: Trace, edit: str) -> None:
     """Raise InvalidOption for a view, and TraceError if a writer is still recording."""
     if trace.whole is not trace:
-        raise InvalidOption(f"a view of a trace cannot be edited so: filter it into a new trace, and {edit} that")
+        raise InvalidOption(f"{edit}: views are not supported; filter into a new trace first")
     for writer in trace.readers:
         if writer.alive:
-            raise TraceError(f"{writer.files.where}: this writer is still recording; {edit} when it has ended")
+            raise TraceError(f"{writer.files.where}: this writer is still recording; {edit} after it has ended")
 
 
 def check_same(storage: Storage, source: Trace) -> None:

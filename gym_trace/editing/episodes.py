@@ -89,7 +89,7 @@ def merge_traces(
         RecordingError: the new trace could not be written.
     """
     if isinstance(traces, (str, os.PathLike, Trace)) or not traces:
-        raise InvalidOption("traces: pass a list of one or more to merge")
+        raise InvalidOption("traces: pass a list of one or more")
     sources = list(map(opened, traces))
     report, taken = EditReport(Path(destination)), []
     for trace in sources:
@@ -144,7 +144,7 @@ def split_trace(
     over = source.episodes["outcome"] != "running"
     for number, name in enumerate(names):
         if not (over & (part == number)).any():
-            raise InvalidOption(f"part {name!r} would have no episode of {over.sum()}; nothing was written")
+            raise InvalidOption(f"part {name!r} would get no episode of {over.sum()}; nothing was written")
     reports: dict[str, EditReport] = {}
     with new_directory(destination, source.directory) as staged:
         for number, name in enumerate(names):
@@ -165,9 +165,9 @@ def _checked(fractions: Mapping[str, float]) -> Mapping[str, float]:
     if names := [name for name in fractions if not _PLAIN.fullmatch(name)]:
         raise InvalidOption(f"fractions: {names[0]!r} will be a directory; name it with letters, digits, - and _")
     if len({name.lower() for name in fractions}) < len(fractions):
-        raise InvalidOption("fractions: two names differ only in capitals; rename one")
+        raise InvalidOption("fractions: names differ only in case; rename one")
     if not all(isinstance(share, (int, float)) and 0 < share <= 1 for share in fractions.values()):
-        raise InvalidOption("fractions: pass shares of more than 0 and at most 1")
+        raise InvalidOption("fractions: pass numbers above 0, up to 1")
     if not math.isclose(total := sum(fractions.values()), 1, abs_tol=1e-6):
         raise InvalidOption(f"fractions add up to {total:.6g}; they must add up to 1")
     return fractions

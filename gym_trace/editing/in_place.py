@@ -34,7 +34,7 @@ _Seen = dict[str, list[int]]
 def report_for(source: Trace, destination: str | os.PathLike[str] | None, in_place: bool) -> EditReport:
     """Return an empty report of an edit. Raises InvalidOption unless it has one place to write to."""
     if in_place != (destination is None):
-        raise InvalidOption("give a new directory, or in_place=True, and not both")
+        raise InvalidOption("pass either a new directory or in_place=True")
     return EditReport(source.directory if destination is None else Path(destination))
 
 
@@ -104,7 +104,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
         seen = _tree(place)
         now = _files_of_writers(storage)
         if now != before or any(seen.get(name) != _status(place / name) for name in now):
-            raise TraceError(f"{place}: it was recorded into during the edit; it is unchanged, try again")
+            raise TraceError(f"{place}: a recording was added during the edit; the trace is unchanged, try again")
         sync_files(fresh)
         _carry(place, fresh, now)
         LocalStorage(fresh).sync()
@@ -130,7 +130,7 @@ def _check_place(place: Path) -> None:
         raise InvalidOption(f"{place}: is a mount point, which cannot be edited in place; {_ELSEWHERE}")
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(place):
-            raise InvalidOption(f"{place}: is the current directory, which the edit replaces; change it first")
+            raise InvalidOption(f"{place}: is the current directory, which the edit replaces; leave it first")
 
 
 def _hold(work: Path, place: Path) -> int:
@@ -146,7 +146,7 @@ def _hold(work: Path, place: Path) -> int:
             continue  # another process has just ended, and removed it
         if not lock(held):
             os.close(held)
-            raise TraceError(f"{place}: another process is editing it in place; wait until that has ended")
+            raise TraceError(f"{place}: another process edits it in place; wait for it to end")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(held), os.stat(work / _LOCK)):
                 return held
@@ -167,7 +167,7 @@ def _check_ours(work: Path, place: Path) -> None:
     if status.st_uid != os.geteuid():
         raise TraceError(f"{work}: belongs to another user (uid {status.st_uid}); have it removed, {in_the_way}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise TraceError(f"{work}: others can write to it; 'chmod go-w' or remove it, {in_the_way}")
+        raise TraceError(f"{work}: writable by others; 'chmod go-w' or remove it, {in_the_way}")
 
 
 def _try_exchange(work: Path) -> None:
@@ -185,7 +185,7 @@ def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
     writers = find_writers(storage)
     for files in writers:
         if files.is_alive():
-            raise TraceError(f"{files.where}: this writer is still recording; edit in place when it has ended")
+            raise TraceError(f"{files.where}: this writer is still recording; edit in place after it has ended")
     names: set[str] = set()
     for files in writers:
         whole = [files.ring, *(name.removesuffix(PART) for name in files.batches.values())]

@@ -125,7 +125,7 @@ def write_groups(
 ) -> None:
     """Write the selections. Raises InvalidOption without one, and OSError."""
     if not groups:
-        raise InvalidOption(f"{report.destination}: there is no episode for it; nothing was written")
+        raise InvalidOption(f"{report.destination}: no episodes selected; nothing written")
     done, total = 0, sum(one.reader.size for group in groups for one in group.parts)
 
     def advance(size: int, _: int) -> None:
@@ -158,8 +158,8 @@ def _reconciled(several: list[Taken]) -> int:
     for number, one in enumerate(several):
         if number and not are_alike(schema_of(one.reader), schema_of(first.reader)):
             raise TraceError(
-                f"writer {first.reader.writer} is in {first.trace.directory} and in {one.trace.directory}, and does "
-                "not say the same of itself there: these are not pieces of one recording, and cannot be merged"
+                f"writer {first.reader.writer} is in {first.trace.directory} and in {one.trace.directory}, with "
+                "different metadata: not parts of one recording; cannot merge"
             )
         if len(several) == 1:
             break
@@ -239,7 +239,7 @@ def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
     if names:
         raise TraceError(
             f"episode {a['episode_id']} of {one.reader.writer} is in {one.trace.directory} and in "
-            f"{other.trace.directory}, with other {', '.join(names)}; leave it out of one of them with 'edit filter'"
+            f"{other.trace.directory}, with different {', '.join(names)}; remove it from one of them with 'edit filter'"
         )
 
 

@@ -91,7 +91,7 @@ def trusted_wrapper(name: str) -> type[Any] | None:
     """Return the class of any wrapper, imported because the user trusts the trace; None to skip it."""
     kind = import_named(name)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
-        raise EnvironmentUnavailable(f"the trace names {shown(name)} as a wrapper, which it is not")
+        raise EnvironmentUnavailable(f"{shown(name)}: not a gymnasium wrapper")
     bases = [base for base in kind.__mro__ if base is not object]
     out = any(is_left_out(f"{base.__module__}:{base.__qualname__}") for base in bases)
     return None if out else kind
@@ -247,7 +247,7 @@ def together(asked: list[str]) -> str:
     said = "; ".join(asked)
     if len(said) > _MOST_SHOWN:
         raise EnvironmentUnavailable(
-            f"what the trace would do takes {len(said)} characters to say, more than {_MOST_SHOWN}: it is not done, "
+            f"the requests of the trace take {len(said)} characters, more than {_MOST_SHOWN}: rejected, "
             "even with --trust (trust=True in Python)"
         )
     return said
@@ -268,7 +268,7 @@ def whole(value: Any) -> str:
         with np.printoptions(threshold=sys.maxsize):
             text = hex(value) if type(value) is int and value.bit_length() > 1000 else ascii(value)
     except (ValueError, RecursionError) as error:  # of more digits, or levels, than Python prints
-        raise EnvironmentUnavailable(f"the trace names an argument that cannot be shown: {error}") from error
+        raise EnvironmentUnavailable(f"the trace names an unprintable argument: {error}") from error
     text = values.without_addresses(text)
     return text if text.isprintable() else ascii(text)[1:-1]
 

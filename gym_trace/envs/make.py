@@ -53,9 +53,9 @@ def make_environment(
     """
     recipe = recorded_recipe(description, lane)
     if recipe is None:
-        said = description.get("note") or "made by functions, of which nothing is known"
+        said = description.get("note") or "made by unknown functions"
         raise EnvironmentUnavailable(
-            f"the trace does not say how to make its environment, {shown(description.get('class'), plain=True)}: "
+            f"the trace does not describe how to make its environment, {shown(description.get('class'), plain=True)}: "
             f"{shown(said, plain=True)}; {_WAYS}"
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
@@ -153,7 +153,7 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
     """Return the wrappers to build: no recorders, writers of files or windows; a stand-in for the Monitor of SB3."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
-            warnings.warn("the recorded environment had a RecordVideo, which writes files: left out", stacklevel=3)
+            warnings.warn("the recorded environment had a RecordVideo, which writes files: not rebuilt", stacklevel=3)
     own: tuple[str, Arguments] = (f"{Monitor.__module__}:{Monitor.__qualname__}", {})
     return [own if wrapper[0] == REPLACED else wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
 
@@ -169,8 +169,8 @@ def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
         return [*asked, *asked_of_arguments(recipe.kwargs, {})]
     if recipe.entry_point is None:
         raise EnvironmentUnavailable(
-            f"{shown(recipe.id, plain=True)} is not registered with gymnasium, and the trace does not say what made "
-            f"it: import the package that registers it first (--import MODULE), or {_WAYS}"
+            f"{shown(recipe.id, plain=True)} not registered with gymnasium, and not described in the trace; "
+            f"import the package that registers it (--import MODULE), or {_WAYS}"
         )
     module, call = recipe.entry_point.partition(":")[0], called(recipe.entry_point, recipe.kwargs)
     return [
@@ -198,8 +198,8 @@ def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> Envir
     missing = [module for module in imports if importlib.util.find_spec(module.partition(".")[0]) is None]
     told = f" {', '.join(missing)} is not installed here." if missing else ""
     return EnvironmentUnavailable(
-        f"{named(recipe.id)} is not made because a trace says so. It would {would}.{told} If you "
-        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}",
+        f"{named(recipe.id)}: needs trust. It would {would}.{told} If you "
+        f"trust this trace, pass --trust (trust=True in Python); or {_WAYS}",
         imports=() if missing else tuple(imports),
     )
 
@@ -228,8 +228,7 @@ def _wrapped(
         there = _classes_around(inner)
         if there != [_last(name) for name, _ in wrappers[: len(there)]]:
             raise EnvironmentUnavailable(
-                f"{shown(recipe.id, plain=True)} comes in {', '.join(there)} here, which was not around the recorded "
-                f"one; {_WAYS}"
+                f"{shown(recipe.id, plain=True)} comes in {', '.join(there)} here, unlike the recorded one; {_WAYS}"
             )
         wrappers = wrappers[len(there) :]
         asked = _asked_of_wrappers(wrappers)
@@ -257,7 +256,7 @@ def _refuse_what_no_trust_makes(wrappers: Wrappers) -> None:
 def _known(name: str, arguments: Arguments | None) -> Arguments:
     if arguments is None:
         raise EnvironmentUnavailable(
-            f"the wrapper {shown(name, plain=True)} does not say how it was made (see "
+            f"the wrapper {shown(name, plain=True)} did not store its arguments (see "
             f"gymnasium.utils.RecordConstructorArgs); {_WAYS}"
         )
     return arguments
@@ -270,7 +269,7 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     except LookupError as error:
         raise EnvironmentUnavailable(f"{error}; {_WAYS}") from error
     if kind is None:
-        warnings.warn(f"the wrapper {shown(name, plain=True)} records or shows: it is left out", stacklevel=4)
+        warnings.warn(f"the wrapper {shown(name, plain=True)} records or shows: not rebuilt", stacklevel=4)
         return env
     return kind(env, **checked_arguments(kind, _made(arguments, name)))
 
@@ -282,7 +281,7 @@ def _made(arguments: Arguments, owner: str, registered: Mapping[str, Any] = _NOT
             made[name] = argument(stored, registered.get(name))
         except LookupError as error:
             raise EnvironmentUnavailable(
-                f"{shown(owner, plain=True)} was made with {shown(name, plain=True)}, which could not be stored: "
+                f"{shown(owner, plain=True)}: argument {shown(name, plain=True)} could not be stored: "
                 f"{shown(error, plain=True)}; {_WAYS}"
             ) from error
     return made

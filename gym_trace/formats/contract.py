@@ -174,41 +174,41 @@ _USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
     "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed),
     "empty_episode": (
         "episode",
-        "{} without a step: left out",
+        "{} without steps: skipped",
         lambda source: int(np.count_nonzero(source.episodes["steps"] == 0)),
     ),
     "facts": ("", "facts of the trace are not kept: {}", lambda source: list(source.facts)),
     "final_observation": ("", "the final observation of each episode is not kept", lambda _: 1),
     "flags": (
         "",
-        "what was said to be terminated or truncated before the end of an episode is not kept",
+        "terminated and truncated flags before the end of an episode are not kept",
         Source.has_flags_within,
     ),
     "identity": ("", "writer, id, times and generator state of an episode are not kept", lambda _: 1),
     "infos": ("", "infos are not kept", lambda source: int(("infos",) in source.forms)),
     "options": (
         "episode",
-        "the options that reset was given for {} are not kept",
+        "the reset options of {} are not kept",
         lambda source: sum(bool(episode.options) for episode in source.trace.scan(columns=())),
     ),
     "outcome": (
         "episode",
-        "{} that came to no end (cut, closed or lost) read as truncated",
+        "{} without an end (cut, closed or lost) become truncated",
         lambda source: int(np.isin(source.episodes["outcome"], ("cut", "closed", "lost")).sum()),
     ),
     "parts": (
         "part",
-        "{} of episodes, whose other steps were not recorded, read as episodes",
+        "{} of episodes with unrecorded steps become whole episodes",
         lambda source: int(source.is_part.sum()),
     ),
     "reset_info": (
         "episode",
-        "the infos of the resets of {} are not kept",
+        "the reset infos of {} are not kept",
         lambda source: sum(episode.reset_info is not None for episode in source.trace.scan(columns=())),
     ),
     "seed": (
         "seed",
-        "the {} that episodes began with are not kept",
+        "the {} of episodes are not kept",
         lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
     ),
 }

@@ -46,7 +46,7 @@ def export(
     format = format_for(Path(out)) if format is None else format
     exporter = exporter_named(format, options) if isinstance(format, str) else format
     if options and not isinstance(format, str):
-        raise InvalidOption("options are for a format that is given by its name; this exporter has its own")
+        raise InvalidOption("options: need a format name; configure the exporter itself")
     finals = getattr(exporter, "finals", REPEATED)
     source = Source(as_trace(trace), on_progress, finals)
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)

@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raw = file.read(_MOST_JSON + 1)
         said = None if len(raw) > _MOST_JSON else json_of(raw)
     except (FileNotFoundError, NotADirectoryError):
-        raise UnreadableRecording(f"{path}: is not there, which each data set of this format has") from None
+        raise UnreadableRecording(f"{path}: missing; this format requires it") from None
     except OSError as error:
         raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
@@ -89,14 +89,14 @@ def _check_file(file: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
         return
     if not stat.S_ISREG(status.st_mode):
-        raise UnreadableRecording(f"{file}: is not a regular file, and not read")
+        raise UnreadableRecording(f"{file}: not a regular file")
     if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # as a rule, and there may be very many files
         return
     with contextlib.suppress(OSError), file.open("rb") as opened:
         try:
             size_on_disk(opened.fileno(), file)
         except CorruptTrace as error:
-            raise UnreadableRecording(f"{file}: {error.problem}; such files are not read") from error
+            raise UnreadableRecording(f"{file}: {error.problem}; file rejected") from error
 
 
 class Values:
@@ -109,7 +109,7 @@ class Values:
         """Decode JSON. Raises ValueError, RecursionError."""
         self._left -= _memory(text)
         if self._left < 0:
-            raise ValueError("more lists, maps and numbers than are read")
+            raise ValueError("too many lists, maps and numbers")
         return json_of(text)
 
     def of(self, text: str | bytes) -> Any:

@@ -131,9 +131,7 @@ def read_about(text: str) -> dict[str, Any]:
     said = _read(text)
     writers, facts = said.get("writers"), said.get("facts")
     if said.get("version") != _VERSION:
-        raise UnreadableRecording(
-            f"it was exported by a gym-trace that this one does not know: version {shown(said.get('version'))}"
-        )
+        raise UnreadableRecording(f"exported by a newer gym-trace: version {shown(said.get('version'))}")
     if not (isinstance(writers, dict) and isinstance(facts, dict)):
         raise malformed("the trace")
     schemas = {writer: untagged(schema) for writer, schema in writers.items()}

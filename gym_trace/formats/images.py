@@ -37,7 +37,7 @@ def pixels(
         with Image.open(io.BytesIO(data), formats=formats) as image:
             size = (image.height, image.width)
             if image.height * image.width > _MOST_PIXELS or any(a not in (None, b) for a, b in zip(shape, size)):
-                raise ValueError(f"an image of {size}, where {shape} was promised")
+                raise ValueError(f"an image of {size} instead of {shape}")
             if dtype == np.uint8:
                 mode = _MODES[shape[2] or 0]
                 return np.asarray(image if image.mode == mode else image.convert(mode)).reshape(*size, -1)
@@ -45,5 +45,5 @@ def pixels(
     except (OSError, SyntaxError, KeyError, Image.DecompressionBombError) as error:
         raise ValueError(f"not an image: {error}") from error
     if array.dtype != dtype:
-        raise ValueError(f"depths of {array.dtype}, where {dtype} was promised")
+        raise ValueError(f"depths of {array.dtype} instead of {dtype}")
     return array.reshape([-1 if one is None else one for one in shape])

@@ -214,7 +214,7 @@ class _Builder:
             if last:
                 break
         if done != episode.steps:
-            raise UnreadableRecording(f"an episode of {episode.steps} steps of which there are {done}")
+            raise UnreadableRecording(f"an episode of {episode.steps} steps has only {done}")
         if is_part and OUTCOMES[outcome] != "lost":
             self._ends[key] = _segment(known, at + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
 
@@ -300,7 +300,7 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Colu
         expected = count + leads if path[0] == "observations" else count
         if len(rows) != expected:
             name = "/".join(map(str, path))
-            raise UnreadableRecording(f"{name}: {len(rows)} rows where there should be {expected}")
+            raise UnreadableRecording(f"{name}: {len(rows)} rows instead of {expected}")
     return columns
 
 

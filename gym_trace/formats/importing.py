@@ -69,7 +69,7 @@ def import_trace(
         refuse_url(path)
     check_files(source)
     if options and not isinstance(format, str | None):
-        raise InvalidOption("options are for a format that is given by its name; this importer has its own")
+        raise InvalidOption("options: need a format name; configure the importer itself")
     if format is None:
         importer = importer_for(source, options)
     else:
@@ -164,7 +164,7 @@ class _Import:
     def _chunks(self, name: str) -> ChunkWriter:
         if name not in self._open:
             if len(self._open) >= _MOST_WRITERS:
-                raise UnreadableRecording(f"{self._report.path}: of more than {_MOST_WRITERS} writers")
+                raise UnreadableRecording(f"{self._report.path}: more than {_MOST_WRITERS} writers")
             number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # of its process, in names of gym_recording and Monitor
             schema = {
                 "created": self._created + len(self._report.writers),

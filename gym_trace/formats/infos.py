@@ -227,13 +227,13 @@ class KeptInfos:
                 self._rows.append((None if infos is None else infos[i], values))
             self.end += steps
         except (AttributeError, CorruptTrace, TypeError, ValueError, zstandard.ZstdError) as error:
-            raise UnreadableRecording("the infos that gym-trace kept beside the others are malformed") from error
+            raise UnreadableRecording("the infos stored by gym-trace are malformed") from error
 
     def take(self, steps: int) -> tuple[list[Any] | None, dict[str, Array]]:
         """Take the infos of the next steps, None if they have none, and their annotations."""
         rows, self._rows = self._rows[:steps], self._rows[steps:]
         if len(rows) != steps:
-            raise UnreadableRecording("the infos that gym-trace kept beside the others are of fewer steps")
+            raise UnreadableRecording("the infos stored by gym-trace have fewer steps")
         infos = [info for info, _ in rows]
         names = dict.fromkeys(name for _, values in rows for name in values)
         # Nothing at all is what a row without a value has.
@@ -250,6 +250,6 @@ def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
         for key in outer:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise UnreadableRecording(f"infos that have {key!r:.60} twice")
+                raise UnreadableRecording(f"duplicate key in infos: {key!r:.60}")
         inner[last] = value
     return info

@@ -36,12 +36,12 @@ _EXPORTERS: dict[str, Entry] = {
     "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
     "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
     "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
-    "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
+    "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
     "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
     "minari": Entry(
         "gym_trace.formats.minari.exporter:MinariExporter",
         "minari",
-        "a data set of Minari, as hdf5 (default), arrow or parquet",
+        "a dataset of Minari, as hdf5 (default), arrow or parquet",
     ),
     "npz": Entry("gym_trace.formats.steps.exporters:NpzExporter", "", "one .npz file, which numpy.load reads"),
     "parquet": Entry(
@@ -58,8 +58,8 @@ _IMPORTERS: dict[str, Entry] = {
     "jsonl": Entry(
         "gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, as docs/STEPS.md has them"
     ),
-    "lerobot": Entry("gym_trace.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
-    "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
+    "lerobot": Entry("gym_trace.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
+    "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "a dataset of Minari of any kind"),
     "parquet": Entry(
         "gym_trace.formats.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
     ),
@@ -87,11 +87,9 @@ ENDINGS = {
 def format_for(out: Path) -> str:
     """The format that the ending of a name stands for. Raises InvalidOption."""
     if (name := ENDINGS.get(out.suffix.lower())) is None:
-        told = f"the ending {out.suffix!r} stands" if out.suffix else "a name without an ending stands"
+        told = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
         known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
-        raise InvalidOption(
-            f"{printable(out)}: {told} for no format; name one with --to (format=), or end in one of {known}"
-        )
+        raise InvalidOption(f"{printable(out)}: {told}; pass --to FORMAT (format=) or use one of {known}")
     return name
 
 
@@ -118,7 +116,7 @@ def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
 def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
     known = _options(made)
     if unknown := [option for option in options if option not in known]:
-        told = f"there are {', '.join(known)}" if known else "it takes no options"
+        told = f"choose from {', '.join(known)}" if known else "it takes no options"
         raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
     return made(**options)
 
@@ -134,7 +132,7 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
     """
     missing, other = [], {}
     if not path.exists():
-        raise TraceNotFound(f"{path}: there is nothing here")
+        raise TraceNotFound(f"{path}: not found")
     for name in sorted(importers(), key=lambda name: name == _LAST):
         try:
             made = _loaded(name, importers(), "import from")
@@ -151,12 +149,12 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
         if made().recognises(path):
             _made(name, made, options)  # raises for the unknown option
     if path.is_dir() and find_writers(LocalStorage(path)):
-        raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
-    told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""
+        raise TraceNotFound(f"{path}: already a trace; open it directly")
+    told = f" (not checked, as packages are missing: {', '.join(missing)})" if missing else ""
     alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
     raise TraceNotFound(
-        f"{path}: looks like nothing that can be imported{told}; say what it is with --from (format=): "
-        f"{', '.join(importers())}. What was exported as {alone} does not come back"
+        f"{path}: unknown format{told}; pass --from FORMAT (format=), one of "
+        f"{', '.join(importers())}. Exports as {alone} cannot be imported"
     )
 
 
@@ -169,10 +167,10 @@ def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
 def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
     if name not in entries:
         if doing == "import from" and name in exporters():
-            raise InvalidOption(f"{name!r} is exported to alone; what can be imported is {', '.join(entries)}")
+            raise InvalidOption(f"{name!r}: export only; importable formats are {', '.join(entries)}")
         near = difflib.get_close_matches(name, entries, n=1)
-        told = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(entries)}"
-        raise InvalidOption(f"there is no format {name!r} to {doing}{told}")
+        told = f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(entries)}"
+        raise InvalidOption(f"{name!r}: unknown format to {doing}{told}")
     entry = entries[name]
     module, _, made = entry.where.partition(":")
     try:

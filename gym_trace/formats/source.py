@@ -54,7 +54,7 @@ class Source:
         self.running = int(np.count_nonzero(~over))
         self.trace = trace if over.all() else trace[over]
         if not len(self.trace):
-            raise InvalidOption(f"{trace.directory}: there is no episode that could be exported")
+            raise InvalidOption(f"{trace.directory}: no episodes to export")
         for reader in self.trace.readers:
             for damage in reader.damage:
                 raise damage.error()
@@ -64,7 +64,7 @@ class Source:
             told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
             raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
         if any(reader.about.has_only_statistics for reader in self._having):
-            raise InvalidOption(f"{trace.directory}: holds statistics of episodes alone, and no steps to export")
+            raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
         self.layouts: Layouts = self._agreed[0].layouts
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
@@ -194,7 +194,7 @@ class Source:
         leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
         for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals):
             if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
-                raise InvalidOption("some values have not the structure of their space, and cannot be exported")
+                raise InvalidOption("some values lack the structure of their space; cannot export")
             yield window
             self.advance(window.steps)
 

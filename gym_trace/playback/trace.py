@@ -173,7 +173,7 @@ class Trace:
         content = self._content
         if isinstance(index, (int, np.integer)):
             if not -len(self) <= index < len(self):
-                raise IndexError(f"there is no episode {index}; the trace has {len(self)}")
+                raise IndexError(f"no episode {index}; the trace has {len(self)}")
             return self._episode(content, range(len(content.table))[index])
         if index is None or isinstance(index, (str, float)):
             raise TypeError(f"trace[{index!r}]: pass an index, a slice, indices, or a mask over trace.episodes")
@@ -638,5 +638,5 @@ def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:
         return frozenset(COLUMNS)
     roots = frozenset([columns] if isinstance(columns, str) else columns)
     if unknown := roots - set(COLUMNS):
-        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+        raise InvalidOption(f"columns: unknown columns {sorted(unknown)}; choose from {', '.join(COLUMNS)}")
     return roots

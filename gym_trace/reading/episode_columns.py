@@ -56,7 +56,7 @@ class EpisodeColumns:
         if name == "return" and len(keys) == 1 and isinstance(keys[0], int):
             return self._objective(keys[0])
         if keys:
-            raise InvalidOption(f"{name} is one value, in which there is no {keys[0]!r}")
+            raise InvalidOption(f"{name} is a single value without {keys[0]!r}")
         return self._of_table(str(name))
 
     def complete(self) -> Array:
@@ -104,7 +104,7 @@ class EpisodeColumns:
                 return numbers(np.empty(0))
             raise NoSuchKey("the rewards here are single numbers; write return without an index")
         if not 0 <= index < found.shape[1]:
-            raise NoSuchKey(f"there is no objective {index}; there are 0 to {found.shape[1] - 1}")
+            raise NoSuchKey(f"no objective {index}; use 0 to {found.shape[1] - 1}")
         return numbers(found[:, index])
 
     def _are_several(self) -> bool:

@@ -121,11 +121,11 @@ def reopened(storage: ReadStorage, extents: tuple[Extent, ...]) -> Opened:
 def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[WriterReader]:
     found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
-        raise TraceNotFound(f"{storage.root}: writer {missing[0]} is not there any more")
+        raise TraceNotFound(f"{storage.root}: writer {missing[0]} no longer exists")
     room = TableRoom()
     writers = [WriterReader(found[extent.writer], extent, room) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
-        raise TraceError(f"{storage.root}: what writer {changed[0]} had recorded is not there any more as it was")
+        raise TraceError(f"{storage.root}: data of writer {changed[0]} was changed or removed; open the trace again")
     return writers
 
 
@@ -178,7 +178,7 @@ class OnDisk:
                 return writer, row
         raise TraceError(
             f"{self._opened.storage.root}: episode {then['episode_id']} of {self._writer}, from step "
-            f"{then['first_step']} on, is not there any more as it was when it was looked up; look it up again"
+            f"{then['first_step']} on, was changed or removed; look it up again"
         )
 
     def _is_at(self, writer: WriterReader, row: int | None) -> bool:
@@ -202,7 +202,7 @@ class Scanned:
 
     def column(self, name: str, steps: range | None) -> Any:
         if name not in self._roots:
-            raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
+            raise TraceError(f"{name} not requested; name them in scan(columns=...)")
         trimmed, layouts = bool(self._parts.trimmed[self._row]), self._writer.layouts
         if steps is None:
             return assemble(name, self._pieces, layouts, trimmed, copy=False)
@@ -234,7 +234,7 @@ class InMemory:
 
     def column(self, name: str, steps: range | None) -> Any:
         if name not in self._columns:
-            raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
+            raise TraceError(f"{name} not requested; name them in scan(columns=...)")
         column = self._columns[name]
         if steps is None or column is None:
             return deepcopy(column)

@@ -71,7 +71,7 @@ class Comparison:
         if not (atol >= 0 and rtol >= 0):
             raise InvalidOption(f"atol={atol!r}, rtol={rtol!r}: pass numbers, 0 or more")
         if unknown := set(ignore) - set(self.COLUMNS):
-            raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(self.COLUMNS)}")
+            raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(self.COLUMNS)}")
         self.atol, self.rtol = atol, rtol
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 

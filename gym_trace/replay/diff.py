@@ -69,7 +69,7 @@ def diff_traces(
         TraceNotFound, CorruptTrace, InvalidOption
     """
     if unknown := set(ignore) - set(DIFFABLE):
-        raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(DIFFABLE)}")
+        raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(DIFFABLE)}")
     comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
     return _differences(as_trace(first), as_trace(second), comparison, frozenset(DIFFABLE) - set(ignore))
 

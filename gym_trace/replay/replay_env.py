@@ -64,7 +64,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
         if not len(self._playable):
-            raise InvalidOption(f"{self.trace.directory}: no episode to play; one needs a reset and a step at least")
+            raise InvalidOption(f"{self.trace.directory}: no playable episode; one needs a reset and at least one step")
         writers = [self.trace.readers[number] for number in np.unique(table["writer"][self._playable]).tolist()]
         given = {"observation_space": observation_space, "action_space": action_space}
         for name in given:
@@ -106,7 +106,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         """
         episode, step = self.episode, self._step
         if episode is None or step is None:
-            raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
+            raise gymnasium.error.ResetNeeded("no episode in progress; call reset() first")
         if self._on_divergence != "ignore" and not self._is_recorded(action, step):
             if self._on_divergence == "truncate":
                 self._step = None

@@ -170,7 +170,7 @@ def _executed(env: gymnasium.Env[Any, Any], action: Any) -> str:
     Raises EnvironmentUnavailable if the system cannot copy processes.
     """
     if not hasattr(os, "fork"):
-        raise EnvironmentUnavailable("the step of a crash is taken in a copy of the process, which needs os.fork")
+        raise EnvironmentUnavailable("repeating the step of a crash needs os.fork")
     said, telling = os.pipe()
     with warnings.catch_warnings():  # about other threads: the copy only steps
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -287,7 +287,7 @@ class LaneReplay:
         if action is None or simulation is None or simulation.after != position:
             return ""
         if _has_unstored(action):
-            raise EnvironmentUnavailable("the action that was never answered could not be stored")
+            raise EnvironmentUnavailable("the unanswered action could not be stored")
         return _executed(simulation.env, action)
 
     # -- how to get there ---------------------------------------------------------------------------------------------
@@ -391,16 +391,16 @@ class LaneReplay:
         """Return the options of the reset, for the environment to keep. Raises EnvironmentUnavailable."""
         try:
             if _has_unstored(episode.options):
-                raise EnvironmentUnavailable("the options that it was reset with could not be stored")
+                raise EnvironmentUnavailable("its reset options could not be stored")
             acts = may_act("options", episode.options) or takes_much("options", episode.options)
             would = together([whole(episode.options)]) if acts else ""
             if self._trust or not acts:
                 return deepcopy(episode.options)
         except RecursionError as error:
-            raise EnvironmentUnavailable("the options that it was reset with are nested too deep") from error
+            raise EnvironmentUnavailable("its reset options are nested too deep") from error
         raise EnvironmentUnavailable(
-            "it was reset with options that may name a file or a module, or take much memory or time, "
-            f"{would}; if you trust this trace, say --trust (trust=True in Python)"
+            "its reset options may name a file or a module, or take much memory or time: "
+            f"{would}; if you trust this trace, pass --trust (trust=True in Python)"
         )
 
     def _simulate(

@@ -158,7 +158,7 @@ def _at_once(
                 yield from verdicts
         except BrokenProcessPool as error:
             raise EnvironmentUnavailable(
-                "a process that verified has died, most likely in the environment (workers=1 shows where), "
+                "a worker process died, most likely in the environment (workers=1 shows where), "
                 'or of a script that does this without if __name__ == "__main__":'
             ) from error
         finally:

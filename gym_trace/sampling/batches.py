@@ -70,7 +70,7 @@ def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
     roots = frozenset([columns] if isinstance(columns, str) else columns)
     if unknown := {root for root in roots - set(COLUMNS) if not str(root).startswith("annotations.")}:
         known = f"{', '.join(COLUMNS)}, annotations.NAME"
-        raise InvalidOption(f"columns: no such columns {sorted(map(str, unknown))}; there are {known}")
+        raise InvalidOption(f"columns: unknown columns {sorted(map(str, unknown))}; choose from {known}")
     return roots
 
 

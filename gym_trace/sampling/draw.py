@@ -141,7 +141,7 @@ class SumTree:
         if len(items) and not (items.min() >= 0 and items.max() < self.items):
             raise InvalidOption(f"items are from 0 to {self.items - 1}")
         if not np.isfinite(weights).all() or (weights < 0).any():
-            raise InvalidOption("weights are finite, and not negative")
+            raise InvalidOption("weights: pass finite numbers, 0 or more")
         self._levels[-1][items] = weights
         for upper, lower in zip(self._levels[-2::-1], self._levels[:0:-1]):
             items = np.unique(items >> 1)
@@ -150,7 +150,7 @@ class SumTree:
     def find(self, fractions: Array) -> Array:
         """(n,) int64: the items at these parts, in [0, 1), of the total. Raises InvalidOption if all weights are 0."""
         if not self.total > 0:
-            raise InvalidOption("all weights are 0: there is nothing to be drawn")
+            raise InvalidOption("weights: all are 0, nothing to sample")
         left = fractions * self.total
         at = np.zeros(len(left), np.int64)
         for lower in self._levels[1:]:

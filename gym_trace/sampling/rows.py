@@ -101,7 +101,7 @@ class Plan:
         self.forms = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
         noted = {f"annotations.{path[1]}" for path in forms if path[0] == "annotations"}
         if missing := {root for root in roots if root.startswith("annotations.")} - noted:
-            raise InvalidOption(f"columns: no such columns {sorted(missing)}; of annotations there are {sorted(noted)}")
+            raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(noted)}")
         self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
         table, rows = trace.episodes.view(np.ndarray), trace.rows
         self.table, self.place, parts = table, np.arange(len(table)), [reader.parts for reader in self.readers]

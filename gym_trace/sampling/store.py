@@ -78,7 +78,7 @@ class Disk:
         for path, form in plan.forms.items():
             if form is None:
                 column = "/".join(map(str, path))
-                raise InvalidOption(f'{column}: values of any kind are not kept on disk; omit it, or cache="memory"')
+                raise InvalidOption(f'{column}: object values need cache="memory"; omit the column or pass it')
 
     def _make_room(self, mine: FilePath, needed: int) -> None:
         others = sorted((*_used_and_size(path), path) for path in self.root.iterdir() if path != mine)

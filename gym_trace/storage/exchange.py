@@ -17,7 +17,7 @@ def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError) as error:  # no Linux, or a C library that does not know it
-        raise OSError(errno.ENOTSUP, "this system cannot exchange two directories at once", os.fspath(one)) from error
+        raise OSError(errno.ENOTSUP, "this system cannot swap two directories atomically", os.fspath(one)) from error
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()
         if code in (errno.ENOSYS, errno.EINVAL):

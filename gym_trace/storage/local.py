@@ -65,7 +65,7 @@ class LocalStorage:
         except FileNotFoundError as error:
             raise TraceNotFound(f"{self.root}: no such directory") from error
         except NotADirectoryError as error:
-            raise TraceNotFound(f"{self.root}: a trace is a directory, this is a file") from error
+            raise TraceNotFound(f"{self.root}: is a file; pass the directory of a trace") from error
 
     def size(self, name: str) -> int:
         status = os.lstat(self.path(name))
@@ -233,7 +233,7 @@ class LocalAppender:
         while length:
             data = file.read(offset, min(length, _BLOCK))
             if not data:
-                raise OSError(errno.EIO, "a file that is copied is shorter than it was")
+                raise OSError(errno.EIO, "source file shrank during the copy")
             self.write(data)
             offset, length = offset + len(data), length - len(data)
 
@@ -385,7 +385,7 @@ def size_on_disk(fd: int, path: str | os.PathLike[str], holes: int = 0) -> int:
     status = os.fstat(fd)
     allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # also where nothing was written yet
     if not allocated and (there := _on_disk(fd, status.st_size, _HOLES + holes)) is not None:
-        raise CorruptTrace(f"claims {status.st_size} bytes, of which {there} are on the disk", path)
+        raise CorruptTrace(f"declares {status.st_size} bytes, but only {there} are on disk", path)
     return status.st_size
 
 

@@ -101,7 +101,7 @@ class MemoryAppender:
         data = file.read(offset, length)
         self._data += data
         if len(data) < length:
-            raise OSError(errno.EIO, "a file that is copied is shorter than it was")
+            raise OSError(errno.EIO, "source file shrank during the copy")
 
     def truncate(self, size: int) -> None:
         del self._data[size:]

@@ -52,11 +52,11 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
     """
     final = _place(target, sources)
     if final.exists() and not final.is_dir():
-        raise TraceExists(f"{target}: is a file; give a new directory")
+        raise TraceExists(f"{target}: is a file; pass a new directory")
     if final.exists() and os.listdir(final):
-        raise TraceExists(f"{target}: is not empty; give a new directory")
+        raise TraceExists(f"{target}: not empty; pass a new directory")
     if os.path.ismount(final):
-        raise InvalidOption(f"{target}: is where a file system is mounted; give a directory in it")
+        raise InvalidOption(f"{target}: is a mount point; pass a directory in it")
 
     def put(staged: Path) -> None:
         try:
@@ -64,7 +64,7 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise TraceExists(f"{target}: was created by another process; give a new directory") from error
+            raise TraceExists(f"{target}: was created by another process; pass a new directory") from error
 
     with _staged(final, put) as staged:
         os.makedirs(staged)
@@ -80,13 +80,13 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
     """
     final = _place(target, sources)
     if final.exists():
-        raise TraceExists(f"{target}: already exists; give a new file")
+        raise TraceExists(f"{target}: already exists; pass a new file")
 
     def put(staged: Path) -> None:
         try:
             os.link(staged, final)
         except FileExistsError as error:
-            raise TraceExists(f"{target}: was created by another process; give a new file") from error
+            raise TraceExists(f"{target}: was created by another process; pass a new file") from error
         except OSError:  # a file system without links
             os.rename(staged, final)
         else:
@@ -136,11 +136,11 @@ def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[s
     """Return the resolved path. Raises InvalidOption for a URL or a path in a source, TraceExists for a broken link."""
     refuse_url(target)
     if os.path.islink(target) and not os.path.exists(target):
-        raise TraceExists(f"{target}: is a link to {os.readlink(target)!r}, which is not there; give another name")
+        raise TraceExists(f"{target}: is a link to {os.readlink(target)!r}, a broken link; pass another name")
     final = Path(target).resolve()
     for source in sources:
         if final.is_relative_to(Path(source).resolve()):
-            raise InvalidOption(f"{target}: is or lies in {source}, which is never changed; give another place")
+            raise InvalidOption(f"{target}: is or lies in the source {source}; pass another path")
     return final
 
 

@@ -55,7 +55,7 @@ def version_of(name: str, trust: bool = False) -> Version:
     learner = fresh(run, trust)
     if wanted == "best":
         if not (path := run.checkpoints / _BEST).exists():
-            raise InvalidOption(f"{directory}: no version is the best yet: that takes 100 episodes")
+            raise InvalidOption(f"{directory}: no best version yet: needs 100 episodes")
         learner.load(path)
         return Version(directory, learner)
     files = {version: path for path, version in checkpoint_files(run).items()}
@@ -65,7 +65,7 @@ def version_of(name: str, trust: bool = False) -> Version:
         updates = [update for update in run.updates() if number is None or update.version <= number]
         if not updates or (number is not None and updates[-1].version < number):
             known = f"versions 0 to {updates[-1].version}" if updates else "no versions"
-            raise InvalidOption(f"{run.path}: there is no version {number}; the run has {known}")
+            raise InvalidOption(f"{run.path}: no version {number}; the run has {known}")
         for _ in learn_again(run, learner, updates[learner.version :]):
             pass
     return Version(directory, learner)
@@ -84,7 +84,7 @@ def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
     try:
         return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
     except (RuntimeError, MemoryError) as error:
-        raise CorruptTrace(f"{run.path}: its settings make no network: {error}") from error
+        raise CorruptTrace(f"{run.path}: invalid settings: {error}") from error
 
 
 def load_newest(learner: Learner, files: Mapping[int, Path]) -> None:
@@ -111,10 +111,10 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterat
                 try:
                     rollouts = [recorded.read(origin) for origin in update.rollouts]
                 except CorruptTrace as error:
-                    raise CorruptTrace(f"version {update.version} cannot be learnt again: {error}") from error
+                    raise CorruptTrace(f"version {update.version} cannot be relearned: {error}") from error
                 learner.learn(rollouts)
         if learner.digest() != update.digest:
-            raise CorruptTrace(f"{run.path}: version {update.version} differs when it is learnt again", None)
+            raise CorruptTrace(f"{run.path}: version {update.version} differs when relearned", None)
         yield update
 
 
@@ -184,11 +184,11 @@ def _verify(run: Run, found: Relearnt, on_progress: Callable[[Relearnt], Any] | 
     about = run.about
     updates = list(run.updates())
     if not updates:
-        raise CorruptRun("has no versions", run.path, "it never began to learn: 'gym-trace train --resume' does")
+        raise CorruptRun("has no versions", run.path, "learning has not started; run 'gym-trace train --resume'")
     found.of += len(updates)
     made, here = about.get("made_with"), made_with()
     made = made if isinstance(made, dict) else {}
-    notes = [f"{name} was {made.get(name)}, and is {now} here" for name, now in here.items() if made.get(name) != now]
+    notes = [f"{name} was {made.get(name)}, is {now} here" for name, now in here.items() if made.get(name) != now]
     found.notes = list(dict.fromkeys([*found.notes, *notes]))
     trace = open_trace(run.trace)
     if not len(trace):
@@ -217,7 +217,7 @@ def _compare(path: Path, learner: Learner) -> None:
     mine = learner.tensors()
     for name in sorted({*mine, *tensors}):
         if name not in mine or name not in tensors or not torch.equal(mine[name], tensors[name]):
-            raise CorruptRun(f"{name} differs when it is learnt again", path, REMOVE)
+            raise CorruptRun(f"{name} differs when relearned", path, REMOVE)
 
 
 # -- a version as a policy --------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class RunPolicies:
             ("actions", (self._form.choices, self._form.normals), (form.choices, form.normals)),
         ):
             if trained != given:
-                raise InvalidOption(f"{self.name}: it was trained with other {what} than this environment has")
+                raise InvalidOption(f"{self.name}: {what} of this environment differ from those in training")
         if self._model is None:
             torch.set_num_threads(1)
             self._model = ActorCritic(self._leaves, self._form, self._settings)

@@ -155,7 +155,7 @@ class RecordedRollouts:
         if found != self._shape.steps:
             raise CorruptTrace(
                 f"{self._trace.directory}: the trace has {found} of steps {begin} to {end} of lane {lane} of writer "
-                f"{origin.writer}, which were learnt from"
+                f"{origin.writer}, used for learning"
             )
 
     def _copy(self, rollout: Rollout, lane: int, number: int, at: int, first: int, count: int) -> None:

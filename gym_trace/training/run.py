@@ -109,7 +109,7 @@ class Run:
             if not self.exists:
                 raise InvalidOption(f"{self.path}: not empty; pass another directory")
             ways = "resume it (resume=True, or gym-trace train --resume), or pass another directory"
-            raise InvalidOption(f"{self.path}: there is a run already; {ways}")
+            raise InvalidOption(f"{self.path}: already has a run; {ways}")
         self.checkpoints.mkdir()
         with new_file(self._about) as staged:
             staged.write_text(json.dumps({"settings": settings.plain(), "seed": seed, **about}, indent=1) + "\n")
@@ -122,7 +122,7 @@ class Run:
                 raw = file.read(_MOST_JSON + 1)
             found = json_of(raw) if len(raw) <= _MOST_JSON else None
         except FileNotFoundError:
-            raise TraceNotFound(f"{self.path}: there is no training run here") from None
+            raise TraceNotFound(f"{self.path}: no training run here") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
         for place in (self.trace, self.checkpoints, self._done):
@@ -156,7 +156,7 @@ class Run:
         """Return run.json and the settings of a run to resume. Raises InvalidOption, also for another environment."""
         about = self.about
         if not about.get("learn", True):
-            raise InvalidOption(f"{self.path}: nothing was learnt in this run; start another one")
+            raise InvalidOption(f"{self.path}: nothing learned in this run; start another one")
         if environment not in (None, about.get("environment")):
             raise InvalidOption(f"{self.path}: the run trains in {about.get('environment')}, not in {environment}")
         return about, self.trusted_settings(trust)
@@ -197,7 +197,7 @@ class Run:
                 size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
                 at += _HEAD
                 if head != _head(size, checksum) or size > _MOST_ENTRY:
-                    raise self._damaged(f"there is no entry at byte {at - _HEAD}")
+                    raise self._damaged(f"no entry at byte {at - _HEAD}")
                 if at + size > whole:
                     return
                 body = file.read(size)
@@ -248,7 +248,7 @@ class Run:
                 raise CorruptRun(
                     f"ends before version {newest}, which has a checkpoint",
                     self._log,
-                    "put back a copy, or remove the checkpoint to continue from here",
+                    "restore a copy, or remove the checkpoint to continue from here",
                 )
             os.ftruncate(file.fileno(), end)
         except BaseException:
@@ -298,7 +298,7 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
 
 def _link(place: Path) -> CorruptRun:
     """Return the error for a link in a run, whose target would be written to."""
-    return CorruptRun("is a link, which is not followed", place, "put what it leads to in its place")
+    return CorruptRun("is a link; links are not followed", place, "put what it leads to in its place")
 
 
 def anew(run: Run) -> str:

@@ -304,7 +304,7 @@ def test_columns_are_chosen_with_their_leaves() -> None:
     assert {tuple(sorted(row)) for row in found["columns"]["observations"]} == {("direction", "mission")}
     result = run("cat", SAMPLES / "minigrid", "--columns", "reward")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: no column 'reward'; there are observations, actions, rewards, ")
+    assert result.stderr.startswith("error: no column 'reward'; choose from observations, actions, rewards, ")
 
 
 def test_elements_of_a_tuple_keep_their_places() -> None:

@@ -69,7 +69,7 @@ def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):
     record(tmp_path / "t")
     for words, code, said in [
         (("check", tmp_path / "nothing"), 1, "no such directory"),
-        (("repair", tmp_path / "t", "-o", tmp_path / "t"), 2, "never changed"),
+        (("repair", tmp_path / "t", "-o", tmp_path / "t"), 2, "lies in the source"),
         (("repair", tmp_path / "nothing", "-o", tmp_path / "r"), 1, "no such directory"),
     ]:
         result = run(*words)

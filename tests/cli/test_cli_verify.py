@@ -227,7 +227,7 @@ def test_invalid_imports_of_a_recording_are_ignored(
 ) -> None:
     trace = gym_trace.open_trace("t")
     monkeypatch.setitem(trace.readers[0].schema["environment"], "imports", imports)
-    with pytest.raises(EnvironmentUnavailable, match="does not say what made it"):
+    with pytest.raises(EnvironmentUnavailable, match="not described in the trace"):
         trace.make_env(trust=True)
 
 

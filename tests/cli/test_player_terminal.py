@@ -221,7 +221,7 @@ def test_no_environment_is_made_because_a_trace_says_so(tmp_path: Path, loud: tu
     marker = tmp_path / "marker"
     Path("loud.py").write_text(f"open({str(marker)!r}, 'w')\n{LOUD}")
     with console("replay", "t", "--step") as player:
-        player.wait_for("as numbers: Loud-v0 is not made because a trace says so")
+        player.wait_for("as numbers: Loud-v0: needs trust")
         player.send("q")
         assert player.ended() == 0
         assert b"--trust" in player.raw

@@ -72,7 +72,7 @@ def test_lines_that_are_deep_or_no_objects_are_passed_over(tmp_path: Path) -> No
 def test_a_sparse_file_of_events_is_refused_at_once(tmp_path: Path) -> None:
     written(tmp_path)
     os.truncate(tmp_path / EVENTS, 1 << 40)
-    with pytest.raises(CorruptTrace, match="are on the disk"):
+    with pytest.raises(CorruptTrace, match="are on disk"):
         settings_of(tmp_path)
 
 

@@ -119,7 +119,7 @@ def test_a_work_directory_that_others_own_or_can_write_to_is_not_trusted(
             patch.setattr(os, "geteuid", lambda: user + 1)
         elif mode == 0o755:
             os.chown(work, 12345, 12345)
-        words = r"belongs to another user \(uid \d+\)" if mode == 0o755 else "others can write to it"
+        words = r"belongs to another user \(uid \d+\)" if mode == 0o755 else "writable by others"
         with pytest.raises(TraceError, match=rf"t\.gym-trace-edit: {words}"):
             edit.compact(tmp_path / "t", in_place=True)
     assert contents(tmp_path / "t") == expected
@@ -170,7 +170,7 @@ def test_a_copy_of_a_trace_that_was_still_recorded_does_not_hide_how_an_episode_
     recording.flush()
     shutil.copytree(tmp_path / "t", tmp_path / "early")
     recording.close()
-    with pytest.raises(TraceError, match=r"with other .*outcome"):
+    with pytest.raises(TraceError, match=r"with different .*outcome"):
         edit.merge([tmp_path / "early", tmp_path / "t"], tmp_path / "both")
 
 

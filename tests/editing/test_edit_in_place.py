@@ -144,7 +144,7 @@ def test_every_file_system_event_from_the_exchange_on_leaves_the_new_trace(tmp_p
 def test_a_trace_that_is_recorded_into_during_the_edit_is_not_replaced(tmp_path: Path) -> None:
     make_trace(tmp_path / "t")
     expected = contents(tmp_path / "t")
-    with pytest.raises(TraceError, match="recorded into during the edit"):
+    with pytest.raises(TraceError, match="recording was added during the edit"):
         replace_with(tmp_path / "t", lambda fresh: recorded(tmp_path / "t", on_exist="append"))
     assert expected.items() < contents(tmp_path / "t").items()
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append")
@@ -204,7 +204,7 @@ def test_where_directories_cannot_change_places_it_is_said_before_the_work_is_do
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_trace(tmp_path / "t")
-    missing = OSError(errno.ENOTSUP, "this system cannot exchange two directories at once")
+    missing = OSError(errno.ENOTSUP, "this system cannot swap two directories atomically")
     with (
         mock.patch("gym_trace.editing.in_place.exchange", side_effect=missing),
         mock.patch("gym_trace.editing.compact._write", side_effect=AssertionError),
@@ -219,7 +219,7 @@ def test_where_directories_cannot_change_places_it_is_said_before_the_work_is_do
         edit.compact(tmp_path / "t", in_place=True)
     with pytest.raises(TraceNotFound), replaced(tmp_path):
         pass
-    with pytest.raises(InvalidOption, match="not both"):
+    with pytest.raises(InvalidOption, match="either a new directory"):
         edit.compact(tmp_path / "t", tmp_path / "n", in_place=True)
     assert not list(tmp_path.glob(".*"))
 
@@ -228,7 +228,7 @@ def test_two_processes_do_not_edit_one_trace_at_a_time(tmp_path: Path) -> None:
     make_trace(tmp_path / "t")
     with replaced(tmp_path / "t") as fresh:
         shutil.copytree(tmp_path / "t", fresh, dirs_exist_ok=True, symlinks=True)
-        with pytest.raises(TraceError, match="another process is editing it"):
+        with pytest.raises(TraceError, match="another process edits it"):
             edit.compact(tmp_path / "t", in_place=True)
     check_beside(tmp_path / "t")
 

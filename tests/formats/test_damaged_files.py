@@ -50,14 +50,14 @@ def test_a_pickle_in_a_record_of_np_save_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_without_an_old_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no old recording here; gym_recording leaves" in refusal(tmp_path / "empty", "--from", "gym")
-    assert "looks like nothing that can be imported" in refusal(tmp_path / "empty")
-    assert "there is nothing here" in refusal(tmp_path / "missing")
+    assert "no old recording; gym_recording writes" in refusal(tmp_path / "empty", "--from", "gym")
+    assert "unknown format" in refusal(tmp_path / "empty")
+    assert "not found" in refusal(tmp_path / "missing")
     assert "no such directory" in refusal(tmp_path / "missing", "--from", "gym")
     import_trace(LEGACY / RECORDINGS[0], tmp_path / "trace")
-    assert "is a trace of gym-trace already" in refusal(tmp_path / "trace")
+    assert "already a trace" in refusal(tmp_path / "trace")
     (tmp_path / "file").touch()
-    assert "this is a file" in refusal(tmp_path / "file", "--from", "gym")
+    assert "is a file; pass" in refusal(tmp_path / "file", "--from", "gym")
 
 
 REFERENCE = {"__type": "ndarray", "npyfile": "a.bin", "npyoff": 0, "shape": [2], "dtype": "int64"}
@@ -82,7 +82,7 @@ REFERENCE = {"__type": "ndarray", "npyfile": "a.bin", "npyoff": 0, "shape": [2],
         ({"dtype": "V8"}, "dtype"),
         ({"dtype": "nonsense"}, "dtype"),
         ({"dtype": ["i8"]}, "dtype"),
-        ({"size": 17}, "says it has 17"),
+        ({"size": 17}, "declares 17"),
         ({"order": "F"}, "order"),
         ({"npyfile": "../a.bin"}, "nothing outside of the directory"),
         ({"npyfile": "/etc/passwd"}, "nothing outside of the directory"),
@@ -142,8 +142,8 @@ def test_garbled_batches_are_refused(text: str, complaint: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("manifest", "complaint"),
     [
-        ({}, "lists no batches"),
-        ({"batches": [3]}, "not described"),
+        ({}, "no batches"),
+        ({"batches": [3]}, "not an object"),
         ({"batches": [{"fn": "../x.json"}]}, "nothing outside"),
         ({"batches": [{}]}, "nothing outside"),
         ({"batches": [{"fn": "x.json", "len": "two"}]}, "invalid first episode"),
@@ -213,19 +213,19 @@ GOOD: dict[str, Any] = {"timestamps": [2.0], "episode_lengths": [1], "episode_re
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"timestamps": [1.0, 2.0]}, "as many of each"),
-        ({"episode_types": ["t", "t", "t"]}, "as many of each"),
+        ({"timestamps": [1.0, 2.0]}, "counts must be equal"),
+        ({"episode_types": ["t", "t", "t"]}, "counts must be equal"),
         ({"episode_types": ["x"]}, "neither"),
-        ({"timestamps": ["now"]}, "should be a number"),
-        ({"timestamps": [math.inf]}, "should be a time"),
-        ({"timestamps": [-1]}, "should be a time"),
-        ({"timestamps": [10**400]}, "should be a number"),
-        ({"episode_lengths": [1.5]}, "should be a length"),
-        ({"episode_lengths": [-1]}, "should be a length"),
-        ({"episode_lengths": [1 << 70]}, "should be a length"),
-        ({"episode_rewards": [None]}, "should be a number"),
-        ({"episode_rewards": None}, "no list of episode_rewards"),
-        ({"initial_reset_timestamp": "x"}, "should be a number"),
+        ({"timestamps": ["now"]}, "instead of a number"),
+        ({"timestamps": [math.inf]}, "instead of a time"),
+        ({"timestamps": [-1]}, "instead of a time"),
+        ({"timestamps": [10**400]}, "instead of a number"),
+        ({"episode_lengths": [1.5]}, "instead of a length"),
+        ({"episode_lengths": [-1]}, "instead of a length"),
+        ({"episode_lengths": [1 << 70]}, "instead of a length"),
+        ({"episode_rewards": [None]}, "instead of a number"),
+        ({"episode_rewards": None}, "episode_rewards: not a list"),
+        ({"initial_reset_timestamp": "x"}, "instead of a number"),
         ({"videos": ["x"]}, "video"),
         ({"videos": [["../x", "y"]]}, "nothing outside"),
     ],

@@ -1,4 +1,4 @@
-"""LeRobot data sets without LeRobot: what is written comes back bit for bit, and what is malformed is said to be."""
+"""LeRobot datasets without LeRobot: what is written comes back bit for bit, and what is malformed is said to be."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[st
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A data set without anything of ours."""
+    """A dataset without anything of ours."""
     record(tmp_path / "trace")
     gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
     shutil.rmtree(tmp_path / "out" / "meta" / "gym_trace")
@@ -240,5 +240,5 @@ def test_tasks_that_share_a_long_text_are_refused(tmp_path: Path, monkeypatch: p
     table = pa.table({"task_index": pa.array(range(4096)), "task": shared})
     pq.write_table(table, tmp_path / "out" / "meta" / "tasks.parquet", store_schema=False)
     monkeypatch.setattr("gym_trace.formats.lerobot.dataset._MOST_JSON", 1 << 20)
-    with pytest.raises(UnreadableRecording, match="tasks of more than"):
+    with pytest.raises(UnreadableRecording, match="tasks exceed"):
         gym_trace.import_trace(tmp_path / "out", tmp_path / "back")

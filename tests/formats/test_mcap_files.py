@@ -71,5 +71,5 @@ def test_frames_are_what_foxglove_takes_for_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fps", [0, -1, float("nan"), "fast", True])
 def test_an_invalid_frame_rate_raises(tmp_path: Path, fps: object) -> None:
     record(tmp_path / "trace")
-    with pytest.raises(InvalidOption, match="steps a second"):
+    with pytest.raises(InvalidOption, match="steps per second"):
         gym_trace.export(tmp_path / "trace", tmp_path / "out.mcap", "mcap", fps=fps)

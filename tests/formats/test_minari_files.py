@@ -206,7 +206,7 @@ def test_a_data_set_that_says_nothing_of_its_spaces_has_the_widest(tmp_path: Pat
     trace = gym_trace.open_trace(tmp_path / "back")
     assert trace.observation_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
     assert [episode.seed for episode in trace][:2] == [7, None]
-    assert any("widest" in note for note in report.notes)
+    assert any("no spaces" in note for note in report.notes)
 
 
 def test_groups_that_are_in_themselves_are_refused(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_compressed_arrow_file_is_refused_before_it_is_decompressed(tmp_path: 
     table = pa.ipc.open_file(file.read_bytes()).read_all()
     with pa.ipc.new_file(str(file), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as written:
         written.write_table(table)
-    with pytest.raises(UnreadableRecording, match="is compressed"):
+    with pytest.raises(UnreadableRecording, match="compressed"):
         gym_trace.import_trace(out, tmp_path / "back")
 
 

@@ -163,7 +163,7 @@ def test_load_results_of_a_recorded_trace_counts_the_episodes_that_ended(tmp_pat
 
 
 def test_load_results_of_what_gym_recording_kept_has_no_times(tmp_path: Path) -> None:
-    with pytest.raises(TraceNotFound, match="import first"):
+    with pytest.raises(TraceNotFound, match="import recordings of gym_recording first"):
         load_results(LEGACY / RECORDINGS[0])
     import_trace(LEGACY / RECORDINGS[0], tmp_path / "t")
     found = load_results(tmp_path / "t")
@@ -175,5 +175,5 @@ def test_load_results_of_what_gym_recording_kept_has_no_times(tmp_path: Path) ->
 def test_statistics_that_are_mostly_holes_are_not_read(tmp_path: Path) -> None:
     shutil.copytree(MONITOR / "two-processes", tmp_path / "old")
     os.truncate(next((tmp_path / "old").glob("*.stats.json")), 100 << 20)
-    with pytest.raises(UnreadableRecording, match="are on the disk"):
+    with pytest.raises(UnreadableRecording, match="are on disk"):
         load_results(tmp_path / "old")

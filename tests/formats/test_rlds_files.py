@@ -110,11 +110,11 @@ def in_text(file: str, before: str, after: str) -> Callable[[Path], None]:
     [
         (in_shard(lambda data: data[:-10]), "up to byte|checksum"),
         (in_shard(flipped), "checksum differs"),
-        (in_text("dataset_info.json", '"4"', '"3"'), "4 episodes where dataset_info.json says 3"),
-        (in_text("features.json", '"float64"', '"float32"'), "do not all have"),
+        (in_text("dataset_info.json", '"4"', '"3"'), "4 episodes, but dataset_info.json declares 3"),
+        (in_text("features.json", '"float64"', '"float32"'), "not all values have"),
         (in_text("dataset_info.json", "{", "[" * 100_000), "dataset_info.json: not a JSON object"),
         (in_text("dataset_info.json", '"tfrecord"', '"array_record"'), "array_record"),
-        (in_text("dataset_info.json", '"train"', '"../train"'), "not the name of a split"),
+        (in_text("dataset_info.json", '"train"', '"../train"'), "invalid name of a split"),
     ],
 )
 def test_malformed_files_raise_with_their_path(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
@@ -137,7 +137,7 @@ def test_integers_are_written_as_protobuf_has_them() -> None:
     numbers = np.array([0, 1, 127, 128, 300, 2**62, -1, -(2**63), 2**63 - 1])
     assert varints(np.array([300])) == b"\xac\x02"
     assert (numbers_in(varints(numbers)) == numbers).all()
-    with pytest.raises(MalformedExample, match="cut off"):
+    with pytest.raises(MalformedExample, match="truncated"):
         numbers_in(b"\x80")
     with pytest.raises(MalformedExample, match="64 bits"):
         numbers_in(b"\x80" * 10 + b"\x01")
@@ -205,7 +205,7 @@ def test_the_user_can_define_last_steps(tmp_path: Path, chosen: str, steps: int)
     assert any("last_step=step" in note for note in report.notes) == (chosen == "observation")
     with pytest.raises(InvalidOption, match="auto, observation, step"):
         gym_trace.import_trace(tmp_path / "robot", tmp_path / "no", last_step="none")
-    with pytest.raises(InvalidOption, match="rlds has no option 'last'; there are last_step"):
+    with pytest.raises(InvalidOption, match="rlds has no option 'last'; choose from last_step"):
         gym_trace.import_trace(tmp_path / "robot", tmp_path / "no", last="step")
 
 

@@ -61,8 +61,8 @@ def test_pieces_of_an_episode_are_joined(tmp_path: Path) -> None:
         piece("c", 4, 5, is_truncated=True),
     )
     report = gym_trace.import_trace(tmp_path / "in", tmp_path / "trace")
-    assert any("of 1 episodes the first steps are missing" in note for note in report.notes)
-    assert "1 rows that are there more than once were read once" in report.notes
+    assert any("the first steps of 1 episodes are missing" in note for note in report.notes)
+    assert "1 repeated rows were read once" in report.notes
     episodes = list(gym_trace.open_trace(tmp_path / "trace"))
     assert [(len(episode), episode.outcome) for episode in episodes] == [
         (5, "cut"),

@@ -72,7 +72,7 @@ def test_a_table_with_usual_names_is_imported_as_it_is(
 def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
     names = {"x": STATES.tolist(), "u": ACTIONS, "r": REWARDS, "run": ["b"] * 3 + ["a"] * 4, "over": [False] * ROWS}
     path = written(tmp_path / "a.parquet", **names)
-    expected = "its columns are x, u, r, run, over. Say which is what: gym-trace import"
+    expected = "its columns are x, u, r, run, over; map them: gym-trace import"
     assert expected in refusal(path)
     assert "-o DIR --map observations=COLUMN,actions=COLUMN,rewards=COLUMN,episode=COLUMN" in refusal(path)
     arguments = ["--map", "obs=x,acts=u", "--map", "reward=r,episode=run,done=over"]
@@ -89,11 +89,11 @@ def test_an_invalid_mapping_raises(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", **usual(time=pa.array([0] * ROWS, pa.timestamp("s"))))
     for told, problem in (
         ("obs=nothing", "has no column 'nothing'; its columns are observation, action"),
-        ("colour=reward", "'colour' is not known; pass observations, actions"),
-        ("obs", "'obs' is not of the form NAME=COLUMN"),
+        ("colour=reward", "unknown name 'colour'; use observations, actions"),
+        ("obs", "'obs': invalid; pass NAME=COLUMN"),
         ("obs=time", "the column time is timestamp[ms], which cannot be observations"),
-        ("reward=*", "rewards is one column"),
-        ("episode=,done=,truncated=", "no column can be taken for episode"),
+        ("reward=*", "rewards takes one column"),
+        ("episode=,done=,truncated=", "no columns found for episode"),
     ):
         assert problem in refusal(path, map=told)
 
@@ -163,11 +163,11 @@ def test_a_directory_of_files_is_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"episode_index": [1, 2, 1, 2, 2, 2, 2]}, "the rows of episode 1 are not one after the other; sort it by"),
+        ({"episode_index": [1, 2, 1, 2, 2, 2, 2]}, "the rows of episode 1 are not consecutive; sort it by"),
         ({"frame_index": [0, 2, 1, 0, 1, 2, 3]}, "not in the order of frame_index; sort it, or --map step="),
         ({"observation": [[1.0]] * 6 + [[1.0, 2.0]]}, "observation: rows are not all of shape [1]"),
         ({"observation": [[1.0, 2.0], [1.0]] * 3 + [[1.0, 2.0]]}, "observation: rows are not all of shape [2]"),
-        ({"action": [None, *ACTIONS[1:]]}, "action: has rows without a value"),
+        ({"action": [None, *ACTIONS[1:]]}, "action: some rows have no value"),
         ({"reward": ["much"] * ROWS}, "the column reward is string, which cannot be rewards"),
     ],
 )

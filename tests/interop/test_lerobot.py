@@ -1,4 +1,4 @@
-"""LeRobot data sets as LeRobotDataset loads them, and what LeRobot has written as a trace."""
+"""LeRobot datasets as LeRobotDataset loads them, and what LeRobot has written as a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Minari: what its own loader gives of an export, and what becomes of data sets that it has written itself."""
+"""Minari: what its own loader gives of an export, and what becomes of datasets that it has written itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load(path: Path) -> Iterator[Loaded]:
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory in which Minari looks for data sets."""
+    """The directory in which Minari looks for datasets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     (tmp_path / "sets").mkdir()
     return tmp_path / "sets"
@@ -196,7 +196,7 @@ def _collect(collector: minari.DataCollector, episodes: int, most: int = 1000, *
 def _by_minari(
     env: Any, name: str, kind: str, episodes: int = 3, jpeg: bool = False, infos: bool = True, **options: Any
 ) -> Any:
-    """A data set that Minari has made itself."""
+    """A dataset that Minari has made itself."""
     collector = minari.DataCollector(env, record_infos=infos, data_format=kind, jpeg_encoding=jpeg)
     _collect(collector, episodes, **options)
     with warnings.catch_warnings():

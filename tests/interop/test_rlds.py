@@ -1,4 +1,4 @@
-"""RLDS: what TensorFlow Datasets gives of an export, that data sets of its own are imported, and a training."""
+"""RLDS: what TensorFlow Datasets gives of an export, that datasets of its own are imported, and a training."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ EPISODES = {
 
 
 class Robot(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A data set as the builders of RLDS make it."""
+    """A dataset as the builders of RLDS make it."""
 
     VERSION = tfds.core.Version("1.2.3")
     BUILDER_CONFIGS = [CONFIG]  # noqa: RUF012
@@ -221,7 +221,7 @@ def test_a_data_set_of_others_is_imported_as_tensorflow_datasets_reads_it(robot:
     unfinished = next(episode for episode in trace if episode.outcome == "cut")
     assert np.isnan(unfinished.observations["state"][-1]).all()
     assert not unfinished.observations["packed"][-1].any()
-    assert any("do not have the observation after their last action" in note for note in report.notes)
+    assert any("lack the observation after their last action" in note for note in report.notes)
 
 
 def test_an_imported_data_set_can_be_exported_again(robot: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
         assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / other).output
     said = [gym_trace.open_trace(tmp_path / n).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")]
     assert said == [f"run:{trained}@8", f"run:{trained}@5", f"run:{trained}@5?sample"]
-    for name, why in (("@99", "there is no version 99"), ("@best", "no version is the best yet")):
+    for name, why in (("@99", "there is no version 99"), ("@best", "no best version yet")):
         refused = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", f"run:{trained}{name}")
         assert why in refused.output or name == "@best"
     refused = run("record", "Acrobot-v1", "-o", tmp_path / "no", "--policy", f"run:{trained}")
@@ -189,7 +189,7 @@ def test_episodes_of_versions_are_those_whose_steps_were_learnt_from(trained: Pa
 def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
     done = json.loads(ok("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 1024, "--no-learn", "--json").stdout)
     assert (done["version"], done["steps"]) == (0, 1024)
-    assert "nothing was learnt" in run("train", "--resume", tmp_path / "r").output
+    assert "nothing learned" in run("train", "--resume", tmp_path / "r").output
 
 
 def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Path) -> None:

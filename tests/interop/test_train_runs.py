@@ -235,7 +235,7 @@ class FarOff(Seen):
 
 
 def test_actions_that_would_all_be_clipped_to_the_same_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"a Box from 100 to 200, .* put gymnasium.wrappers.RescaleAction"):
+    with pytest.raises(InvalidOption, match=r"a Box from 100 to 200, .* wrap it in gymnasium.wrappers.RescaleAction"):
         trained(tmp_path / "r", FarOff)
     assert not (tmp_path / "r").exists()
 
@@ -246,7 +246,7 @@ def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: 
     def report(now: Trained) -> None:
         if not refused:
             for more in ({"resume": True}, {"steps": 10}):
-                with pytest.raises(InvalidOption, match=r"in use by another run|there is a run already") as error:
+                with pytest.raises(InvalidOption, match=r"in use by another run|already has a run") as error:
                     gym_trace.train(Seen, tmp_path / "r", **more)
                 refused.append(str(error.value))
 

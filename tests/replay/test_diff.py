@@ -65,7 +65,7 @@ def test_a_longer_episode_differs_where_the_shorter_one_ends(tmp_path: Path) -> 
 
 def test_unknown_columns_to_ignore_are_refused(tmp_path: Path) -> None:
     record(gymnasium.make("CartPole-v1"), tmp_path, 1)
-    with pytest.raises(InvalidOption, match="no such column 'reward'"):
+    with pytest.raises(InvalidOption, match="unknown column 'reward'"):
         diff_traces(tmp_path, tmp_path, ignore=["reward"])
 
 

@@ -127,7 +127,7 @@ def test_an_agent_may_change_the_arrays_it_gets(cartpole: Path) -> None:
 
 def test_a_trace_without_steps_cannot_be_played(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
-    with pytest.raises(InvalidOption, match="no episode to play"):
+    with pytest.raises(InvalidOption, match="no playable episode"):
         ReplayEnv(tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_columns_that_are_ignored_are_not_compared(tmp_path: Path) -> None:
     make = partial(gymnasium.make, "CartPole-v1")
     assert verdicts(tmp_path, make_env=make) == ["differs"]
     assert verdicts(tmp_path, make_env=make, ignore=["rewards"]) == ["identical"]
-    with pytest.raises(InvalidOption, match="no such column"):
+    with pytest.raises(InvalidOption, match="unknown column"):
         list(verify_trace(tmp_path, ignore=["reward"]))
 
 

@@ -296,7 +296,7 @@ def test_neighbours_in_an_order_have_nothing_to_do_with_each_other() -> None:
     ],
 )
 def test_invalid_options_raise_at_the_call(trace: Trace, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"pass|nothing|weights|no such columns"):
+    with pytest.raises(ValueError, match=r"pass|nothing|weights|unknown columns"):
         windows(trace, **{"length": 2, **options})
     with pytest.raises(ValueError, match="gamma"):
         trace.transitions(gamma="a")  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ def test_targets_take_the_probabilities_that_were_recorded(tmp_path: Path) -> No
     values = np.zeros((8, 5))
     found, _ = targets.vtrace(batch["rewards"], values, same_policy, *flags, gamma=0.9)
     np.testing.assert_allclose(found, targets.returns_to_go(batch["rewards"], *flags, gamma=0.9))
-    with pytest.raises(ValueError, match=r"no such columns.*annotations.values.*there are.*logprob"):
+    with pytest.raises(ValueError, match=r"unknown columns.*annotations.values.*annotations are.*logprob"):
         trace.windows(4, columns=("rewards", "annotations.values"))
 
 

@@ -175,7 +175,7 @@ def test_only_regular_files_can_be_opened(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError):
             storage.create(name)
         assert storage.holder(name) is None
-    with pytest.raises(TraceNotFound, match="this is a file"):
+    with pytest.raises(TraceNotFound, match="is a file; pass"):
         LocalStorage(tmp_path / "file").names()
 
 

@@ -118,5 +118,5 @@ def test_an_untrusted_run_is_not_resumed_without_trust(tmp_path: Path, environme
 
 def test_a_run_that_learnt_nothing_cannot_be_resumed(tmp_path: Path) -> None:
     Run(tmp_path / "r").create(Settings(), 1, learn=False)
-    with pytest.raises(InvalidOption, match="nothing was learnt"):
+    with pytest.raises(InvalidOption, match="nothing learned"):
         Run(tmp_path / "r").to_resume(None, trust=False)

@@ -255,7 +255,7 @@ def test_an_episode_without_its_first_steps_is_skipped_with_a_warning(tmp_path: 
 
 def test_a_missing_render_mode_raises_and_suggests_a_format(tmp_path: Path) -> None:
     record_lengths(tmp_path / "images", [2], ImageEnv(5))
-    with pytest.raises(EnvironmentUnavailable, match="does not say how to make its environment"):
+    with pytest.raises(EnvironmentUnavailable, match="does not describe how to make its environment"):
         rendered(tmp_path / "images", tmp_path / "v.mp4")
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1"))
     with pytest.warns(UserWarning, match="ansi"), pytest.raises(EnvironmentUnavailable, match=r"'ansi', only .*mp4"):

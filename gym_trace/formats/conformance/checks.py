@@ -82,7 +82,7 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
     source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     name = source.trace.directory.name
     problem = difference(source, load(report.path), {loss.what for loss in report.lost})
-    _must(not problem, f"{exporter.name}, {name}: {problem}; said to be lost: {[loss.what for loss in report.lost]}")
+    _must(not problem, f"{exporter.name}, {name}: {problem}; reported losses: {[loss.what for loss in report.lost]}")
     _must(not source.steps or told[-1:] == [(source.steps, source.steps)], f"{name}: progress ends with {told[-1:]}")
     for loss in report.lost:
         _must(loss.what in LOSSES, f"{name}: a loss of {loss.what!r}, not in contract.LOSSES")
@@ -198,7 +198,7 @@ def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix:
     except KeyboardInterrupt:
         _must(not os.listdir(directory), f"an interrupt leaves {os.listdir(directory)}")
     else:
-        raise AssertionError("it went on despite an interrupt")
+        raise AssertionError("continued despite an interrupt")
     export(trace, out, exporter)
 
 
@@ -251,7 +251,7 @@ def check_round_trip(
     if "empty_episode" in lost:  # an importer may find more than the loader of the format does
         made = made[made.episodes["steps"] > 0]
     problem = difference(source, loaded_from(made, lost), {*lost, "identity"})
-    _must(not problem, f"{exporter.name} and back, {name}: {problem}; said to be lost: {sorted(lost)}")
+    _must(not problem, f"{exporter.name} and back, {name}: {problem}; reported losses: {sorted(lost)}")
     counts = imported.episodes, imported.steps
     _must(counts == (len(everything), source.steps), f"{name}: {counts} episodes and steps were reported")
     if "identity" not in lost:

@@ -128,7 +128,7 @@ def _compare_tree(
             _compare_rows(Leaf((name,), *form[:2]), form, together, found[0], lost, rows)
             return
         if len(found) != len(expected):
-            raise _Difference(f"{name}: {len(expected)} leaves, and {len(found)} that were loaded")
+            raise _Difference(f"{name}: {len(expected)} leaves, but {len(found)} loaded")
         pairs = [(leaf, values, other) for (leaf, values), other in zip(expected, found)]
     for leaf, values, other in pairs:
         _compare_rows(leaf, source.forms.get(leaf.path), values, other, lost, rows)
@@ -141,7 +141,7 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
         return
     kind, size = (tuple, len(layout.children)) if layout.keys is None else (dict, len(layout.children))
     if not isinstance(said, kind):
-        raise _Difference(f"a {kind.__name__} of {size} in the trace, and {type(said).__name__} that was loaded")
+        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {type(said).__name__} loaded")
     keys: list[Any] = list(range(size)) if layout.keys is None else layout.keys
     for key, child in zip(keys, layout.children):
         is_there = key in said if isinstance(said, dict) else key < len(said)
@@ -150,7 +150,7 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
         elif "text" not in lost or any(leaf.dtype is not None for leaf in child.leaves()):
             raise _Difference(f"{next(child.leaves()).column} was not loaded")
     if "text" not in lost and len(said) != size:
-        raise _Difference(f"a {kind.__name__} of {size} in the trace, and of {len(said)} that was loaded")
+        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {len(said)} loaded")
 
 
 def _compare_rows(
@@ -241,7 +241,7 @@ def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part
 
 def _compare_told(source: Source, episode: Episode, one: Loaded, lost: Collection[str]) -> None:
     if "identity" not in lost and one.identity is None:
-        raise _Difference("no identity, which is not said to be lost")
+        raise _Difference("no identity, and no loss reported")
     known = {} if one.identity is None else read_identity(one.identity)
     if one.identity is not None and _text(known) != _text(read_identity(source.identity(episode))):
         raise _Difference(f"identity: {one.identity:.300}, where it should be {source.identity(episode):.300}")

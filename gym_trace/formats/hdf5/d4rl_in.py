@@ -70,11 +70,11 @@ class _File:
         there = (*of_one, self.observations, self.actions, self._next)
         for one in there:
             if one is not None and len(one) != rows:
-                raise one.fault(f"has {len(one)} rows, and there are {rows} rewards")
+                raise one.fault(f"has {len(one)} rows for {rows} rewards")
             if one in of_one and one is not None and one.shape not in ((rows,), (rows, 1)):
                 raise one.fault(f"has shape {one.shape}; one number per row expected")
         if self._next is not None and self._next.shape != self.observations.shape:
-            raise self._next.fault(f"is of shape {self._next.shape}, and observations of {self.observations.shape}")
+            raise self._next.fault(f"has shape {self._next.shape}, but observations have {self.observations.shape}")
         self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None
         ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
         self.about = None if ours is None else ours.rows("about").text()
@@ -97,9 +97,9 @@ class _File:
                 "episode.has_final_observation is False, and the row a placeholder"
             )
         if self._timeouts is None:
-            notes.append("it has no timeouts: episodes that were not terminated are taken together with the next one")
+            notes.append("no timeouts: an episode that was not terminated is joined to the next one")
         if self._annotations:
-            notes.append(f"arrays that D4RL does not have become annotations: {named([*self._annotations])}")
+            notes.append(f"arrays unknown to D4RL become annotations: {named([*self._annotations])}")
         there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
         left = self._left_out + [f"metadata/{name}" for path, _ in there if (name := "/".join(path)) not in kept]
         if left:
@@ -136,8 +136,8 @@ class _File:
             ends, terminal = self._ends()
             if self._identities is not None and len(self._identities) != len(ends):
                 raise UnreadableRecording(
-                    f"{self._reading.path}: has {len(ends):,} episodes, and gym-trace kept what is known of "
-                    f"{len(self._identities):,}; it was changed, or is damaged"
+                    f"{self._reading.path}: has {len(ends):,} episodes, but gym-trace stored metadata of "
+                    f"{len(self._identities):,}; changed or damaged"
                 )
             columns = [Ahead(rows) for rows in (self.observations, self.actions, self.rewards)]
             after = None if self._next is None else Ahead(self._next)

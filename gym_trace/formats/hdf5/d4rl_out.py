@@ -47,13 +47,13 @@ class D4RLExporter:
     def _losses(self, source: Source, forms: dict[str, Form], infos: InfoColumns) -> Iterator[Loss]:
         for name, form in forms.items():
             if form.mixed:
-                yield Loss("dtype", f"{name}: values of several dtypes, all of which are {form.dtype} there")
+                yield Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
         for loss in losses(source, "seed", "options", "reset_info"):
             yield Loss(loss.what, loss.why.replace("are not kept", _FOR_IMPORT))
         for what, names in (("infos", infos.left_out), ("annotations", infos.unlike)):
             if names:
                 told = named(names)
-                yield Loss(what, f"{what} that are not in every step, or not alike in all, {_FOR_IMPORT}: {told}")
+                yield Loss(what, f"{what} missing from some steps, or of varying form, {_FOR_IMPORT}: {told}")
         yield from losses(source, "outcome", "flags", "parts", "empty_episode")
         if (both := _of_both_flags(source)) and not source.has_flags_within():
             told = "that were terminated and truncated at once read as terminated"
@@ -77,7 +77,7 @@ def _forms(source: Source) -> dict[str, Form]:
             )
         found[name] = form
     if found["rewards"].shape:
-        raise InvalidOption("D4RL's rewards are one number each, these are several: export to minari")
+        raise InvalidOption("rewards: several numbers each, D4RL stores one; export to minari")
     return found
 
 

@@ -37,7 +37,7 @@ class Reading:
             self._file = h5py.File(self.path, "r")
             self.root = Node(self, self._file["/"], "")
         except _ERRORS as error:
-            raise UnreadableRecording(f"{self.path}: no HDF5 file that can be read ({error!s:.100})") from error
+            raise UnreadableRecording(f"{self.path}: not a readable HDF5 file ({error!s:.100})") from error
 
     def __enter__(self) -> Reading:
         return self
@@ -47,7 +47,7 @@ class Reading:
 
     def fault(self, name: str, problem: str) -> UnreadableRecording:
         """An error about something in the file."""
-        return UnreadableRecording(f"{self.path}: {printable(name) or '/'} {problem}")
+        return UnreadableRecording(f"{self.path}: {printable(name) or '/'}: {problem}")
 
     @contextlib.contextmanager
     def located(self, name: str) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Reading:
         try:
             yield
         except UnicodeDecodeError as error:
-            raise self.fault(name, "is text that is not UTF-8") from error
+            raise self.fault(name, "text is not UTF-8") from error
         except _ERRORS as error:
             if isinstance(error, UnreadableRecording):
                 raise
@@ -97,7 +97,7 @@ class Node:
         """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
         address = int(h5py.h5o.get_info(self._group.id).addr)
         if address in groups:
-            raise self.fault("is there twice")
+            raise self.fault("duplicate name")
         groups.add(address)
 
     def node(self, key: str) -> Node:
@@ -125,7 +125,7 @@ class Node:
             if link is None:
                 raise self._reading.fault(name, "is missing")
             if not isinstance(link, h5py.HardLink):
-                raise self._reading.fault(name, "is a link, which is not followed")
+                raise self._reading.fault(name, "is a link; links are not followed")
             return self._group[key]
 
 
@@ -167,12 +167,12 @@ class Rows:
         self.is_text = string is not None
         self.is_bytes = self.dtype == object and h5py.check_vlen_dtype(self.dtype) == np.uint8
         if is_elsewhere:
-            raise self.fault("lies in another file, which is not opened")
+            raise self.fault("external link, not followed")
         if self.dtype.kind not in "biuf" and not self.is_text and not self.is_bytes:
-            raise self.fault(f"is of {printable(str(self.dtype))[:60]}, not of numbers or text")
+            raise self.fault(f"unsupported dtype {printable(str(self.dtype))[:60]}; numbers or text required")
         size = max(1, self.dtype.itemsize * math.prod(self.shape[1:])) * (self.shape[0] if self.shape else 1)
         if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
-            raise self.fault(f"has the shape {self.shape}, of which {stored} bytes are there")
+            raise self.fault(f"shape {self.shape}, but only {stored} bytes stored")
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -216,7 +216,7 @@ class Rows:
         """The text that it is. Raises UnreadableRecording if it is something else."""
         found = self.read() if self.is_text and not self.shape else None
         if not isinstance(found, str) or len(found) > _MOST_TEXT:
-            raise self.fault("is not one text")
+            raise self.fault("not a single text")
         return found
 
 

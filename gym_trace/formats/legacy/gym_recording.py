@@ -94,10 +94,10 @@ def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: Fi
     else:
         begin, dtype, shape, fortran = record
         if any(key in reference for key in ("dtype", "shape")) and (dtype, shape) != _as_said(reference, said_in):
-            raise malformed(said_in, f"the array at byte {offset} of {name} is not the one that is meant")
+            raise malformed(said_in, f"wrong array at byte {offset} of {name}")
         found = StoredArray(directory, name, begin, dtype, shape, fortran)
     if reference.get("size", found.size) != found.size:
-        raise malformed(said_in, f"an array of {found.size} bytes that says it has {reference['size']!r:.40}")
+        raise malformed(said_in, f"an array of {found.size} bytes that declares {reference['size']!r:.40}")
     if found.end > file.size:
         raise UnreadableRecording(
             f"{file.path}: has {file.size} bytes, and {said_in.name} names an array that goes up to byte {found.end}: "
@@ -121,8 +121,8 @@ def _as_said(reference: dict[str, Any], said_in: FilePath) -> tuple[np.dtype[Any
 def _checked(dtype: np.dtype[Any] | None, text: str, said_in: FilePath) -> np.dtype[Any]:
     if dtype is not None and dtype.hasobject:
         raise UnreadableRecording(
-            f"{said_in}: has an array of Python objects, which is pickled; unpickling runs whatever is in a file, so "
-            "it is never done here. Where you trust the file, load it with NumPy yourself and save plain arrays"
+            f"{said_in}: has a pickled array of Python objects; unpickling can run code, so gym-trace never does "
+            "it. If you trust the file, load it with NumPy and save plain arrays"
         )
     if dtype is None or dtype.itemsize == 0 or not is_plain_dtype(dtype.str):
         raise malformed(said_in, f"an array of dtype {text:.60}")
@@ -150,7 +150,7 @@ def _npy_header(file: OldFile, offset: int) -> tuple[int, np.dtype[Any], tuple[i
             shape, fortran, dtype = read(head)
     except Exception as error:  # numpy says in many ways that it does not like what it is given
         what = " ".join(str(error).split())
-        raise UnreadableRecording(f"{file.path}: no NumPy array at byte {offset} ({what:.100})") from error
+        raise UnreadableRecording(f"{file.path}: not a NumPy array at byte {offset} ({what:.100})") from error
     return offset + head.tell(), _checked(dtype, str(dtype), file.path), _shape(shape, file.path), bool(fortran)
 
 
@@ -307,14 +307,14 @@ class GymRecording:
         content = directory.json(manifest)
         entries = content.get("batches")
         if not isinstance(entries, list):
-            raise malformed(path, "a manifest that lists no batches")
+            raise malformed(path, "no batches in the manifest")
         self.batches: list[Batch] = []
         for entry in entries:
             if not isinstance(entry, dict):
-                raise malformed(path, "a batch that is not described by an object")
+                raise malformed(path, "malformed batch in the manifest: not an object")
             first, count = entry.get("first"), entry.get("len")
             if not all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (first, count)):
-                raise malformed(path, "a batch with an invalid first episode or number of episodes")
+                raise malformed(path, "invalid first episode or number of episodes in a batch")
             self.batches.append(Batch(plain_name(entry.get("fn"), path), first, count))
 
     @property
@@ -371,7 +371,7 @@ class GymRecording:
             raise malformed(path, "a batch without a list of episodes")
         if batch.episodes is not None and batch.episodes != len(episodes):
             raise malformed(
-                path, f"a batch of {len(episodes)} episodes, of which {self._manifest} says {batch.episodes}"
+                path, f"a batch of {len(episodes)} episodes, but {self._manifest} declares {batch.episodes}"
             )
         for number, episode in enumerate(episodes):
             try:

@@ -46,7 +46,7 @@ def _imported(source: OldDirectory) -> Imported:
     found: list[GymRecording | MonitorRun] = [*recordings, *runs]
     if not found:
         raise TraceNotFound(
-            f"{source.path}: no old recording here; gym_recording leaves openaigym.trace.*.manifest.json, OpenAI Gym's "
+            f"{source.path}: no old recording; gym_recording writes openaigym.trace.*.manifest.json, OpenAI Gym's "
             "Monitor openaigym.manifest.*.json"
         )
     done = 0

@@ -123,8 +123,8 @@ class MonitorRun:
         if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):
             raise malformed(
                 path,
-                f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; there "
-                "should be as many of each",
+                f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; "
+                "the counts must be equal",
             )
         initial = None if initial is None else _time(initial, path)
         self.results = _Results(
@@ -194,32 +194,32 @@ def _list(content: dict[str, Any], key: str, path: Path, optional: bool = False)
     if found is None and optional:
         return []
     if not isinstance(found, list):
-        raise malformed(path, f"no list of {key}")
+        raise malformed(path, f"{key}: not a list")
     return found
 
 
 def _pair(entry: Any, path: Path) -> tuple[str, str]:
     if not isinstance(entry, list) or len(entry) != 2:
-        raise malformed(path, "a video that is not given by two files")
+        raise malformed(path, "a video needs two files")
     return plain_name(entry[0], path), plain_name(entry[1], path)
 
 
 def _number(value: Any, path: Path) -> float:
     if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
         return float(value)
-    raise malformed(path, f"{value!r:.40} where there should be a number")
+    raise malformed(path, f"{value!r:.40} instead of a number")
 
 
 def _time(value: Any, path: Path) -> float:
     if 0 <= (seconds := _number(value, path)) < _LATEST:
         return seconds
-    raise malformed(path, f"{value!r:.40} where there should be a time")
+    raise malformed(path, f"{value!r:.40} instead of a time")
 
 
 def _length(value: Any, path: Path) -> int:
     if type(value) is int and 0 <= value < 1 << 62:
         return value
-    raise malformed(path, f"{value!r:.40} where there should be a length")
+    raise malformed(path, f"{value!r:.40} instead of a length")
 
 
 # -- load_results ------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
             return _of_trace(open_trace(old.path))
         raise TraceNotFound(
             f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
-            "what gym_recording wrote, import first"
+            "import recordings of gym_recording first"
         )
 
 

@@ -46,7 +46,7 @@ class OldFile:
             pieces.append(piece)
             offset, count = offset + len(piece), count - len(piece)
         if count:
-            raise UnreadableRecording(f"{self.path}: the file has become shorter while it was read; try again")
+            raise UnreadableRecording(f"{self.path}: file shrank while being read; try again")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class OldDirectory:
         except FileNotFoundError as error:
             raise TraceNotFound(f"{self.path}: no such directory") from error
         except NotADirectoryError as error:
-            raise TraceNotFound(f"{self.path}: a recording is a directory, this is a file") from error
+            raise TraceNotFound(f"{self.path}: is a file; pass the directory of a recording") from error
         self.names = sorted(names, key=_in_parts)
 
     def close(self) -> None:
@@ -94,14 +94,14 @@ class OldDirectory:
                 raise UnreadableRecording(f"{file.path}: {file.size} bytes of JSON, more than the limit of {limit}")
             raw = file.read(0, file.size)
         if is_bomb(raw):
-            raise malformed(file.path, "more lists, maps and entries than there is memory for")
+            raise malformed(file.path, "too many lists, maps and entries")
         try:
             content = json.loads(raw, object_hook=object_hook)
         except (ValueError, RecursionError) as error:
             what = " ".join(str(error).split())
             raise UnreadableRecording(
-                f"{file.path}: not JSON ({what:.100}): it was cut off or damaged; import from a good copy, or take "
-                "what names it away to import the rest"
+                f"{file.path}: not JSON ({what:.100}): truncated or damaged; import from a good copy, or "
+                "remove what names it to import the rest"
             ) from error
         if not isinstance(content, dict):
             raise malformed(file.path, "not a JSON object")
@@ -114,7 +114,7 @@ class OldDirectory:
         try:
             fd = open_regular(path, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise UnreadableRecording(f"{path}: this file of the recording is missing") from error
+            raise UnreadableRecording(f"{path}: file of the recording is missing") from error
         except OSError as error:
             raise UnreadableRecording(f"{path}: cannot be opened: {error.strerror}") from error
         try:
@@ -136,7 +136,7 @@ def plain_name(name: Any, said_in: Path) -> str:
 def malformed(path: Path, what: str) -> UnreadableRecording:
     """The error for a file that is JSON, but not what it should be."""
     text = what if what.isprintable() else ascii(what)
-    return UnreadableRecording(f"{path}: {text}; the file was damaged, or is not of a recorder that is known")
+    return UnreadableRecording(f"{path}: {text}; damaged, or from an unknown recorder")
 
 
 def _is_shallow(value: Any, depth: int) -> bool:

@@ -1,1 +1,1 @@
-"""LeRobot data sets, version 3: out and in."""
+"""LeRobot datasets, version 3: out and in."""

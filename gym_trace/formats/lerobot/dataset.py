@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class DataSet:
-    """A data set.
+    """A dataset.
 
     Attributes:
         fps, robot_type, episodes, steps, tasks: as it says. declared: what it says of its columns.
@@ -50,11 +50,11 @@ class DataSet:
         info = read_json(path / "meta" / "info.json")
         version = info.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
-            told = "python -m lerobot.scripts.convert_dataset_v21_to_v30 makes version 3 of version 2.1"
-            raise self.malformed(f"is of version {version!r:.40}, and only version 3 is read; {told}")
+            told = "python -m lerobot.scripts.convert_dataset_v21_to_v30 converts version 2.1"
+            raise self.malformed(f"unsupported version {version!r:.40}; only version 3 is supported; {told}")
         fps = info.get("fps")
         if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps < 1e6:
-            raise self.malformed(f"has {fps!r:.40} frames a second")
+            raise self.malformed(f"invalid frame rate {fps!r:.40}")
         self.fps = fps
         self.robot_type = info.get("robot_type")
         self.episodes, self.steps = (self._count(info, name) for name in ("total_episodes", "total_frames"))
@@ -66,13 +66,13 @@ class DataSet:
         self.about, self.was_changed, own = self._own()
         foreign = [self._feature(name, told) for name, told in self.declared.items() if name not in COUNTED]
         if len({feature.path for feature in foreign}) < len(foreign):
-            raise self.malformed("has features that differ by no more than how they begin")
+            raise self.malformed("has features whose names differ only in their prefix")
         self.features = foreign if own is None else own
         self._videos = [feature.name for feature in self.features if feature.kind == "video"]
         self.tasks = self._tasks()
 
     def malformed(self, what: str) -> UnreadableRecording:
-        return UnreadableRecording(f"{self.path / 'meta' / 'info.json'}: the data set {what}")
+        return UnreadableRecording(f"{self.path / 'meta' / 'info.json'}: {what}")
 
     def _count(self, info: dict[str, Any], name: str) -> int:
         count = info.get(name)
@@ -86,7 +86,7 @@ class DataSet:
             raise self.malformed("has no usable paths")
         plain = re.sub(r"\{(chunk_index|file_index)(:0\d?d)?\}|\{video_key\}", "", template)
         if re.search(r"[{}\\\0]", plain) or template.startswith("/") or ".." in template.split("/"):
-            raise self.malformed(f"has paths that are not usual: {template!r:.100}")
+            raise self.malformed(f"has unsupported paths: {template!r:.100}")
         return template
 
     def _own(self) -> tuple[str | None, bool, list[Feature] | None]:
@@ -101,7 +101,7 @@ class DataSet:
                 raise ValueError("of another version")
             return about, False, [*map(feature_of, features)]
         except (LookupError, TypeError, ValueError, CorruptTrace) as error:
-            raise UnreadableRecording(f"{self.path / ABOUT}: what gym-trace has kept is malformed") from error
+            raise UnreadableRecording(f"{self.path / ABOUT}: malformed gym-trace metadata") from error
 
     def _feature(self, name: str, said: Any) -> Feature:
         """Read a feature that gym-trace has not exported."""
@@ -118,18 +118,18 @@ class DataSet:
         if dtype == "language":
             return Feature(name, path, "values", np.dtype(object), ())
         if not isinstance(dtype, str) or dtype not in _NUMBERS:
-            raise self.malformed(f"has a feature {name!r:.60} of {dtype!r:.40}, which is not known")
+            raise self.malformed(f"has a feature {name!r:.60} of {dtype!r:.40}, not supported")
         return Feature(name, path, "array", np.dtype(dtype), shape if path[0] not in ("rewards", "flags") else ())
 
     def _pictures(self, name: str, path: Any, said: dict[str, Any], shape: tuple[int, ...]) -> Feature:
         info, names = said.get("info") or said.get("video_info") or {}, said.get("names")
         if not isinstance(info, dict) or len(shape) != 3:
-            raise self.malformed(f"pictures {name!r:.60} have an invalid shape")
+            raise self.malformed(f"images {name!r:.60} have an invalid shape")
         if isinstance(names, list) and names and str(names[0]).startswith("channel"):
             shape = (shape[1], shape[2], shape[0])
         if info.get("is_depth_map") or info.get("video.is_depth_map"):
             if said["dtype"] == "video":
-                raise self.malformed(f"has a video of depths, {name!r:.60}, which gym-trace cannot import")
+                raise self.malformed(f"depth video {name!r:.60}: not supported")
             dtype = np.dtype(np.float32 if info.get("depth_unit") == "m" else np.uint16)
             return Feature(name, path, "image", dtype, (*shape[:2], 1))
         channels = 3 if said["dtype"] == "video" or shape[2] not in (1, 3, 4) else shape[2]
@@ -153,7 +153,7 @@ class DataSet:
                 named |= zip(places, batch.column(texts[0]).to_pylist()) if texts else ()
                 size += sum(len(named[place] or "") for place in places) if texts else 0
                 if size > _MOST_JSON:
-                    raise UnreadableRecording(f"{path}: tasks of more than {_MOST_JSON} characters")
+                    raise UnreadableRecording(f"{path}: tasks exceed {_MOST_JSON} characters")
         return [str(named.get(place, "")) for place in range(count)]
 
     # -- episodes -----------------------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ class DataSet:
         for key in self._videos:
             chunk, file, begin = (said[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
             if type(chunk) is not int or type(file) is not int or not isinstance(begin, float):
-                raise UnreadableRecording(f"{path}: of episode {number} it is not known where its video {key} is")
+                raise UnreadableRecording(f"{path}: episode {number}: location of video {key} missing")
             name = self._video.format(video_key=key, chunk_index=chunk, file_index=file)
             if ".." in name.split("/") or name.startswith("/"):
-                raise self.malformed(f"has a file that is not in it: {name!r:.100}")
+                raise self.malformed(f"path outside of the dataset: {name!r:.100}")
             videos[key] = self.path / name, begin
         steps, identity = said["length"], said.get(KEY)
         if said["episode_index"] != number or type(steps) is not int or steps < 1:

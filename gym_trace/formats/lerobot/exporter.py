@@ -1,4 +1,4 @@
-"""Export: a LeRobot data set, version 3, as LeRobotDataset loads it from a directory."""
+"""Export: a LeRobot dataset, version 3, as LeRobotDataset loads it from a directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NONE = np.empty(0, object)
 
 @dataclass(frozen=True)
 class LeRobotExporter:
-    """LeRobot data set, version 3: Parquet, with pictures as PNG or MP4, for LeRobotDataset
+    """LeRobot dataset, version 3: Parquet, with pictures as PNG or MP4, for LeRobotDataset
 
     Attributes:
         video: whether pictures go into MP4 files (H.264 without loss, needs PyAV) and not into the tables as PNG.
@@ -43,11 +43,11 @@ class LeRobotExporter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.video, bool):
-            raise InvalidOption(f"video={self.video!r}: give true or false")
+            raise InvalidOption(f"video={self.video!r}: pass true or false")
         if self.fps is not None and not _is_fps(self.fps):
-            raise InvalidOption(f"fps={self.fps!r}: give a whole number of steps a second, 1 to {_MOST_FPS}")
+            raise InvalidOption(f"fps={self.fps!r}: pass whole steps per second, 1 to {_MOST_FPS}")
         if self.task is not None and not (isinstance(self.task, str) and self.task):
-            raise InvalidOption(f"task={self.task!r}: give what is done, in words")
+            raise InvalidOption(f"task={self.task!r}: pass a text that describes the task")
         if self.video and find_spec("av") is None:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 
@@ -85,16 +85,16 @@ class LeRobotExporter:
 
 def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
     kept = f"LeRobotDataset does not give it; {FINAL} has it"
-    yield Loss("final_observation", f"the final observation of each episode has no place: {kept}")
+    yield Loss("final_observation", f"final observations: not supported, {kept}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
-        yield Loss(loss.what, f"{loss.why}, by LeRobotDataset; an import has it back")
+        yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
     if wide:
-        yield Loss("dtype", f"LeRobotDataset gives float64 as float32, the files have it whole: {', '.join(wide)}")
+        yield Loss("dtype", f"LeRobotDataset returns float64 as float32; the files keep float64: {', '.join(wide)}")
     if mixed := [one.name for one in features if (form := source.forms[one.path]) is not None and form.mixed]:
-        yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
+        yield Loss("dtype", f"rows of several dtypes become the widest: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
-        yield Loss("spaces", f"values other than arrays of one form are JSON texts: {', '.join(other)}")
+        yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
 
 
 def _has_tasks(source: Source, origin: Origin) -> bool:

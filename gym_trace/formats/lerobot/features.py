@@ -32,7 +32,7 @@ DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 TASKS = "meta/tasks.parquet"
-COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot data set has
+COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot dataset has
     "timestamp": np.dtype(np.float32),
     "frame_index": np.dtype(np.int64),
     "episode_index": np.dtype(np.int64),
@@ -50,7 +50,7 @@ _MOST_DIMENSIONS = 5  # of an array; more are flattened into the first
 class Feature(NamedTuple):
     """One column.
 
-    name: in the data set. path: in the trace. kind: "array"; "image" or "video", of pictures; "text"; or "values", any
+    name: in the dataset. path: in the trace. kind: "array"; "image" or "video", of pictures; "text"; or "values", any
     value as JSON. dtype and shape are those of a row in the trace, of arrays and pictures.
     """
 
@@ -71,7 +71,7 @@ class Feature(NamedTuple):
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of a row in the data set: () of a number, (H, W, C) of a picture."""
+        """The shape of a row in the dataset: () of a number, (H, W, C) of a picture."""
         if self.is_picture:
             height, width, channels = picture_shape(self.shape)
             return height, width, 3 if self.kind == "video" else channels  # which LeRobot decodes as RGB
@@ -277,10 +277,10 @@ def rows_of(feature: Feature, rows: Any) -> Any:
     if feature.is_picture:
         return _pictures_of(feature, rows)
     if rows.dtype == object:
-        raise InvalidOption(f"{feature.name}: some of its rows are of another form than the others")
+        raise InvalidOption(f"{feature.name}: rows of different dtype or shape")
     rows = rows.astype(feature.dtype, copy=False)
     if feature.dtype == np.uint64 and (rows > _MOST_INTEGER).any():
-        raise InvalidOption(f"{feature.name}: has integers of 2**63 and more, which LeRobot cannot load")
+        raise InvalidOption(f"{feature.name}: integers of 2**63 and more; LeRobot cannot load them")
     return rows.reshape(len(rows), *feature.stored)
 
 
@@ -338,7 +338,7 @@ def array_of(column: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], nam
     """A column of numbers as (rows, *shape). Raises UnreadableRecording if it is none."""
     found = numbers_in(column, shape)
     if found is None:
-        raise UnreadableRecording(f"{name}: holds something else than {dtype.name} of shape {list(shape)} in each row")
+        raise UnreadableRecording(f"{name}: not all rows are {dtype.name} of shape {list(shape)}")
     return found.astype(dtype)
 
 
@@ -347,7 +347,7 @@ def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
     found, values = [], Values()
     for text in texts:
         if not isinstance(text, str):
-            raise UnreadableRecording(f"{name}: holds something else than text")
+            raise UnreadableRecording(f"{name}: not all rows are text")
         if kind == "text" and not text.startswith(_MARK):
             found.append(text)
             continue

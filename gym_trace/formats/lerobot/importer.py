@@ -1,4 +1,4 @@
-"""Import: LeRobot data sets, version 3, those of other people and those that gym-trace has exported."""
+"""Import: LeRobot datasets, version 3, those of other people and those that gym-trace has exported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDS = 64  # final observations that are read at a time
 
 
 class LeRobotImporter:
-    """LeRobot data set, version 3."""
+    """LeRobot dataset, version 3."""
 
     name: ClassVar[str] = "lerobot"
 
@@ -89,13 +89,13 @@ def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
             if steps:
                 row = next(rows, None)
                 if row is None or row.steps != steps:
-                    raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
+                    raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
                 yield NewEpisode(steps, _parts(reader.parts(row), final, shaped), identity=row.identity)
             else:
                 empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
                 yield NewEpisode(0, [empty], identity=identity)
         if next(rows, None) is not None:
-            raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
+            raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
 
 
 def _ends(data: DataSet) -> Iterator[tuple[str | None, int, Columns]]:
@@ -119,7 +119,7 @@ def _joined(layout: Layout, columns: Columns) -> Any:
     try:
         return layout.join(iter([columns[leaf.path] for leaf in layout.leaves()]))
     except KeyError as error:
-        raise UnreadableRecording(f"what gym-trace has kept of its columns is malformed: no {error}") from error
+        raise UnreadableRecording(f"malformed column metadata of gym-trace: missing {error}") from error
 
 
 def _has_any(rows: Any) -> bool:
@@ -155,19 +155,16 @@ def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
 
 def _notes(data: DataSet) -> Iterator[str]:
     if data.was_changed:
-        yield "exported by gym-trace and changed since: what it was before is not known, and it reads as any other"
-    yield (
-        "LeRobot has no final observations: that of each episode is not known; episode.has_final_observation is False, "
-        "and the row a placeholder"
-    )
-    yield "bounds of spaces are not known: they are as wide as the dtype"
+        yield "exported by gym-trace and changed since: imported as from another recorder"
+    yield ("LeRobot stores no final observations; episode.has_final_observation is False, and the row a placeholder")
+    yield "bounds of spaces are unknown: they are as wide as the dtype"
     names = {feature.name for feature in data.features}
     if "next.reward" not in names:
-        yield "there are no rewards: they are NaN"
+        yield "no rewards: they are NaN"
     if not names & {"next.done", "next.terminated", "next.truncated"}:
-        yield "it is not said how episodes ended: they are cut"
+        yield "no flags: episodes are cut"
     elif "next.terminated" not in names:
-        yield "what is done and not truncated (next.done, next.truncated) is read as terminated"
+        yield "steps done but not truncated (next.done, next.truncated) are read as terminated"
 
 
 def _space(features: list[Feature]) -> PlainSpace:
@@ -230,7 +227,7 @@ class StepReader:
             count, columns = self._rows.take(row.steps - done)
             episodes, frames, times = (columns.pop((name,)) for name in _COUNTED)
             if (episodes != row.number).any() or (frames != np.arange(done, done + count)).any():
-                told = f"the rows of episode {row.number} are not what meta/episodes says"
+                told = f"rows of episode {row.number} contradict meta/episodes"
                 raise UnreadableRecording(f"{self._data.path}: {told}")
             for feature in self._data.features:
                 if feature.kind == "video":
@@ -305,7 +302,7 @@ class _Pictures:
 
     def __init__(self, feature: Feature, column: pa.Array, name: str):
         if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
-            raise UnreadableRecording(f"{name}: holds something else than pictures")
+            raise UnreadableRecording(f"{name}: not all rows are images")
         self._feature, self._files, self._name = feature, column.field("bytes"), name
 
     def __getitem__(self, which: slice) -> Array:
@@ -317,11 +314,11 @@ class _Pictures:
         found = np.empty((len(files), *shape), feature.dtype)
         for place, file in enumerate(files):
             if not isinstance(file, bytes):
-                raise UnreadableRecording(f"{self._name}: a picture is not in the table, but in a file of its own")
+                raise UnreadableRecording(f"{self._name}: image in a separate file: not supported")
             try:
                 found[place] = pixels(file, shape, feature.dtype, _FORMATS)
             except ValueError as error:
-                raise UnreadableRecording(f"{self._name}: a picture cannot be read: {error}") from error
+                raise UnreadableRecording(f"{self._name}: unreadable image: {error}") from error
         return shaped_pictures(feature, found)
 
 

@@ -85,7 +85,7 @@ class VideoReader:
             while self._at < wanted - tolerance:
                 self._advance(wanted)
             if self._at > wanted + tolerance or self._picture is None:
-                raise UnreadableRecording(f"{self._path}: has no picture at {wanted:.3f} s; it is not complete")
+                raise UnreadableRecording(f"{self._path}: incomplete: no image at {wanted:.3f} s")
             pictures[place] = self._picture
         return pictures
 
@@ -93,11 +93,11 @@ class VideoReader:
         try:
             found = next(self._frames, None)
             if found is None:
-                raise UnreadableRecording(f"{self._path}: ends before {wanted:.3f} s; it is not complete")
+                raise UnreadableRecording(f"{self._path}: incomplete: ends before {wanted:.3f} s")
             self._at, frame = found
             if (frame.height, frame.width) != self._size:
                 raise UnreadableRecording(
-                    f"{self._path}: has pictures of {frame.height} x {frame.width}, where meta/info.json says "
+                    f"{self._path}: images of {frame.height} x {frame.width}, but meta/info.json declares "
                     f"{self._size[0]} x {self._size[1]}"
                 )
             self._picture = frame.to_ndarray(format="rgb24")

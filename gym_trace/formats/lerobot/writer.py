@@ -129,7 +129,7 @@ _LONGEST = 500  # seconds in a video file of several episodes: LeRobot adds up t
 
 
 class DatasetWriter:
-    """The files of a data set while they are written: rows are collected for a while, then go out as a group."""
+    """The files of a dataset while they are written: rows are collected for a while, then go out as a group."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class DatasetWriter:
         tasks: list[str],
         robot_type: str | None,
     ):
-        """counted: that are said by the columns which each data set has. tasks: of several, steps say which."""
+        """counted: that are said by the columns which each dataset has. tasks: of several, steps say which."""
         self._source, self._target, self._features, self._fps = source, target, features, fps
         self._counted_features, self._tasks, self._robot_type = counted, tasks, robot_type
         self._task_indices: list[Array] = []  # of the rows

@@ -1,1 +1,1 @@
-"""Minari's data sets: written and read without Minari, each of its kinds of storage."""
+"""Minari's datasets: written and read without Minari, each of its kinds of storage."""

@@ -1,4 +1,4 @@
-"""The episodes of a data set of Minari as arrow or parquet."""
+"""The episodes of a dataset of Minari as arrow or parquet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ArrowSource:
         for directory in self._directories:
             with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
                 return _widest(file.field(root), 0)
-        raise UnreadableRecording(f"{self._data}: has no episodes, and nothing says what their spaces are")
+        raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
         """As they are asked for. Raises UnreadableRecording."""
@@ -110,11 +110,11 @@ class ArrowSource:
     def _tree(self, column: pa.Array, space: PlainSpace, fault: Fault, depth: int) -> Any:
         if space["type"] in ("Dict", "Tuple"):
             if not pa.types.is_struct(column.type) or depth > _DEEPEST:
-                raise fault("has a column that must be a struct, for a Dict or Tuple space")
+                raise fault("column of a Dict or Tuple space must be a struct")
             is_dict = space["type"] == "Dict"
             parts = space["spaces"] if is_dict else list(enumerate(space["spaces"]))
             if sorted(field.name for field in column.type) != sorted(str(key) for key, _ in parts):
-                raise fault("has a column without the parts that its space has")
+                raise fault("column lacks parts of its space")
             values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
             return values if is_dict else tuple(values.values())
         if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
@@ -143,7 +143,7 @@ class _File:
             width = sum(row_size(field.type) for field in self.schema)
         self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, width)))
         if not self.rows:
-            raise self.fault("has no row, not even that of a reset")
+            raise self.fault("no rows, not even for the reset")
 
     def __enter__(self) -> _File:
         return self
@@ -184,9 +184,9 @@ class _File:
                 raise self.fault(f"begins with a {first.type}")
             while (message := messages.read_next_message()).type == "record batch":
                 if _is_compressed(message.metadata.to_pybytes()):
-                    raise self.fault("is compressed, as Minari writes none: its size in memory is not known before")
+                    raise self.fault("compressed: not supported, as its size in memory is unknown")
                 yield pa.ipc.read_record_batch(message, self.schema)
-            raise self.fault(f"has a {message.type}, as Minari writes none")
+            raise self.fault(f"has a {message.type}; Minari does not write it")
 
 
 def _is_compressed(metadata: bytes) -> bool:
@@ -238,7 +238,7 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
 def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The columns of infos with their rows."""
     if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
-        raise fault("has infos that must be a struct")
+        raise fault("infos must be a struct")
     for i, field in enumerate(column.type):
         inner = column.field(i)
         if pa.types.is_struct(field.type):

@@ -23,15 +23,15 @@ from gym_trace.formats.source import Source
 from gym_trace.model.schema import Layouts
 
 _VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
-_IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of data sets: NAMESPACE/NAME-v0
+_IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of datasets: NAMESPACE/NAME-v0
 
 
 @dataclass(frozen=True)
 class MinariExporter:
-    """A data set of Minari, which minari.load_dataset() finds by the name of its directory: NAMESPACE/NAME-v0.
+    """A dataset of Minari, which minari.load_dataset() finds by the name of its directory: NAMESPACE/NAME-v0.
 
     kind: how Minari keeps it: "hdf5", "arrow" or "parquet".
-    id: of the data set; "": as its directory lies below Minari's.
+    id: of the dataset; "": as its directory lies below Minari's.
     """
 
     kind: str = "hdf5"
@@ -42,9 +42,9 @@ class MinariExporter:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidOption(f"kind={self.kind!r}: Minari has {', '.join(KINDS)}")
+            raise InvalidOption(f"kind={self.kind!r}: pass {', '.join(KINDS)}")
         if self.id and not _IDS.fullmatch(self.id):
-            raise InvalidOption(f"id={self.id!r}: Minari's ids are like cartpole/random-v0")
+            raise InvalidOption(f"id={self.id!r}: invalid; pass an id such as cartpole/random-v0")
 
     def plan(self, source: Source) -> Plan:
         plan = plan_of(source, self.kind == "hdf5")
@@ -90,18 +90,18 @@ class MinariExporter:
         return f"{told}\nimport minari; dataset = minari.load_dataset({name!r})"
 
 
-# -- where a data set lies --------------------------------------------------------------------------------------------
+# -- where a dataset lies --------------------------------------------------------------------------------------------
 
 
 def _root_of(path: Path) -> Path:
-    """The directory in which Minari would look for the data set at path: the one it does look in, or the parent."""
+    """The directory in which Minari would look for the dataset at path: the one it does look in, or the parent."""
     given = os.environ.get("MINARI_DATASETS_PATH")
     usual = Path(given) if given else Path.home() / ".minari" / "datasets"
     return usual.resolve() if path.is_relative_to(usual.resolve()) and path != usual.resolve() else path.parent
 
 
 def _id_of(path: Path) -> str:
-    """The id of the data set at a path: as Minari finds it there, if it can be one."""
+    """The id of the dataset at a path: as Minari finds it there, if it can be one."""
     name = path.relative_to(_root_of(path)).as_posix()
     if _IDS.fullmatch(name):
         return name

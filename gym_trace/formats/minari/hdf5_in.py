@@ -1,4 +1,4 @@
-"""The episodes of a data set of Minari in HDF5."""
+"""The episodes of a dataset of Minari in HDF5."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HDF5Source:
             return said
         for name in self._names:
             return _widest(self._reading.root.node(name), root, set())
-        raise self._reading.fault("", "has no episodes, and nothing says what their spaces are")
+        raise self._reading.fault("", "no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
         """As they are asked for. Raises UnreadableRecording."""
@@ -114,7 +114,7 @@ def _is_number(name: str) -> bool:
 
 def _check(found: Rows, rows: int) -> None:
     if not found.shape or len(found) != rows:
-        raise found.fault(f"has {len(found)} rows where there should be {rows}")
+        raise found.fault(f"has {len(found)} rows instead of {rows}")
 
 
 def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
@@ -123,7 +123,7 @@ def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
         inner = node.node(key)
         inner.see(groups)
         if len(groups) > _MOST_GROUPS:
-            raise inner.fault("is one of too many groups")
+            raise inner.fault("too many groups")
         names = inner.names()
         if names and all(name.startswith("_index_") for name in names):
             return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", groups) for i in range(len(names))]}

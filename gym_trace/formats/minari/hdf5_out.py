@@ -1,4 +1,4 @@
-"""Episodes of a Minari dataset in one HDF5 file: one group per episode, one data set per leaf.
+"""Episodes of a Minari dataset in one HDF5 file: one group per episode, one dataset per leaf.
 
 Beside what Minari reads an episode has the attribute gym_trace, which is its identity, and where infos were recorded a
 group gym_trace, in which they are whole.

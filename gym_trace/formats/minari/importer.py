@@ -1,4 +1,4 @@
-"""Import of Minari's data sets."""
+"""Import of Minari's datasets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOTES = (
 
 
 class MinariImporter:
-    """A data set of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
+    """A dataset of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
 
     name: ClassVar[str] = "minari"
 
@@ -56,13 +56,13 @@ class MinariImporter:
         jpeg = said.get("jpeg_encoding", True) is not False
         notes = [] if about is not None else [*_NOTES]
         if None in spaces:
-            notes.append("the data set does not say its spaces: they are the widest that its arrays can be of")
+            notes.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
-            notes.append("its pictures were kept as JPEG, and are what Minari would give, not what was observed")
+            notes.append("images were stored as JPEG and differ from what was observed")
         source = HDF5Source(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowSource(data, kind, spaces, jpeg)
         total, steps = said.get("total_episodes"), said.get("total_steps")
         if type(total) is int and total != len(source):
-            told = f"has {len(source):,} episodes, and {FILE} says {total:,}; get a good copy"
+            told = f"has {len(source):,} episodes, but {FILE} declares {total:,}; get a good copy"
             raise UnreadableRecording(f"{data}: {told}")
         schema = new_schema(
             _KIND,
@@ -122,5 +122,5 @@ def _environment_of(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         spec = None
     if not is_spec(spec):
-        return {"note": f"Minari's data set {printable(said.get('dataset_id', path.name))} names no environment"}
+        return {"note": f"Minari's dataset {printable(said.get('dataset_id', path.name))} names no environment"}
     return {"id": EnvSpec.from_json(str(spec)).id, "spec": spec, "note": ""}

@@ -59,7 +59,7 @@ def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
         spaces.append(to_json(with_leaves(plain, iter(said))))
     rewards = source.forms["rewards",]
     if rewards is None or rewards.dtype.kind not in "biuf":
-        raise InvalidOption("rewards that are of several kinds cannot be exported to Minari")
+        raise InvalidOption("rewards of several kinds: not supported by Minari")
     if not is_hdf5:
         _check_rows(source, rewards)
     if rewards.mixed:
@@ -76,11 +76,11 @@ def _check_rows(source: Source, rewards: Form) -> None:
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
         raise InvalidOption(
-            f"an episode has {longest:,} steps, and Minari reads arrow and parquet wrongly from {_MOST_ROWS:,} on: "
-            "--set kind=hdf5"
+            f"an episode has {longest:,} steps, but Minari misreads arrow and parquet from {_MOST_ROWS:,} on; "
+            "pass --set kind=hdf5"
         )
     if rewards.shape:
-        raise InvalidOption("rewards are several numbers each, which of Minari's kinds only hdf5 has: --set kind=hdf5")
+        raise InvalidOption("rewards: several numbers each need --set kind=hdf5")
 
 
 def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
@@ -88,13 +88,13 @@ def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
         return
     place, names = printable(name_of(path)), [str(key) for key, _ in layout.parts()]
     if len(set(names)) < len(names) or (not names and not is_hdf5):
-        raise InvalidOption(f"{place}: has keys that Minari cannot hold beside each other, or none at all")
+        raise InvalidOption(f"{place}: empty, or with keys that collide in Minari")
     for name in names:
         if name in ("", ".", "..") or "\0" in name or ("/" in name and is_hdf5):
             told = "; --set kind=arrow can" if "/" in name else ""
             raise InvalidOption(f"{place}: a key {printable(name)!r} cannot be in HDF5 files{told}")
     if any(type(key) is int for key in layout.keys or ()):
-        yield Loss("structure", f"the keys of {place} that are integers are text in Minari")
+        yield Loss("structure", f"integer keys of {place} become text")
     for key, child in layout.parts():
         yield from _structure(child, (*path, key), is_hdf5)
 
@@ -115,7 +115,7 @@ class _Leaf(NamedTuple):
         if form is None:
             return self._text(is_hdf5)
         if form.dtype.kind not in "biuf":
-            raise InvalidOption(f"{self.name}: values of {form.dtype}, which Minari cannot hold")
+            raise InvalidOption(f"{self.name}: values of {form.dtype}, not supported by Minari")
         if not is_hdf5 and (0 in form.shape or (kind != "custom" and form.shape != tuple(self.space.get("shape", ())))):
             told = f"rows of shape {form.shape}, which is not that of the space, or has no elements"
             raise InvalidOption(f"{self.name}: {told}; Minari can read that from hdf5 alone: --set kind=hdf5")
@@ -124,7 +124,7 @@ class _Leaf(NamedTuple):
         lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
             return form, self.space, lost
-        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, is a Box of any values in Minari"))
+        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, becomes an unbounded Box"))
         return form, widest(form.dtype, form.shape), lost
 
     def _text(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
@@ -154,7 +154,7 @@ class _Leaf(NamedTuple):
                     longest = max(longest, len(text))
                     characters.update(text)
         if not is_utf8("".join(characters)) or (is_hdf5 and "\0" in characters):
-            raise InvalidOption(f"{self.name}: text with half a character or a NUL in it, which Minari cannot hold")
+            raise InvalidOption(f"{self.name}: text with a lone surrogate or NUL; not supported by Minari")
         return longest, characters
 
 
@@ -164,7 +164,7 @@ def _told(space: PlainSpace) -> str:
 
 
 def _mixed(name: str, form: Form) -> Loss:
-    return Loss("dtype", f"{name}: values of several dtypes, all of which are {form.dtype} there")
+    return Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
 
 
 def _of_infos(found: InfoColumns) -> Iterator[Loss]:
@@ -183,9 +183,9 @@ def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
     large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
     unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
     if large:
-        yield Loss("seed", f"{large:,} seeds of 2^64 and more, which HDF5 cannot hold, are kept for an import alone")
+        yield Loss("seed", f"{large:,} seeds of 2^64 and more: only an import restores them")
     if unfit:
-        yield Loss("options", f"options of {unfit:,} resets, which Minari cannot hold, are whole for an import alone")
+        yield Loss("options", f"options of {unfit:,} resets: only an import restores them in full")
 
 
 def are_options(options: Any, is_hdf5: bool) -> bool:

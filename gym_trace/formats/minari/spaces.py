@@ -42,7 +42,7 @@ def text_of(length: int, characters: str) -> PlainSpace:
 def to_json(space: PlainSpace) -> str:
     """Return the result of minari.serialization.serialize_space(). Raises InvalidOption, CorruptTrace."""
     if sum(math.prod(leaf.get("shape", ())) for _, leaf in leaves_in(space, ())) > _MOST_ELEMENTS:
-        raise InvalidOption("the bounds of the spaces have too many elements to be written as Minari has them")
+        raise InvalidOption("spaces: too many bounds for Minari")
     return json.dumps(_out(space))
 
 
@@ -130,5 +130,5 @@ def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], Unre
         try:
             pictures[i] = pixels(raw, (*shape, 1)[:3], formats=("JPEG",)).reshape(shape)
         except ValueError as error:
-            raise fault(f"has a picture that cannot be read ({error!s:.200})") from error
+            raise fault(f"unreadable image ({error!s:.200})") from error
     return pictures

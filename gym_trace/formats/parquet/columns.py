@@ -134,12 +134,12 @@ class Column(NamedTuple):
         """Read the result of told(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
         path, kind, dtype, shape, optional, is_python = told
         if kind not in (TEXT, JSON, NUMBER) or not path or not all(type(part) in (str, int) for part in path):
-            raise ValueError("a column of no kind")
+            raise ValueError("invalid kind of column")
         if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
             raise ValueError("invalid shape")
         of_one = dtype_from(dtype) if kind == NUMBER else np.dtype(object)
         if kind == NUMBER and of_one.str[1:] not in NUMBERS:
-            raise ValueError("numbers of no dtype that tables have")
+            raise ValueError("unsupported dtype")
         return cls(tuple(path), kind, of_one, tuple(shape), bool(optional), bool(is_python))
 
 

@@ -53,7 +53,7 @@ def _said(table: Table, key: str) -> str:
     """Return a text in the metadata of the files. Raises UnreadableRecording, ValueError."""
     text = (table.schema.metadata or {}).get(key.encode(), b"")
     if not 0 < len(text) <= _MOST_SAID:
-        raise table.fault(f"there is no {key} in its metadata; what gym-trace export has written can be imported")
+        raise table.fault(f"no {key} in its metadata; only exports of gym-trace can be imported")
     return str(text, "utf-8")
 
 
@@ -106,7 +106,7 @@ def _rows_of(table: Table, columns: dict[str, _Read]) -> Taken:
     for name, (kind, _) in columns.items():
         places = table.schema.get_all_field_indices(name)
         if [table.schema.field(place).type for place in places] != ([] if kind is None else [kind]):
-            raise table.fault(f"{name} is not what its metadata says")
+            raise table.fault(f"{name} contradicts its metadata")
     return Taken(_decoded(table, columns))
 
 
@@ -132,7 +132,7 @@ def _episodes(table: Table, steps: Taken, episodes: Taken) -> Iterator[NewEpisod
             raise table.fault(f"has {table.rows} steps, and episode {number} {count}")
         yield NewEpisode(count, _parts(table, steps, number, count, row["final_observation"]), identity=row[KEY][0])
     if not steps.is_over():
-        raise table.fault("there are steps of no episode")
+        raise table.fault("steps without an episode")
 
 
 def _parts(table: Table, steps: Taken, number: int, count: int, final: Any) -> Iterator[NewSteps]:
@@ -154,9 +154,9 @@ def _parts(table: Table, steps: Taken, number: int, count: int, final: Any) -> I
 def _steps_of(table: Table, steps: Taken, number: int, left: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     while left:
         if steps.is_over():
-            raise table.fault(f"episode {number} has fewer steps than are said")
+            raise table.fault(f"episode {number} has fewer steps than declared")
         count, rows = steps.take(left)
         if not (rows["episode"] == number).all():
-            raise table.fault(f"the steps of episode {number} are not one after the other")
+            raise table.fault(f"the steps of episode {number} are not consecutive")
         left -= count
         yield rows["observation"], rows

@@ -90,13 +90,13 @@ def _given(told: str | Mapping[str, str]) -> dict[str, str]:
     if isinstance(told, str):
         parts = [part.partition("=") for part in told.split(",") if part.strip()]
         if bad := next((name for name, equals, _ in parts if not equals), None):
-            raise InvalidOption(f"map: {bad!r} is not of the form NAME=COLUMN, such as obs=state,acts=action")
+            raise InvalidOption(f"map: {bad!r}: invalid; pass NAME=COLUMN, such as obs=state,acts=action")
         told = {name.strip(): column.strip() for name, _, column in parts}
     found = {}
     for name, column in told.items():
         role = next((role for role, names in ROLES.items() if name in names), None)
         if role is None or not isinstance(column, str):
-            raise InvalidOption(f"map: {name!r} is not known; pass {', '.join(ROLES)}, and a column for each")
+            raise InvalidOption(f"map: unknown name {name!r}; use {', '.join(ROLES)}")
         found[role] = column
     return found
 
@@ -118,7 +118,7 @@ def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
         if column and not chosen:
             raise InvalidOption(f"map: {table.path} has no column {printable(column)!r}; {_listed(there)}")
         if len(chosen) > 1 and role not in _MANY:
-            raise InvalidOption(f"map: {role} is one column, and {printable(column)!r} stands for {len(chosen)}")
+            raise InvalidOption(f"map: {role} takes one column, {printable(column)!r} matches {len(chosen)}")
         found[role] = sorted(chosen, key=_in_parts) if column else []
     taken = {name for names in found.values() for name in names}
     for role in ROLES:
@@ -130,7 +130,7 @@ def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
     if missing:
         line = ",".join(f"{role}=COLUMN" for role in ROLES if role in (*missing, "rewards", "episode"))
         raise table.fault(
-            f"no column can be taken for {' or '.join(missing)}; {_listed(there)}. Say which is what: "
+            f"no columns found for {' or '.join(missing)}; {_listed(there)}; map them: "
             f"gym-trace import {printable(table.path)} -o DIR --map {line}"
         )
     return {role: names for role, names in found.items() if names}
@@ -194,7 +194,7 @@ def _rows(form: _Form, array: pa.Array, name: str) -> Any:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if array.null_count:
-        raise UnreadableRecording(f"{printable(name)}: has rows without a value")
+        raise UnreadableRecording(f"{printable(name)}: some rows have no value")
     if not isinstance(form, _Leaf):
         return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in form.items()}
     if form.dtype is None:
@@ -245,15 +245,15 @@ class _Steps:
         """Yield which columns were taken for what, and what the table lacks."""
         told = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
         yield f"read as a table with one row per step: {', '.join(told)}"
-        yield "the table says neither spaces, which are the widest that its columns can be of, nor seeds and times"
+        yield "the table has no seeds, times or spaces; spaces are as wide as the dtypes"
         if "next_observations" not in self._roles:
-            yield "there are no next observations: the final one of each episode is NaN, 0 of integers, empty of text"
+            yield "no next observations: final observations are placeholders (NaN, 0 or empty)"
         if "rewards" not in self._roles:
-            yield "there are no rewards: they are NaN"
+            yield "no rewards: they are NaN"
         if not set(_FLAGS) & set(self._roles):
-            yield "it is not said how episodes ended: they are cut"
+            yield "no flags: episodes are cut"
         if self._left_out:
-            yield f"left out, as neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
+            yield f"skipped, neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
 
     def _form(self, role: str) -> _Form:
         """Join the columns of a role: one column, a vector of numbers, or a dict."""
@@ -274,7 +274,7 @@ class _Steps:
         return np.stack(found, 1).astype(form.dtype) if isinstance(form, _Leaf) else dict(zip(_keys(names), found))
 
     def _lengths(self) -> list[int]:
-        """The steps of each episode. Raises UnreadableRecording where the rows of one are not one after the other."""
+        """The steps of each episode. Raises UnreadableRecording where the rows of one are not consecutive."""
         if "episode" not in self._roles:
             names = [name for role in _FLAGS for name in self._roles.get(role, ())]
             over = [np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names)]
@@ -299,7 +299,7 @@ class _Steps:
         if len(set(ids)) < len(ids):
             twice = Counter(ids).most_common(1)[0][0]
             raise self._table.fault(
-                f"the rows of episode {printable(twice):.60} are not one after the other; sort it by {printable(name)}"
+                f"the rows of episode {printable(twice):.60} are not consecutive; sort it by {printable(name)}"
             )
         return lengths
 

@@ -35,7 +35,7 @@ class Columns:
     def _open(self, layout: Layout, feature: Feature | Features | None, name: str) -> None:
         if isinstance(layout, Leaf):
             if not isinstance(feature, Feature) or name not in self._lists:
-                raise MalformedExample(f"there is no {name}")
+                raise MalformedExample(f"{name}: missing")
             self._readers[layout.path] = reader_of(RowReader(self._lists[name]), feature, self._ours), feature
             fixed = feature.kind == "tensor" or feature.kind == "image"
             self.row_size += (feature.numbers * feature.dtype.itemsize if fixed else 0) or _VALUE_BYTES

@@ -58,11 +58,11 @@ def numbers_in(data: bytes) -> Array:
         return octets.astype(np.int64)
     ends = np.flatnonzero(is_last) + 1
     if not len(ends) or ends[-1] != len(octets):
-        raise MalformedExample("an integer that is cut off")
+        raise MalformedExample("truncated integer")
     begins = np.append(0, ends[:-1])
     lengths = ends - begins
     if int(lengths.max()) > _MOST_OCTETS:
-        raise MalformedExample("an integer of more than 64 bits")
+        raise MalformedExample("integer of more than 64 bits")
     places = np.arange(len(octets)) - np.repeat(begins, lengths)
     parts = (octets & 0x7F).astype(np.uint64) << (places * 7).astype(np.uint64)
     return np.add.reduceat(parts, begins).view(np.int64)
@@ -119,7 +119,7 @@ class ExampleWriter:
             heads[name] = _head(name, kind, waiting.tell())
             total += len(heads[name]) + waiting.tell()
         if total > most:
-            raise InvalidOption(f"an episode takes {total:,} bytes, and TensorFlow reads no more than {most:,} for one")
+            raise InvalidOption(f"an episode takes {total:,} bytes; TensorFlow's limit is {most:,}")
         features = _FIRST + varint(total)
         records.write(len(features) + total, self._blocks(features, heads))
         self.clear()
@@ -267,7 +267,7 @@ def _packed(rows: Rows) -> Rows:
         return rows
     parts = list(_messages(rows.file, rows.begin, rows.end, {1}))
     if len(parts) != 1 or parts[0][2] != rows.end:
-        raise MalformedExample("numbers that are in several pieces")
+        raise MalformedExample("numbers in several pieces")
     return rows._replace(begin=parts[0][1])
 
 
@@ -287,10 +287,10 @@ def _messages(file: IO[bytes], begin: int, end: int, wanted: set[int]) -> Iterat
         else:
             raise MalformedExample(f"a field of the unknown form {form}")
         if length > end - at:
-            raise MalformedExample("a field that is longer than what it is in")
+            raise MalformedExample("field longer than its message")
         if number in wanted:
             if form != 2:
-                raise MalformedExample("numbers that are not packed")
+                raise MalformedExample("numbers are not packed")
             yield number, at, at + length
         at += length
 
@@ -304,7 +304,7 @@ def _varint_at(file: IO[bytes], at: int, end: int) -> tuple[int, int]:
         number |= (octet & 0x7F) << 7 * place
         if octet < 0x80:
             return number, at + place + 1
-    raise MalformedExample("an integer that is cut off")
+    raise MalformedExample("truncated integer")
 
 
 class RowReader:
@@ -330,7 +330,7 @@ class RowReader:
             block = self._read(min(max(count, 16), self._left, _BLOCK), "int64")
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) < 0x80)[:count] + 1
             if not len(ends):
-                raise MalformedExample("an integer that is cut off" if block else "fewer integers than steps")
+                raise MalformedExample("truncated integer" if block else "fewer integers than steps")
             self._at -= len(block) - int(ends[-1])
             found.append(numbers_in(block[: ends[-1]]))
             count -= len(ends)
@@ -342,7 +342,7 @@ class RowReader:
         values: Array = np.frombuffer(self._read(count * (len(head) + size), "bytes"), np.uint8)
         values = values.reshape(count, len(head) + size)
         if not (values[:, : len(head)] == head).all():
-            raise MalformedExample(f"values that do not all have {size} bytes")
+            raise MalformedExample(f"not all values have {size} bytes")
         return values[:, len(head) :]
 
     def values(self, count: int, longest: int) -> Iterator[bytes]:
@@ -353,7 +353,7 @@ class RowReader:
             tag, at = _varint_at(self._rows.file, self._at, self._rows.end)
             length, at = _varint_at(self._rows.file, at, self._rows.end)
             if tag != _TEXT or length > min(longest, self._rows.end - at):
-                raise MalformedExample(f"a value of {length} bytes, where there can be no more than {longest}")
+                raise MalformedExample(f"a value of {length} bytes exceeds {longest}")
             self._at = at
             yield self._read(length, "bytes")
 
@@ -364,9 +364,9 @@ class RowReader:
             try:
                 data = inflate.decompress(value, size + 1)
             except zlib.error as error:
-                raise MalformedExample(f"a value that zlib cannot read: {error}") from error
+                raise MalformedExample(f"value unreadable by zlib: {error}") from error
             if len(data) != size:
-                raise MalformedExample(f"a value that does not have {size} bytes")
+                raise MalformedExample(f"value without {size} bytes")
             yield data
 
     @property
@@ -375,13 +375,13 @@ class RowReader:
 
     def _read(self, size: int, kind: str) -> bytes:
         if self._rows.kind not in (kind, ""):
-            raise MalformedExample(f"a list of {self._rows.kind}, where one of {kind} was promised")
+            raise MalformedExample(f"a list of {self._rows.kind} instead of {kind}")
         if size > self._left:
-            raise MalformedExample("fewer rows than there are steps")
+            raise MalformedExample("fewer rows than steps")
         self._rows.file.seek(self._at)
         data = self._rows.file.read(size)
         if len(data) < size:
-            raise MalformedExample("the file has become shorter")
+            raise MalformedExample("the file shrank")
         self._at += size
         return data
 

@@ -1,4 +1,4 @@
-"""A trace as RLDS: a directory of TensorFlow Datasets, whose examples are episodes and have a data set of steps."""
+"""A trace as RLDS: a directory of TensorFlow Datasets, whose examples are episodes and have a dataset of steps."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class _Columns:
         parts: Features = {}
         for key, child in layout.parts():
             if name_of(key) in parts:
-                raise InvalidOption(f"{name}: several keys of a space are {key} as text, which TensorFlow cannot hold")
+                raise InvalidOption(f"{name}: several keys are {key} as text; TensorFlow needs distinct keys")
             tree = self._tree(child, f"{name}/{name_of(key)}")
             if tree is not None:
                 parts[name_of(key)] = tree

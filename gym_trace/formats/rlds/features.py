@@ -73,7 +73,7 @@ def tensor(dtype: np.dtype[Any], shape: tuple[int, ...], doc: str = "") -> Featu
 
 
 def features_json(features: Features, steps: str) -> str:
-    """The text of features.json. steps: the name of those that are a nested data set."""
+    """The text of features.json. steps: the name of those that are a nested dataset."""
     plain = _plain_dict(features)
     inner = plain["featuresDict"]["features"][steps]
     nested = {"pythonClassName": _CLASSES["sequence"], "sequence": {"feature": inner, "length": "-1"}}
@@ -117,7 +117,7 @@ def _dict_of(plain: Any, path: str, unknown: dict[str, str], depth: int) -> Feat
     if not isinstance(plain, dict) or depth > _DEEPEST or len(unknown) > _MOST_FEATURES:
         raise MalformedExample("features.json is malformed")
     if "type" in plain and "content" in plain:
-        raise MalformedExample("features.json is as TensorFlow Datasets wrote it before 4.5; save it with a newer one")
+        raise MalformedExample("features.json: older than TensorFlow Datasets 4.5; save it with a newer version")
     known = str(plain.get("pythonClassName", "")).rpartition(".")[2]
     content = {key: value for key, value in plain.items() if isinstance(value, dict)}
     if known == "FeaturesDict":
@@ -151,7 +151,7 @@ def _tensor_of(content: dict[str, Any], path: str) -> Feature:
     if name in ("string", "object", "str") and not shape:
         return Feature("text")
     if name not in _NUMBERS or encoding not in ("none", "bytes", "zlib") or None in shape:
-        raise MalformedExample(f"{path[1:]}: tensors of {name}, shape {shape}, {encoding:.20} are not known")
+        raise MalformedExample(f"{path[1:]}: tensors of {name}, shape {shape}, {encoding:.20} are not supported")
     return Feature("tensor", _NUMBERS[name], shape, encoding)
 
 
@@ -169,7 +169,7 @@ def _shape_of(content: dict[str, Any]) -> tuple[int | None, ...]:
     except (TypeError, ValueError) as error:
         raise MalformedExample("features.json: invalid shape") from error
     if len(shape) > _DEEPEST or math.prod(size or 1 for size in shape) * 16 > _LARGEST:
-        raise MalformedExample("features.json has a shape that no row can have")
+        raise MalformedExample("features.json: invalid shape")
     return shape
 
 

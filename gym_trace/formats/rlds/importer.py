@@ -1,4 +1,4 @@
-"""RLDS as a trace: directories of TensorFlow Datasets whose examples are episodes with a data set of steps."""
+"""RLDS as a trace: directories of TensorFlow Datasets whose examples are episodes with a dataset of steps."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class _DataSet:
             self.features, unknown = features_of(said)
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
-            raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: its examples have no steps")
+            raise UnreadableRecording(f"{path / 'features.json'}: not RLDS: its examples have no steps")
         self.steps: Features = steps
         metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)
         self.about = about if isinstance(about, str) else None
         self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
-        self.notes = [f"{name} is left out: what a {kind} is, is not known here" for name, kind in unknown.items()]
+        self.notes = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
 
     def _split(self, said: Any) -> _Split:
         said = said if isinstance(said, dict) else {}
@@ -101,9 +101,9 @@ class _DataSet:
             told = "convert it with tfds.core.DatasetBuilder, file_format='tfrecord'"
             raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {told}")
         if not re.fullmatch(r"[\w.-]+", name) or not re.fullmatch(r"\w+", dataset):
-            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60} is not the name of a split")
+            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60}: invalid name of a split")
         if said.get("filepathTemplate", TEMPLATE) not in (TEMPLATE, "") or len(lengths) > _MOST_SHARDS:
-            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: its shards have names that are not usual")
+            raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
         counts = [int(text) for length in lengths if (text := str(length)).isdecimal() and len(text) < 16]
         shards = [
             self.path / f"{dataset}-{name}.tfrecord-{number:05}-of-{len(lengths):05}" for number in range(len(lengths))
@@ -172,18 +172,18 @@ class _Reader:
     def notes(self) -> Iterator[str]:
         """Return notes on what the source lacks, and on what a trace cannot store."""
         for name in sorted(self._missing):
-            yield f"it has no {name}: {_INSTEAD[name]}"
+            yield f"no {name}: {_INSTEAD[name]}"
         if self._empty:
-            yield f"{self._empty} episodes have not one step, and are left out"
+            yield f"{self._empty} episodes without steps were skipped"
         if self._unfinished:
-            yield f"{self._unfinished} episodes do not have the observation after their last action; it is not known"
+            yield f"{self._unfinished} episodes lack the observation after their last action"
         if self._last_actions:
             yield (
                 f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, which "
                 "RLDS says mean nothing; they are left out. With last_step=step the last step is read as any other"
             )
         if self._notes and not self._last_is_step:
-            yield "what a last step has beside its observation, which is in annotations of the others, is left out"
+            yield "values of last steps other than observations were skipped; other steps have them as annotations"
 
     def episodes(self, split: _Split) -> Iterator[NewEpisode]:
         """Raises UnreadableRecording, also while the steps of an episode are read."""
@@ -198,7 +198,7 @@ class _Reader:
             else:
                 yield episode
         if found != split.episodes:
-            told = f"{found} episodes where dataset_info.json says {split.episodes}"
+            told = f"{found} episodes, but dataset_info.json declares {split.episodes}"
             raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, Rows]]]:

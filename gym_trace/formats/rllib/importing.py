@@ -79,10 +79,10 @@ class RLlibImporter:
         """Pieces of one episode are joined. Reads the headers of all episodes first, then one episode after another."""
         files = parquet_files(path)
         if not files:
-            raise UnreadableRecording(f"{path}: there are no Parquet files")
+            raise UnreadableRecording(f"{path}: no Parquet files")
         items = Items(files)
         if not len(items):
-            raise UnreadableRecording(f"{path}: there are no episodes")
+            raise UnreadableRecording(f"{path}: no episodes")
         return _Reader(path, items).imported()
 
 
@@ -108,10 +108,10 @@ class _Reader:
         steps = int(self._headers[self._order, _STEPS].sum())
         notes = [_NOT_TOLD]
         if again := len(self._headers) - len(self._order):
-            notes.append(f"{again:,} rows that are there more than once were read once")
+            notes.append(f"{again:,} repeated rows were read once")
         firsts = self._order[np.cumsum(self._counts) - self._counts]
         if late := int(np.count_nonzero(self._headers[firsts, _STARTED])):
-            notes.append(f"of {late:,} episodes the first steps are missing")
+            notes.append(f"the first steps of {late:,} episodes are missing")
         with self._reading(0):
             return imported(_KIND, self._read(), self._schema, notes=notes, steps=steps)
 
@@ -143,7 +143,7 @@ class _Reader:
         outputs = state["extra_model_outputs"]
         notes = {name: _tree(_ANY, one) for name, one in outputs.items()} if isinstance(outputs, dict) else {}
         if len(rewards) != steps or _length(observations) != steps + 1 or len(infos) != steps + 1:
-            raise UnreadableRecording(f"an episode of {steps} steps that has other numbers of rows")
+            raise UnreadableRecording(f"an episode of {steps} steps with other numbers of rows")
         flags = np.zeros((2, steps), np.bool_)
         if last and steps:
             flags[:, -1] = bool(state["is_terminated"]), bool(state["is_truncated"])
@@ -166,7 +166,7 @@ class _Reader:
         with self._reading(number):
             state = unpacked(self._items[number])
             if not isinstance(state, dict) or not state.keys() >= _NEEDED:
-                raise UnreadableRecording("no state of a SingleAgentEpisode")
+                raise UnreadableRecording("not the state of a SingleAgentEpisode")
             return state
 
     @contextlib.contextmanager
@@ -189,7 +189,7 @@ def _rows(buffer: Any) -> Any:
     """Return the content of an InfiniteLookbackBuffer without lookback: a list, or arrays, in dicts and tuples."""
     data, lookback = buffer["data"], buffer["lookback"]
     if type(lookback) is not int or lookback < 0:
-        raise UnreadableRecording(f"a buffer that looks back {lookback!r:.40} steps")
+        raise UnreadableRecording(f"buffer with a lookback of {lookback!r:.40} steps")
     return _tail(data, lookback) if buffer["finalized"] else list(data)[lookback:]
 
 
@@ -257,9 +257,9 @@ def unpacked(data: bytes) -> Any:
     except UnreadableRecording:
         raise
     except CorruptTrace as error:
-        raise UnreadableRecording(f"no episode that is read: {error.problem}") from error
+        raise UnreadableRecording(f"unsupported episode: {error.problem}") from error
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, msgpack.UnpackException) as error:
-        raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
+        raise UnreadableRecording(f"not MessagePack of an episode: {error!r:.100}") from error
 
 
 def _decoded(found: dict[Any, Any]) -> Any:
@@ -272,9 +272,7 @@ def _decoded(found: dict[Any, Any]) -> Any:
 
 def _array(found: dict[Any, Any]) -> Any:
     if found.get(b"kind") == b"O":
-        raise UnreadableRecording(
-            "an array of Python objects, which is pickled; unpickling runs whatever is in a file, so it is not done"
-        )
+        raise UnreadableRecording("a pickled array of Python objects; gym-trace never unpickles")
     text, data = found[b"type"], found[b"data"]
     if not is_plain_dtype(text) or not isinstance(data, bytes):
         raise UnreadableRecording(f"an array of dtype {text!r:.60}")
@@ -326,7 +324,7 @@ def _array_told(text: str) -> Array:
     unpacker = zlib.decompressobj()
     raw = unpacker.decompress(packed, _MOST_OF_ARRAY)
     if unpacker.unconsumed_tail:
-        raise ValueError("an array that is too large")
+        raise ValueError("array too large")
     return np.lib.format.read_array(io.BytesIO(raw))  # which reads no objects
 
 
@@ -373,7 +371,7 @@ class Items:
             self._kept = group, self._read(*self._groups[group])
         value = self._kept[1][number - int(self._firsts[group])].as_py()
         if not isinstance(value, bytes):
-            raise UnreadableRecording(f"{self.path_of(number)}: a row of {COLUMN!r} is empty, or no binary value")
+            raise UnreadableRecording(f"{self.path_of(number)}: a row of {COLUMN!r} is empty or not binary")
         return value
 
     def _group_of(self, number: int) -> int:
@@ -385,7 +383,7 @@ class Items:
         columns = opened.metadata.row_group(group)
         size = sum(columns.column(i).total_uncompressed_size for i in range(columns.num_columns))
         if not 0 <= size <= _MOST_BYTES:
-            raise UnreadableRecording(f"{path}: row group {group} says that it has {size} bytes, more than are read")
+            raise UnreadableRecording(f"{path}: row group {group} declares {size} bytes, over the limit")
         with located(path):
             return opened.read_row_group(group, columns=[COLUMN]).column(0)
 
@@ -400,7 +398,7 @@ def _opened(path: Path, opening: Callable[..., pq.ParquetFile] = pq.ParquetFile)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
-        raise UnreadableRecording(f"{path}: no episodes of RLlib; it has no column {COLUMN!r} of binary values")
+        raise UnreadableRecording(f"{path}: not RLlib episodes: no binary column {COLUMN!r}")
     return opened
 
 
@@ -418,7 +416,7 @@ def _header_of(item: bytes) -> Header:
             unpacker.skip()
     started, time = told.get("t_started"), told.get("t")
     if type(started) is not int or type(time) is not int or not 0 <= started <= time < 1 << 62 or "id_" not in told:
-        raise ValueError("it does not say which steps it has")
+        raise ValueError("no range of steps")
     name = repr((told["id_"], told.get("agent_id"))).encode(errors="replace")
     return Header(_hash(name), started, time - started, _hash(item))
 

@@ -71,14 +71,12 @@ class CsvExporter:
         return Plan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
 
     def _losses(self, source: Source) -> Iterator[Loss]:
-        yield Loss("dtype", "numbers have no dtype: each is written with the digits that it takes to read it again")
+        yield Loss("dtype", "numbers have no dtype, but all digits needed to read the same value")
         if any(form is None for form in source.forms.values()):
-            marked = "; text that a spreadsheet would take for a formula has ' in front" if self.spreadsheet else ""
+            marked = "; text that a spreadsheet would run as a formula gets a leading '" if self.spreadsheet else ""
             yield Loss("text", f"control characters in text are written as escapes{marked}")
         if any(np.isin(source.episodes["outcome"], ("cut", "closed", "lost"))):
-            yield Loss(
-                "outcome", "of episodes that came to no end it is not said whether they were cut, closed or lost"
-            )
+            yield Loss("outcome", "cut, closed and lost episodes cannot be distinguished")
         yield from losses(source, "seed", "options", "reset_info", "parts", "facts", "identity")
 
     def _write(self, source: Source, target: Target) -> None:

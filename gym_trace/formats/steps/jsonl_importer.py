@@ -44,11 +44,11 @@ class JsonLinesImporter:
         notes = []
         if about is None:
             schema = new_schema("JSON lines", _space(forms.get("observations")), _space(forms.get("actions")))
-            notes = ["spaces, writers, times and generator states are not in it: it was printed, not exported"]
+            notes = ["printed, not exported: no spaces, writers, times or generator states"]
         else:
             schemas = list(read_about(about).get("writers", {}).values())
             if not schemas:
-                raise UnreadableRecording(f"{path}: names no writer")
+                raise UnreadableRecording(f"{path}: no writer")
             schema = schemas[0]
         return imported("JSON lines", _Lines(path).episodes(), schema, about, notes=notes)
 
@@ -61,7 +61,7 @@ def _looked_at(path: Path) -> tuple[str | None, dict[str, Any]]:
         if line["type"] == "trace":
             about = line.get(KEY)
             if not isinstance(about, str):
-                raise UnreadableRecording(f"{path}: what it says of the trace is malformed")
+                raise UnreadableRecording(f"{path}: malformed description of the trace")
             break
         if line["type"] == "columns":
             forms |= line
@@ -87,7 +87,7 @@ class _Lines:
                 try:
                     line = json_of(text)
                 except (ValueError, RecursionError) as error:
-                    raise self._malformed(f"no JSON ({error!s:.100})") from error
+                    raise self._malformed(f"not JSON ({error!s:.100})") from error
                 if not isinstance(line, dict) or not isinstance(line.get("type"), str):
                     raise self._malformed("not an object with a type")
                 line["bytes"] = len(text)
@@ -107,12 +107,12 @@ class _Lines:
     def _episode(self, line: dict[str, Any], lines: Iterator[dict[str, Any]]) -> NewEpisode:
         steps, known = line.get("steps"), line.get(KEY)
         if type(steps) is not int or not 0 <= steps <= self._size or not isinstance(known, str | None):
-            raise self._malformed("an episode that does not say how many steps it has")
+            raise self._malformed("episode without a number of steps")
         seed, options = (untagged(line.get(name)) for name in ("seed", "options"))
         outcome = line.get("outcome") if line.get("outcome") not in ("lost", "running") else "cut"
         start = next((one for one in lines if not self._declares(one) and one["type"] == "start"), None)
         if start is None or "observations" not in start:
-            raise self._malformed("an episode without the observation of its beginning")
+            raise self._malformed("episode without its first observation")
         reset = untagged(start["infos"]) if "infos" in start else None
         parts = self._parts(start, steps, lines)
         has_final = line.get("has_final_observation", True) is not False
@@ -165,7 +165,7 @@ class _Lines:
                 columns["annotations"] = _rows_of(form, [line["annotations"] for line in lines])
             return NewSteps(observations, **columns)
         except _MALFORMED as error:
-            raise self._malformed(f"the steps before have a malformed value ({error!r:.100})") from error
+            raise self._malformed(f"malformed value in the steps before ({error!r:.100})") from error
 
 
 def _rows_of(form: Any, rows: list[Any]) -> Any:
@@ -177,7 +177,7 @@ def _rows_of(form: Any, rows: list[Any]) -> Any:
         return {key: _rows_of(part, [row[key] for row in pairs]) for key, part in _pairs(form["dict"]).items()}
     if "tuple" in form:
         if any(len(row) != len(form["tuple"]) for row in rows):
-            raise ValueError("a tuple of another length than is declared")
+            raise ValueError("tuple of a length other than declared")
         return tuple(_rows_of(part, [row[place] for row in rows]) for place, part in enumerate(form["tuple"]))
     if form["dtype"] is None:
         return list(map(untagged, rows))

@@ -118,7 +118,7 @@ def _write_column(
 
 def _misfit(path: Path, problem: str) -> TraceError:
     return TraceError(
-        f"{name_of(path)} cannot be one array: {problem}; leave it out with --columns, choose other episodes, or write "
+        f"{name_of(path)} cannot be one array: {problem}; omit it with --columns, choose other episodes, or write "
         "JSON lines"
     )
 

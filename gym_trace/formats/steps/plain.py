@@ -178,14 +178,14 @@ def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
         return np.frombuffer(bytearray(base64.b64decode(plain, validate=True)), kind).reshape(sizes)
     array = np.array(plain, object)
     if array.size != math.prod(sizes):
-        raise ValueError("an array of another shape than is said")
+        raise ValueError("array of a shape other than declared")
     flat, texts = array.ravel(), {}
     for place, number in enumerate(flat.tolist()):
         if isinstance(number, str):
             texts[place] = number
             flat[place] = 0
         elif type(number) not in (bool, int, float):
-            raise TypeError("an array with other values than numbers")
+            raise TypeError("array with values other than numbers")
     numbers = np.array(flat.tolist(), kind)
     for place, text in texts.items():
         numbers[place] = _special(text, kind)
@@ -217,7 +217,7 @@ def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     """A map. Raises ValueError for very many keys of one hash, which were made for a map to take for ever."""
     known = list(pairs)
     if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
-        raise ValueError("a map of too many keys that are alike")
+        raise ValueError("map with too many colliding keys")
     return dict(known)
 
 

@@ -68,7 +68,7 @@ def choose(trace: Trace, names: Sequence[str] | None) -> Choice:
     for name in names:
         if name not in every:
             told = ", ".join(map(printable, known[:_MOST_TOLD])) + (", …" if len(known) > _MOST_TOLD else "")
-            raise InvalidOption(f"no column {name!r}; there are {told}")
+            raise InvalidOption(f"no column {name!r}; choose from {told}")
         leaves.add(every[name])
     roots = {leaf.partition("/")[0] for leaf in leaves}
     return Choice(tuple(root for root in COLUMNS if root in roots), frozenset(leaves))

@@ -53,7 +53,7 @@ class McapExporter:
 
     def __post_init__(self) -> None:
         if isinstance(self.fps, bool) or not isinstance(self.fps, (int, float)) or not 1e-3 <= self.fps <= 1e6:
-            raise InvalidOption(f"fps={self.fps!r}: pass a number of steps a second, such as 30")
+            raise InvalidOption(f"fps={self.fps!r}: pass steps per second, such as 30")
 
     def plan(self, source: Source) -> Plan:
         """As Exporter. Only mixed dtypes are lost."""
@@ -95,7 +95,7 @@ def _begin(source: Source, spacing: int) -> int:
     first = source.trace[0].start_time
     begin = 0 if first is None else max(0, first)
     if begin + source.steps * spacing + len(source.trace) * _SECOND >= _LATEST:
-        raise InvalidOption("the time line of all these steps would be longer than can be said; set more fps")
+        raise InvalidOption("timeline too long for MCAP; raise fps")
     return begin
 
 

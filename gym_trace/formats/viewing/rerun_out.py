@@ -54,7 +54,7 @@ class RerunExporter:
         except (ValueError, RuntimeError, OSError) as error:
             if raised:
                 raise raised[0] from None
-            raise OSError(f"Rerun could not write it: {error}") from error
+            raise OSError(f"Rerun cannot write it: {error}") from error
         if raised:
             raise raised[0]
 

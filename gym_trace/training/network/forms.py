@@ -109,7 +109,7 @@ def demand_in_reach(action_space: Any, std: float) -> None:
             if np.maximum(low, -high).max(initial=0) > 3 * std:
                 raise InvalidOption(
                     f"the action is a Box from {low.min():g} to {high.max():g}, and actions are sampled around 0 "
-                    f"(initial_std={std:g}); put gymnasium.wrappers.RescaleAction(env, -1.0, 1.0) around it"
+                    f"(initial_std={std:g}); wrap it in gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
                 )
 
 

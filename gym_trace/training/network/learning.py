@@ -277,7 +277,7 @@ class Learner:
             self.model.load_state_dict(other.model.state_dict())
         except RuntimeError as error:
             lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-            raise InvalidOption(f"the weights are of another network: {lines[0]}") from error
+            raise InvalidOption(f"weights of another network: {lines[0]}") from error
 
     # -- state --------------------------------------------------------------------------------------------------------
 

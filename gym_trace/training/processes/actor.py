@@ -281,7 +281,7 @@ class Split:
         """Raise TrainingFailed if a mask allows no action."""
         for leaf, rows in zip(self._leaves, observed):
             if leaf.is_mask and not rows.any(1).all():
-                raise TrainingFailed("action_mask allows no action, in an episode that is not over")
+                raise TrainingFailed("action_mask allows no action, in an unfinished episode")
 
     def told(self) -> Collected:
         """Return the report since the last one."""
