@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,10 @@ from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import ABSENT, Array
-from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment
+from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
+_LEAST_GROUP = 256 << 10  # raw bytes of a group of lanes
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
 _DIMENSIONS = 32  # of a row
 PACKED_ABSENT = pack(ABSENT)
@@ -109,8 +111,11 @@ class ChunkWriter:
         pending: descriptions of the actions that are still running, for the metadata.
         """
         self._slab = sequence
-        for segment in segments:
-            self.add(segment)
+        for number, group in enumerate(lane_groups(segments)):
+            if number:
+                self.write(more=True)
+            for segment in group:
+                self.add(segment)
         self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
@@ -231,6 +236,42 @@ def decoded_bytes(segment: Segment) -> int:
 def rows_in(segment: Segment) -> int:
     """Return an upper bound on the rows and fragments of a segment."""
     return len(segment.fragments) + max(map(len, segment.columns.values()), default=0)
+
+
+def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
+    """Split the segments of a slab by lanes, each group for chunks of its own, so that episodes are read alone.
+
+    Only large rows are split, and into groups of _LEAST_GROUP bytes or more. For small rows a chunk of all lanes is
+    decoded in less time than many chunks.
+    """
+    tables = [segment.fragments["lane"] for segment in segments]
+    lanes = np.unique(np.concatenate(tables)) if tables else np.zeros(0, np.uint32)
+    is_large = any(_form(rows).large for segment in segments for rows in segment.columns.values())
+    if len(lanes) < 2 or not is_large or not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
+        return [segments]
+    size = sum(segment.size for segment in segments)
+    bounds = lanes[:: -(-_LEAST_GROUP * len(lanes) // size)][1:]
+    parts = [_by_lanes(segment, bounds) for segment in segments]
+    return [[part for part in group if len(part.fragments)] for group in zip(*parts)]
+
+
+def _by_lanes(segment: Segment, bounds: Array) -> list[Segment]:
+    """Split a segment, whose fragments are in the order of their lanes, before each of these lanes."""
+    table = segment.fragments
+    cuts = [0, *np.searchsorted(table["lane"], bounds).tolist(), len(table)]
+    steps = _before(table["steps"])
+    observations = steps + _before(table["flags"] & LEADS != 0)
+    starts = _before(table["flags"] & STARTS != 0)
+    parts = []
+    for begin, end in pairwise(cuts):
+        columns: dict[Path, AnyRows] = {}
+        for path, rows in segment.columns.items():
+            before = starts if path == ("starts",) else observations if path[0] == "observations" else steps
+            if before[begin] < before[end]:
+                columns[path] = _cut(rows, int(before[begin]), int(before[end]))
+        size = table[begin:end].nbytes + sum(map(size_of, columns.values()))
+        parts.append(Segment(table[begin:end], columns, size))
+    return parts
 
 
 def readable(segment: Segment) -> Iterator[Segment]:

@@ -13,7 +13,7 @@ from typing import Any
 import cradle
 import numpy as np
 import pytest
-from gymnasium import vector
+from gymnasium import spaces, vector
 from hypothesis import given
 from hypothesis import strategies as st
 from longer import LONG
@@ -358,3 +358,50 @@ def test_an_invalid_layout_raises(tmp_path: Path, change: dict[str, Any]) -> Non
     LaneDecoder(unpack(pack(image.layout)))
     with pytest.raises(CorruptTrace):
         LaneDecoder({**image.layout, **change})
+
+
+class Films(vector.VectorEnv):  # type: ignore[type-arg]
+    """Two steps of frames of 64 KiB in four lanes, then the end of lane 2."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.num_envs, self.steps = 4, 0
+        self.single_observation_space, self.single_action_space = (
+            spaces.Box(0, 255, (65536,), np.uint8),
+            spaces.Discrete(2),
+        )
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, 4)
+        self.action_space = vector.utils.batch_space(self.single_action_space, 4)
+
+    def frames(self) -> Any:
+        return np.repeat(np.arange(4, dtype=np.uint8)[:, None] + 10 * self.steps, 65536, axis=1)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        return self.frames(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        self.steps += 1
+        ended = np.array([False, False, self.steps == 5, False])
+        return self.frames(), np.arange(4.0), ended, np.zeros(4, np.bool_), {}
+
+
+def test_large_rows_of_each_lane_lie_in_chunks_of_their_own(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Films(), tmp_path / "t")
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step(np.zeros(4, np.int64))
+    env.close()
+    trace = open_trace(tmp_path / "t")
+    batch = trace.readers[0].batches[0]
+    bounds = np.cumsum([0, *batch.chunks["fragments"].tolist()])
+    lanes = [set(batch.fragments["lane"][a:b].tolist()) for a, b in itertools.pairwise(bounds) if b - a]
+    assert all(len(of_chunk) == 1 for of_chunk in lanes)
+    assert {lane for of_chunk in lanes for lane in of_chunk} == {0, 1, 2, 3}
+    for episode in trace:
+        steps = (
+            episode.first_step
+            + np.arange(len(episode) + 1)
+            + (6 if episode.lane == 2 and episode.episode_id > 3 else 0)
+        )
+        assert (episode.observations == (10 * steps + episode.lane).astype(np.uint8)[:, None]).all()
