@@ -261,12 +261,15 @@ class ColumnEncoder:
         self._stream: _Stream | None = None
         self._changes_little = False  # whether few bytes change per row in the current stream, or else in the last one
 
-    def feed(self, rows: Array | DeltaRows) -> None:
-        """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish()."""
+    def feed(self, rows: Array | DeltaRows, as_before: bool = False) -> None:
+        """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish().
+
+        as_before: use the encoding of the last chunk: the rows are like its rows.
+        """
         if self._stream is None:
             shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
-            encoding = self._choice(rows, row_size)
+            encoding = self._choice(rows, row_size, as_before)
             self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
         if isinstance(rows, DeltaRows):
             self._stream.feed_deltas(rows)
@@ -336,7 +339,7 @@ class ColumnEncoder:
             crc = kernels.crc32(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
-    def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
+    def _choice(self, rows: Array | DeltaRows, row_size: int, as_before: bool = False) -> int:
         """Return the encoding that was smallest on a sample, with periodic new trials; for small rows without ZSTD."""
         large = _is_large(row_size)
         habit = self._habits[large]
@@ -348,7 +351,7 @@ class ColumnEncoder:
             return CHANGES | ZSTD  # clearly the best: skip the trials
         if rows.dtype.names and not large:  # a table: SHUFFLE takes at most 10 % more space, in about half of the time
             return SHUFFLE
-        habit.until_trial -= 1
+        habit.until_trial -= not as_before
         if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
             sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])

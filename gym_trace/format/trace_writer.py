@@ -139,10 +139,13 @@ class TraceWriter:
         self._batch_steps += int(fragments["steps"].sum())
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
 
-    def feed(self, path: ColumnPath, rows: Array | DeltaRows) -> None:
-        """Add large rows to a column of the next chunk. All have one dtype and shape; do not modify them later."""
+    def feed(self, path: ColumnPath, rows: Array | DeltaRows, as_before: bool = False) -> None:
+        """Add large rows to a column of the next chunk. All have one dtype and shape; do not modify them later.
+
+        as_before: the rows are like those of the last chunk, such as another lane: encodings are not tried again.
+        """
         self._fed[path] = None
-        self._encoder(path).feed(rows)
+        self._encoder(path).feed(rows, as_before)
 
     def batch(self) -> BatchWriter:
         if self._batch is None:

@@ -20,7 +20,7 @@ from gym_trace.model.values import ABSENT, Array
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
-_LEAST_GROUP = 256 << 10  # raw bytes of a group of lanes
+_LEAST_GROUP = 3 << 19  # raw bytes of a group of lanes
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
 _DIMENSIONS = 32  # of a row
 PACKED_ABSENT = pack(ABSENT)
@@ -49,6 +49,7 @@ class ChunkWriter:
         self._chunk_bytes = chunk_bytes
         self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
+        self._is_more = False  # the next rows are of other lanes than those before, in the same slab
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
         self._forms: dict[Path, _Form] = {}  # of each column of the chunk
@@ -75,7 +76,7 @@ class ChunkWriter:
         small: Columns = {}
         for path, rows in segment.columns.items():
             if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and forms[path].large):
-                self.writer.feed(path, rows)
+                self.writer.feed(path, rows, self._is_more)
             else:
                 small[path] = rows
         self._forms.update(forms)
@@ -114,8 +115,10 @@ class ChunkWriter:
         for number, group in enumerate(lane_groups(segments)):
             if number:
                 self.write(more=True)
+            self._is_more = number > 0
             for segment in group:
                 self.add(segment)
+        self._is_more = False
         self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
