@@ -25,7 +25,7 @@ from gym_trace.storage.local import LocalStorage
 
 
 class Entry(NamedTuple):
-    """A format. where: "module:Class". extra: of gym-trace, that it needs. what: it is, in a line."""
+    """A format. where: "module:Class". extra: the extra of gym-trace it needs. what: description in one line."""
 
     where: str
     extra: str
@@ -85,7 +85,7 @@ ENDINGS = {
 
 
 def format_for(out: Path) -> str:
-    """The format that the ending of a name stands for. Raises InvalidOption."""
+    """Return the format for the ending of a file name. Raises InvalidOption."""
     if (name := ENDINGS.get(out.suffix.lower())) is None:
         told = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
         known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
@@ -94,22 +94,22 @@ def format_for(out: Path) -> str:
 
 
 def exporters() -> dict[str, Entry]:
-    """The formats that a trace can be exported to, by name."""
+    """Return the export formats by name."""
     return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
 
 
 def importers() -> dict[str, Entry]:
-    """The formats that can be imported, by name."""
+    """Return the import formats by name."""
     return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
 
 
 def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
-    """The exporter with these options. Raises InvalidOption, MissingExtra."""
+    """Return an exporter with these options. Raises InvalidOption, MissingExtra."""
     return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
 
 
 def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
-    """The importer with these options. Raises InvalidOption, MissingExtra."""
+    """Return an importer with these options. Raises InvalidOption, MissingExtra."""
     return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
 
 

@@ -70,8 +70,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         for name in given:
             if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:
                 raise InvalidOption(
-                    f"{self.trace.directory}: its writers recorded different spaces ({name}), which one environment "
-                    "cannot have: choose the episodes of some of them, episodes=..., by trace.episodes['writer']"
+                    f"{self.trace.directory}: writers have different spaces ({name}); select episodes of one writer "
+                    "with episodes=..., by trace.episodes['writer']"
                 )
             space = given[name]
             setattr(self, name, restore(writers[0].schema.get(name), stand_in=True) if space is None else space)

@@ -62,7 +62,7 @@ class Verdict:
 
 
 class Lane(NamedTuple):
-    """The episodes of one lane of one writer, in the order in which they were recorded.
+    """Episodes of one lane of one writer, in recorded order.
 
     indices: of the episodes, or of their parts, in the trace.
     follows: for each, whether it began where the one before it here had ended, with nothing in between.
@@ -97,7 +97,7 @@ def lanes_of(trace: Trace) -> list[Lane]:
 
 
 def inseparable(writer: WriterReader) -> str:
-    """Return why no lane of a vector environment can be played by itself; "" if it can."""
+    """Return why no lane of a vector environment can be played alone; "" if one can."""
     if not writer.about.is_vector:
         return ""
     described = writer.about.environment

@@ -38,7 +38,7 @@ class Update:
 
     Attributes:
         rollouts: its experience, in order. steps: of all updates so far. digest: see Learner.digest().
-        told: losses and other facts. changed: taken over instead of learnt, see Learner.adopt().
+        told: losses and other facts. changed: taken over instead of learned, see Learner.adopt().
     """
 
     version: int
@@ -207,9 +207,9 @@ class Run:
                 at += size
 
     def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
-        """Return the episodes that these versions were learnt from, as a view of the trace; None: all versions.
+        """Return the episodes that these versions were learned from, as a view of the trace; None: all versions.
 
-        collected: return the episodes that these versions played instead. Only experience that was learnt from counts;
+        collected: return the episodes that these versions played instead. Only experience that was learned from counts;
         the annotation "version" of each step has the rest.
 
         Raises TraceNotFound, CorruptTrace.

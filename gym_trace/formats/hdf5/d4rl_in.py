@@ -131,7 +131,7 @@ class _File:
         return found
 
     def episodes(self) -> Iterator[NewEpisode]:
-        """As they are asked for. Raises UnreadableRecording."""
+        """Yield the episodes. Raises UnreadableRecording."""
         with self._reading:
             ends, terminal = self._ends()
             if self._identities is not None and len(self._identities) != len(ends):

@@ -79,9 +79,9 @@ class StoredArray:
 
 
 def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: FilePath) -> StoredArray:
-    """The array that a JSON object with "__type": "ndarray" stands for. Reads no more of it than its header.
+    """Return the array of a JSON object with "__type": "ndarray". Reads only its header.
 
-    Raises UnreadableRecording, also where the array is not all there.
+    Raises UnreadableRecording, also if the array is truncated.
     """
     name, offset = plain_name(reference.get("npyfile"), said_in), reference.get("npyoff")
     file = directory.file(name)
@@ -256,7 +256,7 @@ NOTE = (
 
 
 class Batch(NamedTuple):
-    """A file of episodes: its name, and the id of the first and how many there are, or None where it is not said."""
+    """A file of episodes: its name, the id of the first episode and their number, or None if unknown."""
 
     name: str
     first: int | None

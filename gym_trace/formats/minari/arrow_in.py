@@ -30,7 +30,7 @@ Fault = Callable[[str], UnreadableRecording]
 
 
 class ArrowSource:
-    """The directories. jpeg: whether pictures are JPEG in them."""
+    """The directories. jpeg: whether they store images as JPEG."""
 
     def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
         self._data, self._kind, self._jpeg = data, kind, jpeg
@@ -50,7 +50,7 @@ class ArrowSource:
         raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
-        """As they are asked for. Raises UnreadableRecording."""
+        """Yield the episodes. Raises UnreadableRecording."""
         for directory in self._directories:
             with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
                 yield self._episode(file, directory)

@@ -210,7 +210,7 @@ def _fits_hdf5(value: Any) -> bool:
 def attributes_of(options: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     """Options as Minari has them in HDF5: the attribute "options/goal/x" is options["goal"]["x"].
 
-    What attributes cannot say is left out.
+    Options that attributes cannot hold are skipped.
     """
     for key, value in options.items():
         if _is_key(key) and isinstance(value, dict):

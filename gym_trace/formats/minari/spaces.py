@@ -32,7 +32,7 @@ def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
 
 
 def text_of(length: int, characters: str) -> PlainSpace:
-    """A Text space. characters: those that there may be."""
+    """A Text space. characters: the allowed ones."""
     return {"type": "Text", "min_length": 0, "max_length": max(1, length), "characters": characters}
 
 
@@ -69,7 +69,7 @@ def _out(space: PlainSpace) -> dict[str, Any]:
 
 
 def from_json(text: Any) -> PlainSpace:
-    """The space that serialize_space() was given. Raises UnreadableRecording."""
+    """Return the space from the result of serialize_space(). Raises UnreadableRecording."""
     try:
         said = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
         return _in(said, 0)
@@ -123,7 +123,7 @@ def is_picture(space: PlainSpace) -> bool:
 
 
 def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], UnreadableRecording]) -> Array:
-    """Decode pictures that Minari keeps as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
+    """Decode images that Minari stores as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
     pictures = np.empty((len(rows), *shape), np.uint8)
     for i, row in enumerate(rows):
         raw = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()

@@ -46,8 +46,8 @@ _LAST_STEPS = ("auto", "observation", "step")
 class RldsImporter:
     """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them.
 
-    last_step: what the step with is_last is. "observation": the final observation alone, as RLDS defines it. "step": a
-        step as any other, as in most robot datasets, so that its next observation is unknown. "auto": "step" where
+    last_step: meaning of the step with is_last. "observation": the final observation alone, as in RLDS. "step": a
+        full step, as in most robot datasets; its next observation is unknown. "auto": "step" if
         most of the first episodes have an action or a reward there that is not 0.
     """
 

@@ -245,7 +245,7 @@ def _size(tree: Any) -> int:
 
 
 def unpacked(data: bytes) -> Any:
-    """The value in MessagePack that may come from anybody. Raises UnreadableRecording."""
+    """Return the value of untrusted MessagePack. Raises UnreadableRecording."""
     try:
         known = Containers()
         return msgpack.unpackb(

@@ -161,7 +161,7 @@ _MOST_ALIKE = 1000
 
 
 def untagged(plain: Any) -> Any:
-    """The value that tagged() was given. Raises UnreadableRecording."""
+    """Return the value from the result of tagged(). Raises UnreadableRecording."""
     try:
         return _value(plain)
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, CorruptTrace) as error:
@@ -214,7 +214,7 @@ def _value(plain: Any) -> Any:
 
 
 def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map. Raises ValueError for very many keys of one hash, which were made for a map to take for ever."""
+    """Return a map. Raises ValueError for very many colliding keys, which would take forever."""
     known = list(pairs)
     if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
         raise ValueError("map with too many colliding keys")

@@ -50,7 +50,7 @@ _FLOAT = np.dtype("<f8")
 class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
-    Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
+    Each sub-environment is a lane. Episodes are stored as if each lane had been recorded alone; what the
     vector environment does to reset a lane is not a step. All autoreset modes are supported; a vector environment
     without a declared mode is treated as NEXT_STEP.
 
@@ -154,7 +154,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
+        """Resets all lanes, or those in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
         recorder = self._recorder
         if not recorder.ready():
             recorder.warn_if_unrecorded()
