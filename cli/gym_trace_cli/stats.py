@@ -103,7 +103,7 @@ def _print_spreads(summary: Summary) -> None:
         if spread["nan"] or spread["inf"]:
             found = [(spread["nan"], "with NaN"), (spread["inf"], "with an infinity")]
             left_out = [f"{show.count(number, 'episode')} {what}" for number, what in found if number]
-            click.echo(f"{name}: left out {' and '.join(left_out)}")
+            click.echo(f"{name}: skipped {' and '.join(left_out)}")
     if show.draws() and summary["episodes"] > 1:
         click.echo()
         show.facts(_charts(summary))
@@ -185,7 +185,7 @@ def _print_columns(described: Summary, of: str) -> None:
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
     _print_tables([_moments_table(single + objectives), _counts_table(single)])
     if rewards["misfits"]:
-        click.echo(f"rewards: {show.count(rewards['misfits'])} left out, no numbers")
+        click.echo(f"rewards: {show.count(rewards['misfits'])} skipped, not numbers")
     for name in ("actions", "observations"):
         if described[name]:
             show.title(f"{name}{of}")

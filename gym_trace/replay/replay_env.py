@@ -138,12 +138,12 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
 
     def _complain(self, episode: Episode, step: int, action: Any) -> None:
         recorded = row_of(self._recorded_actions, step)
-        message = f"episode {episode.index}, step {step}: the action is {action!r}, recorded was {recorded!r}"
+        message = f"episode {episode.index}, step {step}: the action is {action!r}, the recorded one {recorded!r}"
         if self._on_divergence == "raise":
             raise ReplayDiverged(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{message}; what is played from here on is not what it would lead to", stacklevel=3)
+            warnings.warn(f"{message}; later steps do not follow from it", stacklevel=3)
 
 
 def _same(dtype: Any, recorded: Any, given: Any) -> bool:

@@ -178,7 +178,7 @@ class Run:
             yield update
 
     def _damaged(self, problem: str) -> CorruptRun:
-        return CorruptRun(problem, self._log, f"put back a copy, or {anew(self)}")
+        return CorruptRun(problem, self._log, f"restore a copy, or {anew(self)}")
 
     def _entries(self) -> Iterator[tuple[int, bytes]]:
         """Yield the offset of each body, and the body."""

@@ -93,7 +93,7 @@ def test_stats_shows_nan_beside_the_moments(tmp_path: Path) -> None:
     script = [(np.array([np.nan]), [Told(np.array([2.0]), float("nan"), True)])]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
-    assert "return: left out 1 episode with NaN" in output.splitlines()
+    assert "return: skipped 1 episode with NaN" in output.splitlines()
     assert any(line.split() == ["count", "mean", "std", "min", "max", "nan"] for line in output.splitlines())
 
 
@@ -143,7 +143,7 @@ def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> No
     _record(tmp_path, ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
-    assert "rewards: 1 left out, no numbers" in output
+    assert "rewards: 1 skipped, not numbers" in output
 
 
 def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(

@@ -94,10 +94,10 @@ def _in(said: Any, depth: int) -> PlainSpace:
         shape = said["n"] if isinstance(said["n"], list) else [said["n"]]
         return {"type": kind, "dtype": "|i1", "shape": _sizes(shape)}
     if kind not in ("Box", "MultiDiscrete"):
-        raise ValueError(f"of type {kind}")
+        raise ValueError(f"unsupported type {kind}")
     dtype = np.dtype(str(said["dtype"]))
     if dtype.kind not in "biuf":
-        raise ValueError(f"of dtype {dtype}")
+        raise ValueError(f"unsupported dtype {dtype}")
     names = ("low", "high") if kind == "Box" else ("nvec", "start")
     given = {name: said.get(name, 0) if name == "start" else said[name] for name in names}
     arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in given.items()}

@@ -285,7 +285,7 @@ def _messages(file: IO[bytes], begin: int, end: int, wanted: set[int]) -> Iterat
         elif form in (1, 5):
             length = 8 if form == 1 else 4
         else:
-            raise MalformedExample(f"a field of the unknown form {form}")
+            raise MalformedExample(f"unknown form {form} of a field")
         if length > end - at:
             raise MalformedExample("field longer than its message")
         if number in wanted:

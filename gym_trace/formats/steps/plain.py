@@ -165,7 +165,7 @@ def untagged(plain: Any) -> Any:
     try:
         return _value(plain)
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, CorruptTrace) as error:
-        raise UnreadableRecording(f"a value is malformed ({error!r:.100})") from error
+        raise UnreadableRecording(f"malformed value ({error!r:.100})") from error
 
 
 def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
@@ -197,7 +197,7 @@ def _special(text: str, kind: np.dtype[Any]) -> Any:
         return kind.type(_SPECIAL[text])
     raw = bytes.fromhex(text[4:]) if text.startswith("NaN:") and kind.kind == "f" else b""
     if len(raw) != kind.itemsize:
-        raise ValueError("not a number of its dtype")
+        raise ValueError("invalid number for its dtype")
     return np.frombuffer(raw, kind.newbyteorder(">")).astype(kind)[0]
 
 
@@ -224,7 +224,7 @@ def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 def _raw(name: Any, data: Any) -> RawArray:
     array = _value(data)
     if not (isinstance(name, str) and isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim):
-        raise TypeError("the bytes of an array")
+        raise TypeError("invalid bytes of an array")
     return RawArray(name, array)
 
 

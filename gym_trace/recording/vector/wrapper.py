@@ -272,7 +272,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             has_rows = getattr(rows, "shape", True) and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
             count = len(rows) if has_rows and not isinstance(rows, (str, bytes, Mapping)) else "no"
             if count != self._count:
-                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
+                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one per lane")
             self._notes[name] = np.array(rows) if _is_numeric(rows) else [_packed_note(name, row) for row in rows]
 
     def flush(self) -> None:
@@ -288,7 +288,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _cannot_tell(self, what: str, error: Exception) -> None:
         """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
         raise_if_of_signal(error)
-        self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
+        self._recorder.complain("lanes", f"the {what}: not one per lane; skipped ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
         """Return the lanes for which a mask is true."""
