@@ -56,7 +56,9 @@ def export(
         report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
-        raise InvalidOption(f"{exporter.name} cannot say all of {source.trace.directory}: {told}; nothing was written")
+        raise InvalidOption(
+            f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written"
+        )
     if any(loss.what == "empty_episode" for loss in report.lost):
         report.episodes = int((source.episodes["steps"] > 0).sum())
     staged_as = new_directory if exporter.makes == "directory" else new_file
@@ -66,6 +68,6 @@ def export(
     except OSError as error:
         if isinstance(error, TraceError):
             raise
-        raise RecordingError(f"{os.fspath(out)}: could not be written: {error}") from error
+        raise RecordingError(f"{os.fspath(out)}: write failed: {error}") from error
     report.how_to_load = plan.how_to_load(Path(out))
     return report

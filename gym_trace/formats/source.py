@@ -99,9 +99,9 @@ class Source:
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
         told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
         if self.finals == REPEATED:
-            return f"{told}: the one before it stands in for it"
-        left = f"the last step of {count - ended:,}, not terminated, is left out" if count > ended else ""
-        kept = f"of {ended:,}, terminated, the one before it stands in for it" if ended else ""
+            return f"{told}: the previous one is repeated"
+        left = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
+        kept = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
         return f"{told}: {'; '.join(filter(None, (left, kept)))}"
 
     @property

@@ -116,7 +116,7 @@ def test_stats_says_that_frames_were_filtered(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=9), 2, frame_filter=lambda step: step % 2 == 0)
     output = _output("stats", tmp_path)
     assert "2 in 10 parts" in output
-    assert "return and length count those that were kept" in output
+    assert "return and length count recorded ones" in output
 
 
 @pytest.mark.parametrize("options", [[], ["--columns"], ["--by", "outcome", "--columns"]])

@@ -84,8 +84,8 @@ class LeRobotExporter:
 
 
 def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
-    kept = f"LeRobotDataset does not give it; {FINAL} has it"
-    yield Loss("final_observation", f"final observations: not supported, {kept}")
+    kept = f"not returned by LeRobotDataset; stored in {FINAL}"
+    yield Loss("final_observation", f"final observations: {kept}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
         yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
