@@ -56,9 +56,7 @@ def export(
         report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
-        raise InvalidOption(
-            f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written"
-        )
+        raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written")
     if any(loss.what == "empty_episode" for loss in report.lost):
         report.episodes = int((source.episodes["steps"] > 0).sum())
     staged_as = new_directory if exporter.makes == "directory" else new_file

@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
 
     episode: its place. offset: its first step. lengths: number of steps. low, high: the range of them to sample from,
-    counted from the offset; windows reach over the others.
+    counted from the offset; windows also cover the others.
     """
 
     episode: Array
