@@ -137,7 +137,7 @@ def _form(form: str | None, as_json: bool, output: str | None) -> str:
     if form == "npz" and output is None and sys.stdout.isatty():
         raise click.UsageError("--format npz: binary output; pass -o steps.npz")
     if ending in _FORMATS and ending != form:
-        click.echo(f"note: {show.printable(output)}: written as {form}, as the options say", err=True)
+        click.echo(f"note: {show.printable(output)}: written as {form}, because of the options", err=True)
     return form or "table"
 
 

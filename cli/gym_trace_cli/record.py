@@ -153,7 +153,7 @@ class ScheduleName(FactoryName):
     bundle(
         "private",
         dict,
-        option("--argv", "Store the full command line. Default: its name."),
+        option("--argv", "Store the full command line, not only the program."),
         option("--git-diff", "Store uncommitted changes."),
     ),
 )

@@ -81,15 +81,15 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "recorded in", show.duration(duration["wall"])
     if summary["steps_per_second"] is not None:
         running = show.duration(duration["running"])
-        yield "speed", f"{number(summary['steps_per_second'])} steps/s over the {running} that episodes were running"
+        yield "speed", f"{number(summary['steps_per_second'])} steps/s over {running} of running episodes"
     if storage is not None:
         raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
         yield "stored", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
     if summary["filtered"]:
-        yield "filtered", "steps were left out: return and length count those that were kept"
+        yield "filtered", "some steps were not recorded; return and length count recorded ones"
     if summary["damage"]:
         places = show.count(len(summary["damage"]), "place")
-        yield "damage", f"{places} not readable and not counted; see gym-trace check"
+        yield "damage", f"{places} unreadable and skipped; see gym-trace check"
 
 
 def _outcomes(outcomes: dict[str, int]) -> str:
@@ -103,7 +103,7 @@ def _print_spreads(summary: Summary) -> None:
         if spread["nan"] or spread["inf"]:
             found = [(spread["nan"], "with NaN"), (spread["inf"], "with an infinity")]
             left_out = [f"{show.count(number, 'episode')} {what}" for number, what in found if number]
-            click.echo(f"{name}: left out {' and '.join(left_out)}")
+            click.echo(f"{name}: skipped {' and '.join(left_out)}")
     if show.draws() and summary["episodes"] > 1:
         click.echo()
         show.facts(_charts(summary))
@@ -185,7 +185,7 @@ def _print_columns(described: Summary, of: str) -> None:
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
     _print_tables([_moments_table(single + objectives), _counts_table(single)])
     if rewards["misfits"]:
-        click.echo(f"rewards: {show.count(rewards['misfits'])} left out, no numbers")
+        click.echo(f"rewards: {show.count(rewards['misfits'])} skipped, not numbers")
     for name in ("actions", "observations"):
         if described[name]:
             show.title(f"{name}{of}")

@@ -123,7 +123,7 @@ class TrainCommand(Headed):
     option("-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE),
     option("--num-envs N", "Environments per worker. Default: 16.", POSITIVE),
     option("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE),
-    option("--inference WHO", "Who draws actions: actor or server. Default: actor.", ["actor", "server"]),
+    option("--inference WHO", "Sampled by: actor or server. Default: actor.", ["actor", "server"]),
     option("--no-learn", "Only collect, to measure throughput."),
     option("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0),
     option("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100),

@@ -157,7 +157,7 @@ def _play(
                     click.echo(text)
             elif verdict.crash:
                 action = show.printable(shown(trace[verdict.index].pending_action))
-                click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
+                click.echo(f"episode {verdict.index}: action in progress at its end, {action}:")
                 click.echo(f"  {show.printable(verdict.crash)}")
             line.update_count(done, len(chosen), "episode")
 
@@ -284,5 +284,5 @@ def _print_side_by_side(*summaries: dict[str, Any]) -> None:
             rows.append([f"{what} {name}", *(show.number((summary[what] or {}).get(name)) for summary in summaries)])
     for outcome in dict.fromkeys(name for summary in summaries for name in summary["outcomes"]):
         rows.append([outcome, *(show.count(summary["outcomes"].get(outcome, 0)) for summary in summaries)])
-    click.echo("no episode is the same; as different runs:")
+    click.echo("no episodes match; compared as different runs:")
     show.table(["", "A", "B"], rows)

@@ -29,7 +29,7 @@ _LOOPS = 1 << 31  # number of distinct loops: each has a seed that its workers s
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     """The arrays of a batch as tensors, which share their memory where they can. Values of any kind stay as they are.
 
-    device: where they go. dtype: of what has a fraction; None: as it was recorded.
+    device: of the tensors. dtype: of floats; None: as recorded.
     """
 
     def tensor(rows: Any) -> Any:
@@ -85,7 +85,7 @@ class BatchStream(IterableDataset[Any]):
 
 
 class Items(Dataset[Any]):
-    """Windows, transitions or episodes by their number: for a DataLoader with a sampler of its own.
+    """Windows, transitions or episodes by index, for a DataLoader with a custom sampler.
 
     With ``collate_fn=collated`` a batch is gathered at once; without, PyTorch puts it together once more.
     """

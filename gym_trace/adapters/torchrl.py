@@ -90,7 +90,7 @@ class TraceStorage(Storage):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """There is nothing to be loaded: the trace is what it was."""
+        """Do nothing: the trace holds all data."""
 
 
 def _named(observations: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def collect(
     """Record episodes of an environment with several processes into one trace.
 
     The seed of episode k depends on ``seed`` and k alone: any number of workers records the same episodes, also if some
-    are killed, or the run is interrupted and resumed. Another worker records again what a dead worker has not saved
+    are killed, or the run is interrupted and resumed. Another worker repeats the unsaved episodes of a dead worker
     completely. The open episode of a dead worker stays in the trace as "lost", in sealed batches once the run has
     ended.
 

@@ -92,7 +92,7 @@ class Rollout(ABC):
             self.look()
 
     def play_lanes(self, envs: Any, policy: Any, begin: Begin) -> None:
-        """Play episodes in all lanes of a vector environment, until it is over.
+        """Play episodes in all lanes of a vector environment until the run ends.
 
         begin: resets lanes. Called with the environment, the policy, the lanes (a boolean mask) and the last
             observations of all lanes (None before the first reset); returns the episode of each lane (None: not

@@ -200,7 +200,7 @@ class Supervisor:
         )
 
     def run(self, on_progress: Callable[[Collected], Any] | None, every: float = 0.5) -> Collected:
-        """Run until it is over. on_progress: called every `every` seconds; a truthy result ends the run."""
+        """Run to the end. on_progress: called every `every` seconds; a truthy result ends the run."""
         self._meter, self._next_report = Meter(), 0.0
         look = partial(self._look, on_progress, every)
         try:

@@ -56,7 +56,7 @@ def compact_trace(
         trace: a trace, or a directory; not a view. No writer is recording it.
         destination: a new or empty directory. It appears when it is complete.
         in_place: replace the trace instead, atomically, and keep all other files in its directory.
-        on_progress: called now and then with the steps done and the total.
+        on_progress: called periodically with the steps done and the total.
 
     Raises:
         InvalidOption: the trace is a view, or no destination, or it cannot be edited in place here.

@@ -41,7 +41,7 @@ def drop_columns(
         columns: "infos" (also those of resets), "annotations", or "annotations.NAME". No other column can be dropped.
         destination: a new or empty directory. It appears when it is complete.
         in_place: replace the trace instead, atomically, and keep all other files in its directory.
-        on_progress: called now and then with the steps done and the total.
+        on_progress: called periodically with the steps done and the total.
 
     Raises:
         InvalidOption: unknown column, or one that cannot be dropped; or no destination; or the trace is a view.

@@ -39,15 +39,15 @@ def filter_trace(
 ) -> EditReport:
     """Write a new trace with some of the episodes of another; a view of a trace has those that it shows.
 
-    Episodes keep their writer, id and order; writers without an episode are left out. Batches and chunks that are kept
+    Episodes keep their writer, id and order; writers without episodes are skipped. Batches and chunks that are kept
     whole are copied as stored, without being decoded.
 
     Args:
-        trace: a trace, a view (``trace[mask]``), or a directory. Running episodes are left out.
+        trace: a trace, a view (``trace[mask]``), or a directory. Running episodes are skipped.
         destination: a new or empty directory. It appears when it is complete.
         episodes: a slice, indices, or a boolean array over the trace; None: all episodes.
         in_place: replace the trace instead, atomically, and keep all other files in its directory.
-        on_progress: called now and then with the bytes done and the total.
+        on_progress: called periodically with the bytes done and the total.
 
     Raises:
         InvalidOption: no such episode, no destination or one in the trace, or the trace cannot be edited in place here;
@@ -79,9 +79,9 @@ def merge_traces(
     need no change are copied as files, without being read.
 
     Args:
-        traces: traces, views, or directories. Running episodes are left out.
+        traces: traces, views, or directories. Running episodes are skipped.
         destination: a new or empty directory. It appears when it is complete.
-        on_progress: called now and then with the bytes done and the total.
+        on_progress: called periodically with the bytes done and the total.
 
     Raises:
         TraceError: an episode, or the metadata of a writer, differs between two of them; nothing was written.
@@ -116,7 +116,7 @@ def split_trace(
     Episodes keep their writer and id; merge_traces joins the parts again.
 
     Args:
-        trace: a trace, a view, or a directory. Running episodes are left out.
+        trace: a trace, a view, or a directory. Running episodes are skipped.
         destination: a new or empty directory. It appears when all parts are complete.
         by: "split", "writer" or "outcome": a part per value, with its name. "seed-hash": parts of about the sizes in
             fractions. A hash of `seed` and of the seed of its reset chooses the part of an episode: the same one for
@@ -124,7 +124,7 @@ def split_trace(
             "seed-hash" with fractions, "split" without.
         fractions: for "seed-hash": name of each part to its share; they add up to 1: {"train": 0.8, "test": 0.2}.
         seed: for "seed-hash": another one gives other parts.
-        on_progress: called now and then with the bytes done and the total.
+        on_progress: called periodically with the bytes done and the total.
 
     Returns:
         The reports, by the names of the parts.

@@ -75,14 +75,14 @@ def writing(report: EditReport) -> Iterator[None]:
 
 @contextmanager
 def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty directory beside a trace; it takes the place of the trace when the block ends, atomically.
+    """Yield an empty directory next to a trace; it replaces the trace atomically when the block ends.
 
     After a kill at any moment, the directory holds the old trace or the new one, whole; the next edit removes the
     rest. Files that are not part of the trace (videos, notes, logs, directories) are carried along, unless the block
     wrote its own. If the block raises, nothing changes.
 
     Raises:
-        TraceNotFound: there is no trace in directory.
+        TraceNotFound: no trace in directory.
         InvalidOption: the two cannot be exchanged: another system, a mount point, the current directory.
         TraceError: a writer records into it, or began to, or another process edits it.
         OSError

@@ -82,7 +82,7 @@ class Group(NamedTuple):
     """Sources of the files of one writer.
 
     Attributes:
-        parts: what is taken of it, one after the other.
+        parts: the consecutive parts to read.
         shares: of files that several writers share, what is taken of each of these; of others what parts are.
     """
 

@@ -39,7 +39,7 @@ def vector_mode(envs: Any) -> str:
     if found is None:
         raise InvalidOption(
             f"{type(envs.unwrapped).__name__} has the autoreset_mode {mode!r} in its metadata; "
-            f"set one of {', '.join(_MODES.values())} before it is recorded"
+            f"set one of {', '.join(_MODES.values())} before recording"
         )
     return found
 

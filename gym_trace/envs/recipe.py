@@ -252,7 +252,7 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
     """Return the recipe of a lane's environment; None if the trace has none.
 
     Raises:
-        EnvironmentUnavailable: what it says is malformed.
+        EnvironmentUnavailable: the description is malformed.
     """
     made = _made(description, lane)
     if made is None or (isinstance(made, Mapping) and made.get("id") is None):

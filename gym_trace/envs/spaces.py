@@ -177,8 +177,7 @@ def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
     except AttributeError as error:
         if not is_of_supersuit(envs):  # whose spaces are those of a lane
             raise InvalidOption(
-                f"{type(envs.unwrapped).__name__} does not say what space a lane has; "
-                f"set its single_{name} before it is recorded"
+                f"{type(envs.unwrapped).__name__} has no space for a lane; set its single_{name} before recording"
             ) from error
         space = getattr(envs, name)
     return space

@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 
 class Exporter(Protocol):
-    """A format that traces are written in: a frozen dataclass whose fields are its options.
+    """An export format: a frozen dataclass whose fields are its options.
 
     Attributes:
         name: as in ``gym-trace export --to NAME``.
@@ -74,7 +74,7 @@ class Exporter(Protocol):
 
 
 class Importer(Protocol):
-    """A format that traces are made of; a frozen dataclass whose fields are its options, where it has any.
+    """An import format: a frozen dataclass whose fields are its options.
 
     Attributes:
         name: as in ``gym-trace import --from NAME``.
@@ -140,7 +140,7 @@ class ImportReport:
     notes: list[str] = field(default_factory=list)
 
     def told(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as a JSON object."""
         return {**vars(self), "path": str(self.path), "destination": str(self.destination)}
 
 

@@ -24,24 +24,24 @@ def export(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> ExportReport:
-    """Writes a trace in the format of another package, in memory that does not grow with it. See docs/EXPORT.md.
+    """Export a trace to the format of another package, in bounded memory. See docs/EXPORT.md.
 
     Args:
         trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are
             left out.
-        out: a new or empty directory, or a new file, as the format has it. It is there when it is complete.
-        format: such as "minari"; an exporter; None: what the ending of out stands for, such as ".jsonl" for "jsonl".
-        strict: whether to refuse what the format cannot say all of.
-        on_progress: called now and then with the steps done and the steps there are.
+        out: a new or empty directory, or a new file, depending on the format. It appears when complete.
+        format: such as "minari"; an exporter; None: chosen by the ending of out, such as ".jsonl".
+        strict: raise if the format cannot hold all of the trace.
+        on_progress: called periodically with the steps done and their total number.
         options: of the format.
 
     Raises:
-        InvalidOption: there is no such format or option; it cannot hold this trace; strict, and something would be
+        InvalidOption: unknown format or option; the format cannot hold this trace; strict, and something would be
             lost; out lies in the trace. Nothing was written.
         MissingExtra: a package that writes this format is not installed.
-        TraceExists: there is something at out already.
+        TraceExists: out already exists.
         TraceNotFound, CorruptTrace
-        RecordingError: it could not be written.
+        RecordingError: writing failed.
     """
     format = format_for(Path(out)) if format is None else format
     exporter = exporter_named(format, options) if isinstance(format, str) else format
@@ -56,7 +56,7 @@ def export(
         report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
-        raise InvalidOption(f"{exporter.name} cannot say all of {source.trace.directory}: {told}; nothing was written")
+        raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written")
     if any(loss.what == "empty_episode" for loss in report.lost):
         report.episodes = int((source.episodes["steps"] > 0).sum())
     staged_as = new_directory if exporter.makes == "directory" else new_file
@@ -66,6 +66,6 @@ def export(
     except OSError as error:
         if isinstance(error, TraceError):
             raise
-        raise RecordingError(f"{os.fspath(out)}: could not be written: {error}") from error
+        raise RecordingError(f"{os.fspath(out)}: write failed: {error}") from error
     report.how_to_load = plan.how_to_load(Path(out))
     return report

@@ -25,7 +25,7 @@ _SLACK, _MOST_RATIO = 16 << 20, 4096
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises UnreadableRecording."""
+    """Return the JSON object in a file. Raises UnreadableRecording."""
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_JSON + 1)
@@ -42,9 +42,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path) -> None:
-    """Check all files that an importer of this path may open: the one that it is, or those in the directory.
+    """Check all files that an importer of this path may open: the file, or those in the directory.
 
-    Refused are pipes and the like, which have no end, and files that are holes for the most part. Raises
+    Rejects pipes and similar files without an end, and files that are mostly holes. Raises
     UnreadableRecording.
     """
     inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -113,7 +113,7 @@ class Values:
         return json_of(text)
 
     def of(self, text: str | bytes) -> Any:
-        """The value that JSON stands for (docs/STEPS.md). Raises UnreadableRecording."""
+        """Return the value of a JSON value (docs/STEPS.md). Raises UnreadableRecording."""
         try:
             return untagged(self.json(text))
         except (ValueError, RecursionError) as error:
@@ -141,7 +141,7 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 
 def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
-    """The Box of all values of a dtype, of booleans, integers or floats."""
+    """Return the Box of all values of a dtype, of booleans, integers or floats."""
     bounds: tuple[Any, Any] = (-np.inf, np.inf)
     if dtype.kind in "iu":
         bounds = (np.iinfo(dtype).min, np.iinfo(dtype).max)

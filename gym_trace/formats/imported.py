@@ -30,11 +30,11 @@ Schema = dict[str, Any]  # the schema record of a writer (docs/FORMAT.md, sectio
 
 
 class NewSteps(NamedTuple):
-    """Some steps of an episode, one after the other.
+    """Consecutive steps of an episode.
 
-    observations: the rows that the steps led to; those of the first steps of an episode have one more in front. An
+    observations: the rows after the steps; the first steps of an episode have one more row in front. An
     array, or dicts and tuples of them as the space has them. actions, rewards: one row per step.
-    terminations, truncations: (steps,) bool, as the environment said; None: the outcome says it.
+    terminations, truncations: (steps,) bool, flags of the environment; None: derived from the outcome.
     infos: one dict per step. annotations: by name, one row per step.
     """
 
@@ -51,8 +51,8 @@ class NewEpisode(NamedTuple):
     """An episode to write.
 
     steps: their number. parts: all steps in parts, read on demand; one empty part for no steps.
-    outcome: None: "terminated" or "truncated" as the flags of the last step say, otherwise "cut".
-    has_final_observation: whether the last row of observations is what the last step led to; otherwise it is a
+    outcome: None: "terminated" or "truncated" by the flags of the last step, otherwise "cut".
+    has_final_observation: whether the last row of observations is the one after the last step; otherwise it is a
         placeholder: NaN, 0 or "".
     identity: the text of Source.identity(); it overrides all other fields.
     """
@@ -73,12 +73,12 @@ class Imported:
 
     Attributes:
         kind: the format, in words.
-        schemas: of each writer, by its id, what is known of it.
-        segments: (id of the writer, a piece of what it has), read as they are asked for; None: it has no more.
-        total: steps, or whatever done counts, in all; 0: not known.
-        done: how much of that has been read so far.
+        schemas: schema of each writer, by its id.
+        segments: (id of the writer, part of its content), read on demand; None: the writer is complete.
+        total: total number of steps, or of the unit of done; 0: unknown.
+        done: the amount read so far.
         facts: of the whole trace: author, license, description …
-        notes: what could not be known, in a sentence each; more may come while the segments are read.
+        notes: one sentence per missing fact; reading the segments may add more.
         beside: files outside of the trace format that are copied next to it, such as videos.
     """
 
@@ -127,13 +127,13 @@ def imported(
     notes: Iterable[str] = (),
     steps: int = 0,
 ) -> Imported:
-    """Episodes of another format as a trace.
+    """Return the episodes of another format as the content of a trace.
 
     Args:
         kind: the format, in words.
         episodes: in their order.
         schema: of the writer of all episodes without one in their identity; see new_schema().
-        about: what Source.about gave, where the format kept it: with it the writers are those of the trace it was.
+        about: the text of Source.about, if the format stored it; restores the original writers.
         steps: in all, if that is known.
 
     Raises UnreadableRecording, also while the episodes are read.

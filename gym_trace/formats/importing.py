@@ -43,24 +43,24 @@ def import_trace(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> ImportReport:
-    """Writes what another package has recorded as a trace. Never changes the original, runs nothing, never unpickles.
+    """Import a recording of another package as a trace. Never changes the original, runs or unpickles anything.
 
-    Arrays keep their dtype, shape and bits. What the source does not say is not made up: seeds are None, episodes of
-    which it is not said how they ended are "cut". What export() has written comes back with its writers, ids, spaces,
-    seeds and times where the format has kept them. Memory does not grow with the number of steps.
+    Arrays keep their dtype, shape and bits. Missing facts stay unknown: seeds are None, episodes with an
+    unknown end are "cut". Exports of export() get back their writers, ids, spaces, seeds and times, if the format
+    stores them. Memory does not grow with the number of steps.
 
     Args:
         path: a directory or a file.
-        destination: a new or empty directory. The trace is there when it is complete.
-        format: such as "minari"; an importer; None: what it looks like.
-        on_progress: called now and then with how much is done, and how much there is; 0: that is not known.
-        options: of the format: map={"observations": "state"} of "table" says which column is what.
+        destination: a new or empty directory. The trace appears when complete.
+        format: such as "minari"; an importer; None: detected.
+        on_progress: called periodically with the amount done and the total; 0: unknown.
+        options: of the format: "table" takes map={"observations": "state"} for its columns.
 
     Raises:
-        TraceNotFound: nothing is at path that could be imported.
+        TraceNotFound: nothing to import at path.
         UnreadableRecording: it is damaged, or not safe to read.
         TraceExists: destination is not empty.
-        InvalidOption: there is no such format or option; destination lies in path.
+        InvalidOption: unknown format or option; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
     """

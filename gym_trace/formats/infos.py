@@ -82,7 +82,7 @@ class InfoColumns(NamedTuple):
 
 
 def info_columns(source: Source, annotations: bool = True) -> InfoColumns:
-    """Which infos, and annotations, can be columns. Reads all infos once. Raises CorruptTrace."""
+    """Return the infos and annotations that can be columns. Reads all infos once. Raises CorruptTrace."""
     typed, unlike = _annotations(source.forms) if annotations else ([], [])
     if ("infos",) not in source.forms:
         return InfoColumns(tuple(typed), unlike=tuple(unlike))
@@ -243,7 +243,7 @@ class KeptInfos:
 
 
 def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """The info of one step, of the values in its columns by their paths."""
+    """Return the info of one step, from the values of its columns by path."""
     info: dict[str, Any] = {}
     for (*outer, last), value in values.items():
         inner = info

@@ -25,7 +25,7 @@ from gym_trace.storage.local import LocalStorage
 
 
 class Entry(NamedTuple):
-    """A format. where: "module:Class". extra: of gym-trace, that it needs. what: it is, in a line."""
+    """A format. where: "module:Class". extra: the extra of gym-trace it needs. what: description in one line."""
 
     where: str
     extra: str
@@ -34,37 +34,33 @@ class Entry(NamedTuple):
 
 _EXPORTERS: dict[str, Entry] = {
     "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
-    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
-    "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
+    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, see docs/STEPS.md"),
     "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
-    "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
+    "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
     "minari": Entry(
         "gym_trace.formats.minari.exporter:MinariExporter",
         "minari",
-        "a dataset of Minari, as hdf5 (default), arrow or parquet",
+        "Minari dataset: hdf5 (default), arrow or parquet",
     ),
-    "npz": Entry("gym_trace.formats.steps.exporters:NpzExporter", "", "one .npz file, which numpy.load reads"),
+    "npz": Entry("gym_trace.formats.steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
     "parquet": Entry(
         "gym_trace.formats.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
     ),
-    "rerun": Entry("gym_trace.formats.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file of its viewer"),
-    "rlds": Entry("gym_trace.formats.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+    "rerun": Entry("gym_trace.formats.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"),
+    "rlds": Entry("gym_trace.formats.rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
-    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_in:D4RLImporter", "hdf5", "an HDF5 file as D4RL has it"),
+    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_in:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
     "gym": Entry(
-        "gym_trace.formats.legacy.importing:GymImporter", "", "what gym_recording, or OpenAI Gym's Monitor, has left"
+        "gym_trace.formats.legacy.importing:GymImporter", "", "recordings of gym_recording and OpenAI Gym's Monitor"
     ),
-    "jsonl": Entry(
-        "gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, as docs/STEPS.md has them"
-    ),
+    "jsonl": Entry("gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, see docs/STEPS.md"),
     "lerobot": Entry("gym_trace.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
-    "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "a dataset of Minari of any kind"),
-    "parquet": Entry(
-        "gym_trace.formats.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
-    ),
-    "rlds": Entry("gym_trace.formats.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
-    "rllib": Entry("gym_trace.formats.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
+    "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "Minari dataset of any kind"),
+    "parquet": Entry("gym_trace.formats.parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"),
+    "rlds": Entry("gym_trace.formats.rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
+    "rllib": Entry("gym_trace.formats.rllib.importing:RLlibImporter", "rllib", "RLlib episodes in Parquet"),
     "table": Entry(
         "gym_trace.formats.parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"
     ),
@@ -85,7 +81,7 @@ ENDINGS = {
 
 
 def format_for(out: Path) -> str:
-    """The format that the ending of a name stands for. Raises InvalidOption."""
+    """Return the format for the ending of a file name. Raises InvalidOption."""
     if (name := ENDINGS.get(out.suffix.lower())) is None:
         told = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
         known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
@@ -94,22 +90,22 @@ def format_for(out: Path) -> str:
 
 
 def exporters() -> dict[str, Entry]:
-    """The formats that a trace can be exported to, by name."""
+    """Return the export formats by name."""
     return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
 
 
 def importers() -> dict[str, Entry]:
-    """The formats that can be imported, by name."""
+    """Return the import formats by name."""
     return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
 
 
 def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
-    """The exporter with these options. Raises InvalidOption, MissingExtra."""
+    """Return an exporter with these options. Raises InvalidOption, MissingExtra."""
     return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
 
 
 def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
-    """The importer with these options. Raises InvalidOption, MissingExtra."""
+    """Return an importer with these options. Raises InvalidOption, MissingExtra."""
     return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
 
 

@@ -39,7 +39,7 @@ def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
 
 
 class Taken:
-    """Blocks of rows, of which any number of rows can be taken in their order. blocks: number of rows, and a tree."""
+    """Blocks of rows, to take any number of rows in order. blocks: number of rows, and a tree."""
 
     def __init__(self, blocks: Iterator[tuple[int, Any]]):
         self._blocks = blocks
@@ -92,7 +92,7 @@ def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]
 
 
 def custom(told: str) -> PlainSpace:
-    """The space of values of any kind, which are described in words."""
+    """Return a space for arbitrary values, with a description."""
     return {"type": "custom", "class": "", "repr": told}
 
 

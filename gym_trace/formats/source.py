@@ -37,12 +37,12 @@ Progress = Callable[[int, int], None]  # steps done, steps in all
 
 
 class Source:
-    """A trace, or a view of one, that is exported: its episodes that are over, in the wanted order.
+    """A trace or view to export: its finished episodes, in order.
 
     Attributes:
         trace: these.
-        running: how many others are being recorded still.
-        steps: how many there are in all.
+        running: number of episodes still being recorded, which are skipped.
+        steps: total number of steps.
         layouts: of observations and actions, the same for all episodes.
         finals: what the source gives for unknown final observations; see Exporter.
     """
@@ -83,7 +83,7 @@ class Source:
 
     @cached_property
     def _is_terminated(self) -> Array:
-        """(episodes,) bool: whether the last step was said to be terminated."""
+        """Return (episodes,) bool: the terminated flag of the last step."""
         table, rows = self.trace.episodes, self.trace.rows
         found = np.zeros(len(table), np.bool_)
         for number in np.unique(table["writer"]).tolist():
@@ -99,9 +99,9 @@ class Source:
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
         told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
         if self.finals == REPEATED:
-            return f"{told}: the one before it stands in for it"
-        left = f"the last step of {count - ended:,}, not terminated, is left out" if count > ended else ""
-        kept = f"of {ended:,}, terminated, the one before it stands in for it" if ended else ""
+            return f"{told}: the previous one is repeated"
+        left = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
+        kept = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
         return f"{told}: {'; '.join(filter(None, (left, kept)))}"
 
     @property
@@ -110,12 +110,12 @@ class Source:
 
     @property
     def observation_space(self) -> Any:
-        """The gymnasium space; a StandIn for what is not known well enough."""
+        """Return the gymnasium space; a StandIn if it cannot be rebuilt."""
         return restore(self._agreed[0].schema["observation_space"], stand_in=True)
 
     @property
     def action_space(self) -> Any:
-        """The gymnasium space; a StandIn for what is not known well enough."""
+        """Return the gymnasium space; a StandIn if it cannot be rebuilt."""
         return restore(self._agreed[1].schema["action_space"], stand_in=True)
 
     @property
@@ -135,11 +135,11 @@ class Source:
 
     @cached_property
     def about(self) -> str:
-        """JSON text, from which an import makes writers, spaces and facts again."""
+        """Return JSON text, from which an import restores writers, spaces and facts."""
         return identity.about(self.trace)
 
     def identity(self, episode: Episode) -> str:
-        """JSON text, from which an import has what is known of an episode beside its steps. Raises CorruptTrace."""
+        """Return JSON text, from which an import restores the metadata of an episode. Raises CorruptTrace."""
         return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
 
     def identities(self, places: Array) -> list[str]:
@@ -150,7 +150,7 @@ class Source:
 
     @cached_property
     def is_part(self) -> Array:
-        """(episodes,) bool: whether it is only some of the steps of an episode, of which others were filtered out."""
+        """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
         whole = self.trace.whole.episodes
         part = whole["first_step"] > 0
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
@@ -161,7 +161,7 @@ class Source:
 
     @cached_property
     def forms(self) -> dict[Path, Form | None]:
-        """The form of the rows of each column; None: values of any kind, or of forms that cannot be joined.
+        """Return the form of the rows of each column; None: arbitrary values, or forms that cannot be joined.
 
         The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
         Reads the headers of chunks, not their rows. Raises CorruptTrace.
@@ -184,7 +184,7 @@ class Source:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def windows(self, *columns: str) -> Iterator[Window]:
-        """The steps of all episodes in their order, some at a time; each episode has one window at least.
+        """Yield the steps of all episodes in order, some at a time; each episode has at least one window.
 
         columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
         of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
@@ -220,9 +220,9 @@ class Source:
 
 
 def flags(window: Window) -> tuple[Array, Array]:
-    """(terminations, truncations) of the steps of a window for formats in which a flag is where an episode ends.
+    """Return (terminations, truncations) of the steps of a window, for formats that end episodes with a flag.
 
-    Those within an episode are False; the last step of one that came to no end, or of a part of one, is truncated.
+    Flags within an episode are False; the last step of an incomplete episode, or of a part of one, is truncated.
     """
     pair = np.zeros((2, window.steps), np.bool_)
     if window.closes and window.steps:

@@ -38,7 +38,7 @@ class Shown(NamedTuple):
         return "<" + "\n  ".join([self._title(), *filter(None, self._lines())]) + ">"
 
     def html(self, episode: Callable[[int], Episode]) -> str:
-        """Return the text, the returns, the first and last episodes, and an observed picture if there is one.
+        """Return the text, the returns, the first and last episodes, and an observed image, if any.
 
         Episodes of a view have their index in the whole trace, as on the command line. episode: returns the episode at
         an index.
@@ -77,7 +77,7 @@ class Shown(NamedTuple):
         return [what, "; ".join(filter(None, [*returns, outcomes])), ", ".join(when)]
 
     def _picture(self, episode: Callable[[int], Episode]) -> Array | None:
-        """Return an observation from the middle of the first episode with steps; None if it is not a picture."""
+        """Return an observation from the middle of the first episode with steps; None if it is not an image."""
         table = self.content.table
         try:
             for index in np.flatnonzero(table["steps"] > 0)[:1].tolist():

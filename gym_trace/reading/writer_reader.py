@@ -327,7 +327,7 @@ class WriterReader:
     def place_of(self, row: int) -> tuple[int, int]:
         """Return the first fragment of an episode, as (number of batch, fragment in it).
 
-        It stays there; as long as it is in the ring, it mostly does.
+        It is stable once the episode has left the ring.
         """
         f = int(self.parts.fragments[self.parts.first[row]])
         i = bisect_right(self._begins, f) - 1

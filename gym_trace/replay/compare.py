@@ -54,7 +54,7 @@ class Difference(NamedTuple):
 
 
 class Comparison:
-    """How to compare.
+    """Settings of a comparison.
 
     Args:
         atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for bit,

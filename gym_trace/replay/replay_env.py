@@ -70,8 +70,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         for name in given:
             if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:
                 raise InvalidOption(
-                    f"{self.trace.directory}: its writers recorded different spaces ({name}), which one environment "
-                    "cannot have: choose the episodes of some of them, episodes=..., by trace.episodes['writer']"
+                    f"{self.trace.directory}: writers have different spaces ({name}); select episodes of one writer "
+                    "with episodes=..., by trace.episodes['writer']"
                 )
             space = given[name]
             setattr(self, name, restore(writers[0].schema.get(name), stand_in=True) if space is None else space)
@@ -138,12 +138,12 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
 
     def _complain(self, episode: Episode, step: int, action: Any) -> None:
         recorded = row_of(self._recorded_actions, step)
-        message = f"episode {episode.index}, step {step}: the action is {action!r}, recorded was {recorded!r}"
+        message = f"episode {episode.index}, step {step}: the action is {action!r}, the recorded one {recorded!r}"
         if self._on_divergence == "raise":
             raise ReplayDiverged(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{message}; what is played from here on is not what it would lead to", stacklevel=3)
+            warnings.warn(f"{message}; later steps do not follow from it", stacklevel=3)
 
 
 def _same(dtype: Any, recorded: Any, given: Any) -> bool:

@@ -62,7 +62,7 @@ class Verdict:
 
 
 class Lane(NamedTuple):
-    """The episodes of one lane of one writer, in the order in which they were recorded.
+    """Episodes of one lane of one writer, in recorded order.
 
     indices: of the episodes, or of their parts, in the trace.
     follows: for each, whether it began where the one before it here had ended, with nothing in between.
@@ -97,15 +97,15 @@ def lanes_of(trace: Trace) -> list[Lane]:
 
 
 def inseparable(writer: WriterReader) -> str:
-    """Return why no lane of a vector environment can be played by itself; "" if it can."""
+    """Return why no lane of a vector environment can be played alone; "" if one can."""
     if not writer.about.is_vector:
         return ""
     described = writer.about.environment
     name = str(described.get("class")).rpartition(".")[2]
     if name not in _ONE_BY_ONE:
-        return f"{name} steps all its lanes together: none of them can be played by itself"
+        return f"{name} steps all its lanes together: single lanes cannot be replayed"
     if isinstance(wrappers := described.get("wrappers"), list) and wrappers:
-        return f"{wrappers[0]} was around all its lanes: none of them can be played by itself"
+        return f"{wrappers[0]} wrapped all its lanes: single lanes cannot be replayed"
     return ""
 
 
@@ -234,7 +234,7 @@ class LaneReplay:
         """Plays the episode at a position of the lane. Raises EnvironmentUnavailable."""
         episode = self._episode(position)
         if episode.first_step:
-            return verdict_on(episode, UNVERIFIABLE, reason="steps before it were left out or lost")
+            return verdict_on(episode, UNVERIFIABLE, reason="earlier steps were filtered out or lost")
         simulation = self._simulation or self._fresh()
         origin = simulation.origin if self._stands_before(simulation, position) else position
         verdict = None
@@ -244,7 +244,7 @@ class LaneReplay:
             if verdict is None or (verdict.verdict == DIFFERS and self._hopeful):
                 verdict = self._played_from(earlier, position) or verdict
         if verdict is None:
-            return verdict_on(episode, UNVERIFIABLE, reason="it was reset without a seed, and no state was recorded")
+            return verdict_on(episode, UNVERIFIABLE, reason="reset without a seed, and no generator state recorded")
         return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
 
     def film(
@@ -271,7 +271,7 @@ class LaneReplay:
                 seen = seen or self._attempt(self._fresh(), position, self._episode(position), watch)
                 trouble = seen.difference
                 if trouble is not None and trouble.column == "error" and trouble != verdict.difference:
-                    raise RenderingError(f"the environment cannot be shown: {trouble}")
+                    raise RenderingError(f"cannot render the environment: {trouble}")
         finally:
             self._make = verified
             if make is not None:
@@ -353,8 +353,8 @@ class LaneReplay:
         if first == second:
             return verdict
         if episode.seed is not None:
-            return replace(verdict, reason="two replays differ from each other, too: it is not deterministic")
-        reason = "two replays of it differ: it has randomness that neither seed nor generator state brings back"
+            return replace(verdict, reason="two replays also differ: not deterministic")
+        reason = "two replays differ: some randomness is not restored by seed or generator state"
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
 
     def _fingerprint(self, episode: Episode, infos: bool) -> bytes:

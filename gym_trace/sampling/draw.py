@@ -43,7 +43,7 @@ def uniform(seed: int, places: Array) -> Array:
 
 
 def drawn(seed: int, places: Array, count: int) -> Array:
-    """(n,) int64 in [0, count), each drawn by itself."""
+    """(n,) int64 in [0, count), each sampled independently."""
     result: Array = (uniform(seed, places) * count).astype(np.int64)
     return np.minimum(result, count - 1)
 

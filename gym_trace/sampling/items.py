@@ -286,7 +286,7 @@ class Hindsight:
     whose observations are dicts with achieved_goal and desired_goal.
 
     Attributes:
-        strategy: where the goal is taken from: a later observation of the episode ("future"), its last one ("final"),
+        strategy: source of the goal: a later observation of the episode ("future"), its last one ("final"),
             or any observation ("random").
         reward_fn: ``reward_fn(achieved_goal, desired_goal, infos)`` with arrays of n rows, achieved_goal that of the
             next observation; returns (n,) rewards. infos: (n,) dicts if they are among the columns, otherwise None. For

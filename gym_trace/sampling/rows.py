@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
 
     episode: its place. offset: its first step. lengths: number of steps. low, high: the range of them to sample from,
-    counted from the offset; windows reach over the others.
+    counted from the offset; windows also cover the others.
     """
 
     episode: Array
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     Attributes:
         columns: by path, the rows of all pieces, with one observation more for each. Values of any kind are objects,
             missing ones None.
-        layouts: how leaves become observations and actions.
+        layouts: of observations and actions.
         episode: (n,) index in the trace. whole: (n,) steps of the episode. begin: (n,) its first step; not 0 after
             damage.
         offset: (n,) first step that is here, counted from begin. lengths: (n,) number of steps that are here.
@@ -289,7 +289,7 @@ class _Writer:
         np.maximum.at(self._high, chunks[taken], self._place[taken])
 
     def blocks(self, steps: int, most: int) -> Iterator[tuple[Array, Array, Array]]:
-        """The episodes of each block, which ascend, and from which to which of their steps it has."""
+        """Return the ascending episodes of each block, with begin and end of their steps."""
         fragments = np.flatnonzero((self._place >= 0) & (self._count > 0))
         place, count = self._place[fragments], self._count[fragments]
         low = self._at[fragments] - self._first[place]

@@ -148,7 +148,7 @@ class Known:
         return new
 
     def rows(self, plan: Plan, places: Array, episodes: Array, columns: dict[Path, Array]) -> Rows:
-        """Return the rows of the episodes at these places, all of which are kept in these columns."""
+        """Return the stored rows of the episodes at these positions, in these columns."""
         found = self.table[self.places(episodes[places])]
         return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
 

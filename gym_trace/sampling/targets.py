@@ -24,7 +24,7 @@ def returns_to_go(
 ) -> Array:
     """(batch, steps): the discounted rewards from each step on, to the end of its episode or window.
 
-    values: what is bootstrapped from; None: 0.
+    values: values to bootstrap from; None: 0.
     """
     rewards = np.asarray(rewards, np.float64)
     known = np.zeros((len(rewards), rewards.shape[1] + 1)) if values is None else np.asarray(values, np.float64)

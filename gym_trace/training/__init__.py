@@ -1,4 +1,4 @@
-"""Training with asynchronous PPO. The trace has all experience, so that the weights can be learnt again from it.
+"""Training with asynchronous PPO. The trace has all experience, so the weights can be reproduced from it.
 
 Needs PyTorch and safetensors, except Run; they are imported when a name is first used.
 """

@@ -22,7 +22,7 @@ class Trained:
     """Progress of a run.
 
     Attributes:
-        version: number of updates. steps: learnt from; new_steps: since it was started or resumed.
+        version: number of updates. steps: learned from; new_steps: since it was started or resumed.
         speeds: steps per second over the last 10 s, 1 min and 5 min, or since the start if that is less.
         returns, lengths: mean, min and max of the last 100 episodes; None before the first.
         lags: min, mean and max age of the rollouts of the last update, in versions. dropped: rollouts too old.

@@ -141,7 +141,7 @@ class Relearnt:
     """Result of verify_run().
 
     Attributes:
-        versions: number of versions that were learnt again and are equal. of: number of all.
+        versions: number of versions that were relearned and match. of: number of all.
         differs: the first difference; "" without one.
         checkpoints: how many were compared, tensor by tensor.
         notes: other possible reasons, such as another version of PyTorch.
@@ -160,15 +160,15 @@ def verify_run(
     *,
     trust: bool = False,
 ) -> Relearnt:
-    """Learn all versions of a run again, and compare each version and each checkpoint.
+    """Relearn all versions of a run, and compare each version and each checkpoint.
 
-    The policies of a population are verified one after the other.
+    Verifies the policies of a population in turn.
 
     on_progress: called after each version; a truthy result ends it. trust: allow the import of the module that the run
     names as its model.
 
     Raises:
-        TraceNotFound, CorruptTrace: there is no run, or it cannot be read at all.
+        TraceNotFound, CorruptTrace: no run, or unreadable.
         InvalidOption: it names a model, and is not trusted.
     """
     found = Relearnt()
@@ -227,7 +227,7 @@ class RunPolicies:
     """Maker of policies from a version: DIR, DIR@VERSION or DIR@best, with suffix ?sample, ?trust or ?sample&trust.
 
     sample: sample actions by the seed of the episode, instead of taking the likeliest. trust: allow the import of the
-    module that the run names as its model. The weights are loaded, or learnt again, once, and sent to workers.
+    module that the run names as its model. The weights are loaded, or relearned, once, and sent to workers.
 
     Attributes:
         name: of the policy, with the version.

@@ -31,12 +31,12 @@ class Exchange:
 
     Attributes:
         period: steps that each policy learns from between two comparisons. start: steps before the first.
-        replaced: how many of the worst may go on from one of as many best, at least one.
-        gap: how far the best has to be ahead of a policy for that, in standard deviations of the population's
+        replaced: fraction of the worst that can be replaced by one of as many best; at least one policy.
+        gap: minimum lead of the best over a policy for that, in standard deviations of the population's
             objectives, so that negative returns are compared as positive ones are.
         mutated: the probability of each setting to change, by a factor of factor_least to factor_most, or its inverse.
-            Policy 0 keeps its settings, unless it goes on from another policy.
-        objective: what is compared, of the last 100 episodes: "return", "length", or a key of their last infos, whose
+            Policy 0 keeps its settings, unless it is replaced by another policy.
+        objective: compared value, of the last 100 episodes: "return", "length", or a key of their last infos, whose
             value is a number.
     """
 
@@ -81,7 +81,7 @@ class Exchange:
 
 
 def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generator) -> Settings:
-    """Return settings of which some have changed."""
+    """Return settings with some random changes."""
     changes: dict[str, Any] = {}
 
     def factor() -> float:

@@ -38,7 +38,7 @@ class Update:
 
     Attributes:
         rollouts: its experience, in order. steps: of all updates so far. digest: see Learner.digest().
-        told: losses and other facts. changed: taken over instead of learnt, see Learner.adopt().
+        told: losses and other facts. changed: taken over instead of learned, see Learner.adopt().
     """
 
     version: int
@@ -178,7 +178,7 @@ class Run:
             yield update
 
     def _damaged(self, problem: str) -> CorruptRun:
-        return CorruptRun(problem, self._log, f"put back a copy, or {anew(self)}")
+        return CorruptRun(problem, self._log, f"restore a copy, or {anew(self)}")
 
     def _entries(self) -> Iterator[tuple[int, bytes]]:
         """Yield the offset of each body, and the body."""
@@ -207,9 +207,9 @@ class Run:
                 at += size
 
     def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
-        """Return the episodes that these versions were learnt from, as a view of the trace; None: all versions.
+        """Return the episodes that these versions were learned from, as a view of the trace; None: all versions.
 
-        collected: return the episodes that these versions played instead. Only experience that was learnt from counts;
+        collected: return the episodes that these versions played instead. Only experience that was learned from counts;
         the annotation "version" of each step has the rest.
 
         Raises TraceNotFound, CorruptTrace.

@@ -41,7 +41,7 @@ _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides what is learnt, except environment and seed. docs/TRAINING.md has a table of them.
+    """All settings that affect learning, except environment and seed. docs/TRAINING.md has a table.
 
     Attributes:
         workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
@@ -167,7 +167,7 @@ class Settings:
 
     @property
     def slots_per_split(self) -> int:
-        """Rollouts of a split that can wait to be learnt from, or are being collected."""
+        """Rollouts of a split that can wait to be learned from, or are being collected."""
         if self.lag == ANY:
             return 2 + 2 * self.rollouts_per_batch // (self.workers * self.splits)
         return self.rollouts_per_batch // (self.workers * self.splits) * (int(self.lag) + 1)

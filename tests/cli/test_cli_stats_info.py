@@ -94,7 +94,7 @@ def test_stats_shows_nan_beside_the_moments(tmp_path: Path) -> None:
     script = [(np.array([np.nan]), [Told(np.array([2.0]), float("nan"), True)])]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
-    assert "return: left out 1 episode with NaN" in output.splitlines()
+    assert "return: skipped 1 episode with NaN" in output.splitlines()
     assert any(line.split() == ["count", "mean", "std", "min", "max", "nan"] for line in output.splitlines())
 
 
@@ -117,7 +117,7 @@ def test_stats_says_that_frames_were_filtered(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=9), 2, frame_filter=lambda step: step % 2 == 0)
     output = _output("stats", tmp_path)
     assert "2 in 10 parts" in output
-    assert "return and length count those that were kept" in output
+    assert "return and length count recorded ones" in output
 
 
 @pytest.mark.parametrize("options", [[], ["--columns"], ["--by", "outcome", "--columns"]])
@@ -144,7 +144,7 @@ def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> No
     _record(tmp_path, ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
-    assert "rewards: 1 left out, no numbers" in output
+    assert "rewards: 1 skipped, not numbers" in output
 
 
 def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(

@@ -171,9 +171,9 @@ def test_many_unverifiable_episodes_with_one_reason_are_listed_briefly() -> None
     assert (result.exit_code, result.stderr) == (4, "")
     told = result.stdout.splitlines()
     assert [line.startswith("episode") for line in told] == [True, True, True, False, False]
-    assert told[3].startswith("2 more episodes cannot be verified: steps before")
+    assert told[3].startswith("2 more episodes cannot be verified: earlier steps")
     assert told[4].endswith("5 that cannot be verified")
-    assert '"reason": "steps before' in run("verify", "t", "--json").stdout.splitlines()[9]
+    assert '"reason": "earlier steps' in run("verify", "t", "--json").stdout.splitlines()[9]
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def test_a_renderer_that_breaks_in_the_midst_leaves_numbers_from_there_on(
 def test_parts_of_episodes_are_shown_as_numbers_with_the_steps_they_have(tmp_path: Path) -> None:
     trace = record(tmp_path, painted(), frame_filter=lambda step: step > 3)
     _, scripted = played(trace, ["next"])
-    assert "steps before it were left out" in scripted.screens[0].replace("\n", " ")
+    assert "earlier steps were filtered out" in scripted.screens[0].replace("\n", " ")
     assert [step for _, step in steps(scripted)] == [trace[0].first_step, trace[0].first_step + 1]
 
 

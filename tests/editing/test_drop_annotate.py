@@ -124,7 +124,7 @@ def test_facts_are_set_and_unset_while_a_trace_is_recorded(tmp_path: Path) -> No
     assert edit.annotate(tmp_path / "t", {"tags": ["a"]}, unset="mine") == {"author": "Ada", "tags": ["a"]}
     env.close()
     assert open_trace(tmp_path / "t").facts == {"author": "Ada", "tags": ["a"]}
-    with pytest.raises(InvalidOption, match="does not say 'mine'; it says 'author', 'tags'"):
+    with pytest.raises(InvalidOption, match="no fact 'mine' in this trace; it has 'author', 'tags'"):
         edit.annotate(tmp_path / "t", unset=["mine"])
     with pytest.raises(InvalidOption, match="tags="):
         edit.annotate(tmp_path / "t", {"tags": "a"})

@@ -467,7 +467,7 @@ def test_a_wrapper_around_all_lanes_makes_them_unverifiable(tmp_path: Path) -> N
     record(gymnasium.wrappers.vector.ClipReward(envs, -1, 0), tmp_path)
     (reason,) = {(verdict.verdict, verdict.reason) for verdict in verify_trace(tmp_path)}
     assert reason[0] == "unverifiable"
-    assert "ClipReward was around all its lanes" in reason[1]
+    assert "ClipReward wrapped all its lanes" in reason[1]
 
 
 class Handed(Keeps):

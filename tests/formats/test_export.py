@@ -193,7 +193,7 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
             (target.staged / "some").write_text("some")
             raise OSError("the disk is gone")
 
-    with pytest.raises(RecordingError, match=r"out: could not be written: the disk is gone"):
+    with pytest.raises(RecordingError, match=r"out: write failed: the disk is gone"):
         export(traces["vectors"], tmp_path / "out", Failing())
     assert left_in(tmp_path) == []
 
@@ -208,7 +208,7 @@ def test_strict_refuses_what_would_be_lost_and_writes_nothing(traces: dict[str, 
             return super().plan(source)._replace(losses=lost)
 
     assert [loss.what for loss in export(traces["vectors"], tmp_path / "out", Losing()).lost] == ["final_observation"]
-    with pytest.raises(InvalidOption, match="the final observation of each episode is not kept; nothing was written"):
+    with pytest.raises(InvalidOption, match="the final observation of each episode is not kept; nothing written"):
         export(traces["vectors"], tmp_path / "strict", Losing(), strict=True)
     assert left_in(tmp_path) == ["out"]
 
@@ -410,7 +410,7 @@ def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing(traces: dict[str
     """
     export(traces["vectors"], tmp_path / "out", PlainExporter())
     calls = {
-        f"export({str(traces['vectors'])!r}, {str(tmp_path / 'new')!r}, PlainExporter())": "could not be written",
+        f"export({str(traces['vectors'])!r}, {str(tmp_path / 'new')!r}, PlainExporter())": "write failed",
         f"import_trace({str(tmp_path / 'out')!r}, {str(tmp_path / 'new')!r}, PlainImporter())": "could not be written",
     }
     for call, told in calls.items():

@@ -214,7 +214,7 @@ def test_repair_writes_only_into_a_new_directory_elsewhere(tmp_path):
     for taken in ("file", "full"):
         with pytest.raises(TraceExists, match=taken):
             repair_trace(tmp_path / "t", tmp_path / taken)
-    with pytest.raises(InvalidOption, match="never changed"):
+    with pytest.raises(InvalidOption, match="lies in the source"):
         repair_trace(tmp_path / "t", tmp_path / "t" / "inside")
     with pytest.raises(TraceNotFound):
         repair_trace(tmp_path / "nothing", tmp_path / "r")
@@ -332,7 +332,7 @@ def test_counts_of_reward_classes_survive_a_repair(tmp_path):
     assert json.loads((tmp_path / "r" / "w.manifest.jsonl").read_text().splitlines()[-1]) == said
 
 
-@pytest.mark.filterwarnings("ignore:.*where the space says")
+@pytest.mark.filterwarnings("ignore:.*but the space has")
 def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
     steps = [Told(np.float64([1, 2]) * k, np.float32(k)) if k % 3 else Told(("odd", k), k) for k in range(1, 20)]
     env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(9), [(np.zeros(2, np.float32), steps)])

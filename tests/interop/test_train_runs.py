@@ -148,7 +148,7 @@ def of_writer(run: Path) -> list[Path]:
 
 TRACE = "'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
 ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --from {run}@4'"
-REMOVE = "remove it, and versions after the checkpoint before it are learnt again where they are needed"
+REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
     "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be learnt again", "steps 0"),

@@ -142,7 +142,7 @@ def test_the_command_reports_the_result_of_the_pending_action(tmp_path: Path) ->
     crashed(tmp_path)
     make = ("--verify", "--make", "test_pending:Fragile", "--through-the-crash")
     told = ok("replay", tmp_path, *make).output
-    assert "episode 1: the action that was being executed at its end, {'a': " in told
+    assert "episode 1: action in progress at its end, {'a': " in told
     assert "  it returned: reward 1.5, terminated False, truncated False" in told
     lines = ok("replay", tmp_path, *make, "--json").output.splitlines()
     assert [json.loads(line)["crash"][:11] for line in lines if line[:1] == "{"] == ["", "it returned"]

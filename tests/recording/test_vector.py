@@ -277,7 +277,7 @@ def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tm
     env.annotate(value=np.array([1.0, 2.0, 3.0]))
     env.step(np.zeros(3, np.int64))
     envs.said["rewards"] = np.zeros(3)
-    with pytest.warns(UserWarning, match="not one a lane"):
+    with pytest.warns(UserWarning, match="not one per lane"):
         env.reset(options={"reset_mask": np.ones(3, np.bool_)})
     env.step(np.zeros(3, np.int64))
     env.close()

@@ -171,7 +171,7 @@ def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path,
     env.step(np.zeros(3, np.int64))
     usual, envs.said = envs.said, {**envs.said, **values}
     env.step(np.zeros(3, np.int64))
-    with pytest.warns(UserWarning, match="not one a lane"):
+    with pytest.warns(UserWarning, match="not one per lane"):
         env.step(np.zeros(3, np.int64))
     env.step(np.zeros(3, np.int64))
     envs.said = usual
@@ -189,7 +189,7 @@ def test_actions_of_the_wrong_shape_reach_the_environment(tmp_path: Path) -> Non
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(None)
-    with pytest.warns(UserWarning, match="the actions of a step are not one a lane"):
+    with pytest.warns(UserWarning, match="the actions of a step: not one per lane"):
         env.step(None)
     env.close()
     assert envs.steps == 2
@@ -246,7 +246,7 @@ def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
     env.reset(options={"reset_mask": OnDevice([True, False, True])})
     env.step(np.zeros(3, np.int64))
     env.reset(options={"reset_mask": np.ones(7, np.bool_)})
-    with pytest.warns(UserWarning, match="the flags in a reset_mask are not one a lane"):
+    with pytest.warns(UserWarning, match="the flags in a reset_mask: not one per lane"):
         env.step(np.zeros(3, np.int64))
     env.close()
     found = [(episode.lane, episode.outcome, len(episode)) for episode in open_trace(tmp_path / "t")]
@@ -263,6 +263,6 @@ def test_an_annotation_without_rows_raises(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t")
     env.reset()
     for value in (1.0, Tensor(1.0), None, {"mean": 1, "std": 2, "entropy": 3}, "abc", {1, 2, 3}):
-        with pytest.raises(InvalidOption, match="pass one a lane"):
+        with pytest.raises(InvalidOption, match="pass one per lane"):
             env.annotate(value=value)
     env.close()

@@ -179,7 +179,7 @@ def test_an_environment_that_does_not_agree_with_itself_is_said_to_be_so(tmp_pat
     assert first.verdict == "differs"
     assert "not deterministic" in first.reason
     assert second.verdict == "unverifiable"
-    assert "neither seed nor generator state" in second.reason
+    assert "not restored by seed or generator state" in second.reason
 
 
 class Whimsical(CountingEnv):

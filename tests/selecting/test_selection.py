@@ -136,7 +136,7 @@ def test_each_objective_of_a_return_can_be_selected_by(tmp_path: Path) -> None:
         ("retrun > 3", "did you mean 'return'"),
         ("metadata.lrr > 3", "did you mean 'lr'"),
         ("options.nothing > 3", "length, level"),
-        ("steps[0] > 3", "one value"),
+        ("steps[0] > 3", "a single value"),
         ("return[0] > 3", "single numbers"),
         ("metadata.lr", None),
     ],

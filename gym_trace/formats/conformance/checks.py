@@ -36,19 +36,19 @@ def check_exporter(
     only: Collection[str] = (),
     run_how_to_load: bool = True,
 ) -> dict[str, str]:
-    """Exports traces of every kind, right ones and wrong ones, and compares what load gives with them.
+    """Export correct and wrong traces of every kind, and compare what load returns with them.
 
     Args:
-        load: gives the episodes of an export, with the package that people read the format with.
-        directory: an empty one for all that is written.
-        suffix: of what is exported, where the format needs one: ".h5".
-        only: names of the traces (see zoo.py); none: all.
-        run_how_to_load: whether to run how_to_load of one export in a Python of its own.
+        load: yields the episodes of an export, with the usual package for the format.
+        directory: an empty output directory.
+        suffix: of the output, if the format needs one: ".h5".
+        only: names of the traces (see zoo.py); empty: all.
+        run_how_to_load: run how_to_load of one export in a separate Python process.
 
     Returns:
-        Which of the traces the exporter refused, by name, and why: those whose spaces the format cannot hold.
+        The rejected traces by name, with the reason: spaces that the format cannot hold.
 
-    Raises AssertionError if something is not as the contract says.
+    Raises AssertionError if the exporter violates the contract.
     """
     _check_itself(exporter)
     traces = make_zoo(directory / "traces", only)
@@ -93,14 +93,14 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
 def check_adapter(
     load: Callable[[Trace], Iterable[Loaded]], directory: Path, *, lost: Collection[str], only: Collection[str] = ()
 ) -> dict[str, str]:
-    """Convert traces of every kind, right ones and wrong ones, to objects of a library, and compare their steps.
+    """Convert correct and wrong traces of every kind to objects of a library, and compare their steps.
 
     Args:
         load: converts a trace and yields the episodes of the result. Raises InvalidOption for spaces that the library
             does not support.
-        directory: an empty one for all that is written.
+        directory: an empty output directory.
         lost: what the objects cannot hold (see contract.LOSSES).
-        only: names of the traces (see zoo.py); none: all.
+        only: names of the traces (see zoo.py); empty: all.
 
     Returns:
         The rejected traces by name, with the reason.
@@ -221,9 +221,9 @@ def _check_how_to_load(report: ExportReport, directory: Path) -> None:
 def check_importer(
     exporter: Exporter, importer: Importer, directory: Path, *, suffix: str = "", only: Collection[str] = ()
 ) -> dict[str, str]:
-    """Exports traces of every kind and imports them: what the exporter did not say to be lost must have come back.
+    """Export and import traces of every kind: everything but the reported losses must be restored.
 
-    Arguments, result and errors as of check_exporter().
+    Arguments, result and errors as in check_exporter().
     """
     traces = make_zoo(directory / "traces", only)
     refused = {}

@@ -20,7 +20,7 @@ from gym_trace.reading.forms import Form
 
 
 class Loaded(NamedTuple):
-    """An episode of N steps as the loader of a format gives it. What the format has no place for is None.
+    """An episode of N steps from the loader of a format. None for anything the format cannot hold.
 
     Attributes:
         observations: N + 1 rows, N where the format does not keep the final one: an array, or dicts and tuples of
@@ -77,7 +77,7 @@ def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], 
 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
-    """The episodes of a trace as if a loader had given them. lost: what it was before cannot have said."""
+    """Return the episodes of a trace as a loader would. lost: losses of the previous format."""
     names = (
         "actions",
         "rewards",

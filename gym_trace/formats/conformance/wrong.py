@@ -18,7 +18,7 @@ Whole = tuple[str, NewSteps]  # outcome, and all steps of an episode
 
 
 class Wrong(NamedTuple):
-    """hidden_by: losses (see contract.LOSSES) of a format in which this cannot be seen."""
+    """hidden_by: losses (see contract.LOSSES) of a format that hide this."""
 
     hidden_by: frozenset[str]
     change: Callable[[list[Whole]], list[Whole]]

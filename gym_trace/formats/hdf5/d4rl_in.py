@@ -131,7 +131,7 @@ class _File:
         return found
 
     def episodes(self) -> Iterator[NewEpisode]:
-        """As they are asked for. Raises UnreadableRecording."""
+        """Yield the episodes. Raises UnreadableRecording."""
         with self._reading:
             ends, terminal = self._ends()
             if self._identities is not None and len(self._identities) != len(ends):
@@ -188,7 +188,7 @@ class _File:
 
     def _check(self, rows: Array, after: Array) -> None:
         """Notes where a next observation is not the one that follows, which a trace has no place for."""
-        note = "some next_observations are not the observations that follow on them in an episode, and are left out"
+        note = "some next_observations differ from the following observations; skipped"
         if note not in self.notes and rows.tobytes() != after.tobytes():
             self.notes.append(note)
 

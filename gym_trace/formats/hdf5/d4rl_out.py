@@ -23,7 +23,7 @@ from gym_trace.model.layout import Leaf
 from gym_trace.reading.forms import Form
 
 _FLAG = Form(np.dtype(np.bool_), ())
-_FOR_IMPORT = "are where only an import looks for them"
+_FOR_IMPORT = "are stored for an import only"
 
 
 @dataclass(frozen=True)

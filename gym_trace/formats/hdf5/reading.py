@@ -26,7 +26,7 @@ _BLOCK = 8 << 20  # bytes that are read ahead
 
 
 class Reading:
-    """An open file. Raises UnreadableRecording if it is none, or something in it is not what it should be.
+    """An open HDF5 file. Raises UnreadableRecording if it is not one, or malformed.
 
     root: what it has.
     """
@@ -73,7 +73,7 @@ class Node:
         return key in self.names()
 
     def names(self) -> list[str]:
-        """The names of what is in it."""
+        """Return the names of the members."""
         with self._reading.located(self.name):
             return list(self._group)
 
@@ -101,14 +101,14 @@ class Node:
         groups.add(address)
 
     def node(self, key: str) -> Node:
-        """A group in it."""
+        """Return a subgroup."""
         found = self._at(key)
         if not isinstance(found, h5py.Group):
             raise self._reading.fault(f"{self.name}/{key}", "not a group")
         return Node(self._reading, found, f"{self.name}/{key}")
 
     def rows(self, key: str) -> Rows:
-        """An array in it."""
+        """Return an array of the group."""
         found = self._at(key)
         if not isinstance(found, h5py.Dataset):
             raise self._reading.fault(f"{self.name}/{key}", "not an array")
@@ -132,9 +132,9 @@ class Node:
 def arrays_in(
     node: Node, path: tuple[str, ...] = (), groups: set[int] | None = None
 ) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    """All arrays in a group and in those within it, each by its path. A group that is there twice is malformed.
+    """Return all arrays in a group and its subgroups, by path. A duplicate group is malformed.
 
-    groups: those that were seen, by their addresses.
+    groups: addresses of the groups seen so far.
     """
     groups = set() if groups is None else groups
     if len(path) > _DEEPEST:
@@ -148,7 +148,7 @@ def arrays_in(
 
 
 class Rows:
-    """An array of which some rows can be read.
+    """An array with random access to rows.
 
     Attributes:
         name: in the file. shape: of all of it, () of a single value. is_text: whether it is of text.
@@ -188,7 +188,7 @@ class Rows:
         return self._reading.fault(self.name, problem)
 
     def read(self, begin: int = 0, end: int | None = None) -> Any:
-        """Rows as they are, of the byte order of the machine; text as a list of str. All of it, if it is one value."""
+        """Return rows in native byte order; text as a list of str. A single value is returned whole."""
         with self._reading.located(self.name):
             if self.is_text and self.shape:
                 return self._texts(begin, len(self) if end is None else end)
@@ -213,7 +213,7 @@ class Rows:
         return text.decode() if isinstance(text, bytes) else str(text)
 
     def text(self) -> str:
-        """The text that it is. Raises UnreadableRecording if it is something else."""
+        """Return the array as text. Raises UnreadableRecording if it is not text."""
         found = self.read() if self.is_text and not self.shape else None
         if not isinstance(found, str) or len(found) > _MOST_TEXT:
             raise self.fault("not a single text")
@@ -221,7 +221,7 @@ class Rows:
 
 
 def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of steps that are read at a time; one empty piece of none."""
+    """Yield (begin, end) of the steps to read at a time; one empty piece for no steps."""
     most = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), most):
         yield begin, min(steps, begin + most)

@@ -87,7 +87,7 @@ class _Below:
 
 
 def new_group(parent: Group, name: str) -> Group:
-    """name: with slashes, all but the last of which must be there."""
+    """name: a path with slashes, whose parent must exist."""
     return h5g.create(parent, name.encode())
 
 
@@ -166,7 +166,7 @@ _TEXT = h5t.py_create(TEXT, logical=True)
 
 
 def attribute(group: Group, name: str, value: int | str | Array) -> None:
-    """Sets an attribute that is not there. Integers up to 64 bits."""
+    """Set a new attribute. Integers up to 64 bits."""
     if isinstance(value, str):
         array, kind = np.array(value, TEXT), _TEXT
     elif isinstance(value, int) and value < 1 << 63:

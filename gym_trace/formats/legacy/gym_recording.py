@@ -79,14 +79,14 @@ class StoredArray:
 
 
 def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: FilePath) -> StoredArray:
-    """The array that a JSON object with "__type": "ndarray" stands for. Reads no more of it than its header.
+    """Return the array of a JSON object with "__type": "ndarray". Reads only its header.
 
-    Raises UnreadableRecording, also where the array is not all there.
+    Raises UnreadableRecording, also if the array is truncated.
     """
     name, offset = plain_name(reference.get("npyfile"), said_in), reference.get("npyoff")
     file = directory.file(name)
     if type(offset) is not int or not 0 <= offset <= file.size:
-        raise malformed(said_in, f"an array begins at {offset!r:.40} in {name}, which has {file.size} bytes")
+        raise malformed(said_in, f"array offset {offset!r:.40} exceeds the {file.size} bytes of {name}")
     is_bare = "size" in reference or "order" in reference
     record = None if is_bare else _npy_header(file, offset)
     if record is None:
@@ -97,21 +97,21 @@ def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: Fi
             raise malformed(said_in, f"wrong array at byte {offset} of {name}")
         found = StoredArray(directory, name, begin, dtype, shape, fortran)
     if reference.get("size", found.size) != found.size:
-        raise malformed(said_in, f"an array of {found.size} bytes that declares {reference['size']!r:.40}")
+        raise malformed(said_in, f"an array of {found.size} bytes declares {reference['size']!r:.40}")
     if found.end > file.size:
         raise UnreadableRecording(
-            f"{file.path}: has {file.size} bytes, and {said_in.name} names an array that goes up to byte {found.end}: "
-            "the file was cut off; import from a good copy"
+            f"{file.path}: truncated: {file.size} bytes, but {said_in.name} has an array up to byte {found.end}; "
+            "import from a good copy"
         )
     if found.shape and found.row_size > _MAX_ROW:
-        raise UnreadableRecording(f"{said_in}: one row of an array takes more than {_MAX_ROW} bytes")
+        raise UnreadableRecording(f"{said_in}: one array row exceeds {_MAX_ROW} bytes")
     return found
 
 
 def _as_said(reference: dict[str, Any], said_in: FilePath) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the dtype and shape of an array as the JSON has them."""
     if reference.get("order", "C") != "C":
-        raise malformed(said_in, f"an array of order {reference['order']!r:.40}")
+        raise malformed(said_in, f"unknown array order {reference['order']!r:.40}")
     text, dtype = reference.get("dtype"), None
     with contextlib.suppress(TypeError, ValueError, SyntaxError):
         dtype = np.dtype(text) if isinstance(text, str) and _DTYPE.fullmatch(text) else None
@@ -125,14 +125,14 @@ def _checked(dtype: np.dtype[Any] | None, text: str, said_in: FilePath) -> np.dt
             "it. If you trust the file, load it with NumPy and save plain arrays"
         )
     if dtype is None or dtype.itemsize == 0 or not is_plain_dtype(dtype.str):
-        raise malformed(said_in, f"an array of dtype {text:.60}")
+        raise malformed(said_in, f"unsupported array dtype {text:.60}")
     return dtype
 
 
 def _shape(shape: Any, said_in: FilePath) -> tuple[int, ...]:
     plain = isinstance(shape, (list, tuple)) and len(shape) <= _MAX_DIMENSIONS
     if not plain or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise malformed(said_in, f"an array of shape {shape!r:.60}")
+        raise malformed(said_in, f"invalid array shape {shape!r:.60}")
     return tuple(shape)
 
 
@@ -256,7 +256,7 @@ NOTE = (
 
 
 class Batch(NamedTuple):
-    """A file of episodes: its name, and the id of the first and how many there are, or None where it is not said."""
+    """A file of episodes: its name, the id of the first episode and their number, or None if unknown."""
 
     name: str
     first: int | None

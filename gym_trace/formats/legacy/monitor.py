@@ -97,7 +97,7 @@ class _Results(NamedTuple):
 
 
 class MonitorRun:
-    """The files of one Monitor: its manifest, its statistics (stats), and what they say.
+    """The files of one Monitor: its manifest, its statistics (stats), and their content.
 
     open_type: of an episode that did not come to its end, or None.
     """
@@ -229,7 +229,7 @@ _UNKNOWN = np.iinfo(np.int64).min  # as a time
 
 
 def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
-    """The statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
+    """Return the statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
 
     Args:
         directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
@@ -244,15 +244,15 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         missing), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
         description).
 
-        Episodes that did not come to their end, or have no step, are left out, as they were by Monitor; of imported
-        recordings, which may not say how they ended, all are there. The return of rewards that are several numbers
+        Incomplete episodes and those without steps are skipped, as by Monitor; of imported
+        recordings, which may have no outcomes, all are kept. The return of rewards that are several numbers
         each is NaN.
 
-        Where several environments are in one directory (for which the old function raised) there is a warning, all of
+        If a directory has several environments (for which the old function raised), there is a warning, all of
         this is of the first one, and groups is a list of such dicts, one for each.
 
     Raises:
-        TraceNotFound: there is nothing of the kind.
+        TraceNotFound: no trace and no recording of Monitor.
         UnreadableRecording: what Monitor wrote is damaged.
         CorruptTrace: the trace is damaged.
     """

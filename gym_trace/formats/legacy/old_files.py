@@ -134,7 +134,7 @@ def plain_name(name: Any, said_in: Path) -> str:
 
 
 def malformed(path: Path, what: str) -> UnreadableRecording:
-    """The error for a file that is JSON, but not what it should be."""
+    """Return the error for a file that is JSON, but malformed."""
     text = what if what.isprintable() else ascii(what)
     return UnreadableRecording(f"{path}: {text}; damaged, or from an unknown recorder")
 

@@ -38,8 +38,8 @@ class DataSet:
     """A dataset.
 
     Attributes:
-        fps, robot_type, episodes, steps, tasks: as it says. declared: what it says of its columns.
-        features: columns that are not counted; paths begin with observations, actions, rewards, flags or annotations.
+        fps, robot_type, episodes, steps, tasks: as declared. declared: its columns.
+        features: columns other than counters; paths begin with observations, actions, rewards, flags or annotations.
         about: the text of Source.about, if gym-trace exported it and it has not changed since then; or None.
         was_changed: True if it has changed since.
     """
@@ -81,7 +81,7 @@ class DataSet:
         return count
 
     def _template(self, template: Any) -> str:
-        """A template of paths as one that says nothing but where the numbers go."""
+        """Return a template of paths reduced to the places of its numbers."""
         if not isinstance(template, str) or len(template) > 1000:
             raise self.malformed("has no usable paths")
         plain = re.sub(r"\{(chunk_index|file_index)(:0\d?d)?\}|\{video_key\}", "", template)

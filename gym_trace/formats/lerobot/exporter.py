@@ -25,12 +25,12 @@ _NONE = np.empty(0, object)
 
 @dataclass(frozen=True)
 class LeRobotExporter:
-    """LeRobot dataset, version 3: Parquet, with pictures as PNG or MP4, for LeRobotDataset
+    """LeRobot dataset, version 3: Parquet, with images as PNG or MP4, for LeRobotDataset
 
     Attributes:
-        video: whether pictures go into MP4 files (H.264 without loss, needs PyAV) and not into the tables as PNG.
-        fps: steps a second, 1 to 1000; None: as facts of the trace say (fps), otherwise 30.
-        task: what is done, in words; None: as facts of the trace say (task), otherwise the id of the environment.
+        video: store images in MP4 files (lossless H.264, needs PyAV) instead of PNG in the tables.
+        fps: steps per second, 1 to 1000; None: the fact fps of the trace, otherwise 30.
+        task: description of the task; None: the fact task of the trace, otherwise the environment id.
     """
 
     name: ClassVar[str] = "lerobot"
@@ -84,8 +84,8 @@ class LeRobotExporter:
 
 
 def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
-    kept = f"LeRobotDataset does not give it; {FINAL} has it"
-    yield Loss("final_observation", f"final observations: not supported, {kept}")
+    kept = f"not returned by LeRobotDataset; stored in {FINAL}"
+    yield Loss("final_observation", f"final observations: {kept}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
         yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]

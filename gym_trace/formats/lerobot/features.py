@@ -50,8 +50,8 @@ _MOST_DIMENSIONS = 5  # of an array; more are flattened into the first
 class Feature(NamedTuple):
     """One column.
 
-    name: in the dataset. path: in the trace. kind: "array"; "image" or "video", of pictures; "text"; or "values", any
-    value as JSON. dtype and shape are those of a row in the trace, of arrays and pictures.
+    name: in the dataset. path: in the trace. kind: "array"; "image" or "video"; "text"; or "values", any
+    value as JSON. dtype and shape are those of a row in the trace, of arrays and images.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Feature(NamedTuple):
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of a row in the dataset: () of a number, (H, W, C) of a picture."""
+        """The shape of a row in the dataset: () of a number, (H, W, C) of an image."""
         if self.is_picture:
             height, width, channels = picture_shape(self.shape)
             return height, width, 3 if self.kind == "video" else channels  # which LeRobot decodes as RGB
@@ -83,7 +83,7 @@ class Feature(NamedTuple):
         return self.shape
 
     def declared(self) -> dict[str, Any]:
-        """As info.json has it."""
+        """Return the feature as in info.json."""
         if self.is_picture:
             names = ["height", "width", "channels"]
             return {"dtype": self.kind, "shape": list(self.stored), "names": names}
@@ -91,7 +91,7 @@ class Feature(NamedTuple):
         return {"dtype": dtype, "shape": list(self.stored) or [1], "names": self.names}
 
     def kept(self) -> dict[str, Any]:
-        """As JSON, from which feature_of() has it back."""
+        """Return the feature as JSON for feature_of()."""
         known = {"name": self.name, "path": list(self.path), "kind": self.kind}
         return {**known, "dtype": self.dtype.str, "shape": list(self.shape)}
 
@@ -158,7 +158,7 @@ def feature_of(kept: Any) -> Feature:
 
 
 def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels of the picture that a row of this shape is."""
+    """Return height, width and channels of an image row of this shape."""
     if len(shape) == 2:
         return (*shape, 1)
     return (shape[0], shape[1], shape[2]) if shape[2] in (1, 3) else (shape[1], shape[2], shape[0])
@@ -314,7 +314,7 @@ def png_of(picture: Array) -> bytes:
 
 
 def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
-    """Return the results of rows_of() for some windows as one column; for pictures, lists of PNG files."""
+    """Return the results of rows_of() for some windows as one column; for images, lists of PNG files."""
     if feature.is_picture:
         files = pa.array([file for part in parts for file in part], pa.binary())
         return pa.StructArray.from_arrays([files, pa.nulls(len(files), pa.string())], fields=list(_PICTURE))
@@ -335,7 +335,7 @@ def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
 
 
 def array_of(column: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
-    """A column of numbers as (rows, *shape). Raises UnreadableRecording if it is none."""
+    """Return a numeric column as (rows, *shape). Raises UnreadableRecording for other columns."""
     found = numbers_in(column, shape)
     if found is None:
         raise UnreadableRecording(f"{name}: not all rows are {dtype.name} of shape {list(shape)}")
@@ -343,7 +343,7 @@ def array_of(column: pa.Array, dtype: np.dtype[Any], shape: tuple[int, ...], nam
 
 
 def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
-    """The values that rows_of() gave these texts for. Raises UnreadableRecording."""
+    """Return the values of texts from rows_of(). Raises UnreadableRecording."""
     found, values = [], Values()
     for text in texts:
         if not isinstance(text, str):

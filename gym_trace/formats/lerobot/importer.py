@@ -219,7 +219,7 @@ class StepReader:
         self._videos: dict[str, tuple[Path, Any]] = {}
 
     def parts(self, row: Row) -> Iterator[Columns]:
-        """The columns of an episode, which is the next one. Raises UnreadableRecording."""
+        """Return the columns of the next episode. Raises UnreadableRecording."""
         done = 0
         while done < row.steps:
             if self._rows.is_over():
@@ -287,7 +287,7 @@ class StepReader:
 
 
 def decoded(feature: Feature, batch: pa.RecordBatch, where: str, foreign: bool = False) -> Any:
-    """The rows of a feature, of which pictures are decoded when they are cut out. Raises UnreadableRecording."""
+    """The rows of a feature; images are decoded on access. Raises UnreadableRecording."""
     column, name = batch.column(feature.name), f"{where}: {feature.name}"
     if feature.is_picture:
         return _Pictures(feature, column, name)
@@ -323,7 +323,7 @@ class _Pictures:
 
 
 def shaped_pictures(feature: Feature, pictures: Array) -> Array:
-    """(pictures, H, W, C) as the trace has them."""
+    """Return (images, H, W, C) in the shape of the trace."""
     if pictures.shape[1:] == feature.shape:
         return pictures
     channels = 1 if len(feature.shape) == 2 else picture_shape(feature.shape)[2]

@@ -58,7 +58,7 @@ def _sorted_in_runs(values: Array, run: Array) -> Array:
 
 
 def of_pictures(histogram: Array, pictures: int) -> Statistics:
-    """Return statistics of one episode, from the histogram (C, 256) of the sampled pictures; in [0, 1]."""
+    """Return statistics of one episode, from the histogram (C, 256) of the sampled images; in [0, 1]."""
     values = np.arange(256) / 255
     total = histogram.sum(axis=1)
     mean = histogram @ values / total
@@ -71,7 +71,7 @@ def of_pictures(histogram: Array, pictures: int) -> Statistics:
 
 
 def counted(pictures: Array) -> Array:
-    """Return the histogram (C, 256) of (pictures, H, W, C) of uint8, or of a sample of the pixels of large ones."""
+    """Return the histogram (C, 256) of (images, H, W, C) of uint8, or of a sample of the pixels of large ones."""
     _, height, width, channels = pictures.shape
     if max(height, width) >= _LARGE:
         factor = max(1, int((width if width > height else height) / _TARGET))
@@ -80,7 +80,7 @@ def counted(pictures: Array) -> Array:
 
 
 def sampled(steps: int) -> Array:
-    """Which pictures of an episode are looked at."""
+    """Return the indices of the sampled images of an episode."""
     many = max(min(100, steps), min(int(steps**0.75), 10_000))
     found: Array = np.unique(np.round(np.linspace(0, steps - 1, many)).astype(np.int64))
     return found

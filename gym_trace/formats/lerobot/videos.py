@@ -24,7 +24,7 @@ INFO = {"video.codec": "h264", "video.pix_fmt": "gbrp", "video.g": 8, "has_audio
 
 
 class VideoWriter:
-    """One MP4 file with the pictures of episodes one after the other, bit for bit."""
+    """Writer of one MP4 file with the images of consecutive episodes, bit for bit."""
 
     def __init__(self, path: Path, fps: int, height: int, width: int):
         self.path, self.frames = path, 0
@@ -58,7 +58,7 @@ class VideoWriter:
 
 
 class VideoReader:
-    """The pictures of one video file, asked for in the order of their times."""
+    """Reader of the images of one video file, in order of their times."""
 
     def __init__(self, path: Path, height: int, width: int):
         """Raises UnreadableRecording."""
@@ -79,7 +79,7 @@ class VideoReader:
                 yield float(frame.pts * stream.time_base), frame
 
     def take(self, times: Array, tolerance: float) -> Array:
-        """The pictures (len(times), H, W, 3) at these times in seconds, which ascend. Raises UnreadableRecording."""
+        """Return the images (len(times), H, W, 3) at ascending times in seconds. Raises UnreadableRecording."""
         pictures = np.empty((len(times), *self._size, 3), np.uint8)
         for place, wanted in enumerate(times.tolist()):
             while self._at < wanted - tolerance:

@@ -54,7 +54,7 @@ class Place:
 
 
 class Tables:
-    """Parquet files with the same columns, one after the other."""
+    """A sequence of Parquet files with the same columns."""
 
     def __init__(self, root: Path, template: str, schema: pa.Schema, plain: list[str]):
         """plain: columns of values that seldom repeat, or are compressed already."""
@@ -394,7 +394,7 @@ class _Sample:
         self._many = 0
 
     def add(self, pictures: Array, start: int, steps: int) -> None:
-        """pictures: from index start on, of an episode of `steps` steps."""
+        """Add images from index start on, of an episode of `steps` steps."""
         chosen = statistics.sampled(steps) - start
         chosen = chosen[(chosen >= 0) & (chosen < len(pictures))]
         self._many += len(chosen)
@@ -418,7 +418,7 @@ class _Videos:
         self._writer: VideoWriter | None = None
 
     def begin(self, steps: int) -> tuple[int, int, int]:
-        """Begins an episode: chunk and number of its file, and how many pictures are in that before it."""
+        """Begin an episode. Return chunk and number of its file, and the number of earlier images in it."""
         if self._writer is not None:
             full = os.path.getsize(self._writer.path) >= VIDEO_MB << 20
             if full or self._writer.frames + steps > _LONGEST * self._fps:

@@ -30,7 +30,7 @@ Fault = Callable[[str], UnreadableRecording]
 
 
 class ArrowSource:
-    """The directories. jpeg: whether pictures are JPEG in them."""
+    """The directories. jpeg: whether they store images as JPEG."""
 
     def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
         self._data, self._kind, self._jpeg = data, kind, jpeg
@@ -50,7 +50,7 @@ class ArrowSource:
         raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
-        """As they are asked for. Raises UnreadableRecording."""
+        """Yield the episodes. Raises UnreadableRecording."""
         for directory in self._directories:
             with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
                 yield self._episode(file, directory)
@@ -181,12 +181,12 @@ class _File:
         messages = pa.ipc.MessageReader.open_stream(self._mapped)
         with contextlib.suppress(StopIteration):
             if (first := messages.read_next_message()).type != "schema":
-                raise self.fault(f"begins with a {first.type}")
+                raise self.fault(f"unexpected first message {first.type}")
             while (message := messages.read_next_message()).type == "record batch":
                 if _is_compressed(message.metadata.to_pybytes()):
                     raise self.fault("compressed: not supported, as its size in memory is unknown")
                 yield pa.ipc.read_record_batch(message, self.schema)
-            raise self.fault(f"has a {message.type}; Minari does not write it")
+            raise self.fault(f"unexpected message {message.type}")
 
 
 def _is_compressed(metadata: bytes) -> bool:
@@ -212,7 +212,7 @@ def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None)
     flat = numbers_in(column, shape)
     if flat is None:
         told = "has a column with rows that are missing, or not alike"
-        raise fault(told if shape is None else f"{told}: a space of shape {shape}")
+        raise fault(told if shape is None else f"{told}: the space has shape {shape}")
     return flat
 
 

@@ -34,8 +34,8 @@ _FLAG = Form(np.dtype(np.bool_), ())
 
 
 class ArrowEpisodes:
-    """The directories, written an episode after the other. count: how many there are. Episodes without steps, which
-    Minari cannot read, are left out.
+    """Writer of one directory per episode. count: episodes so far. Episodes without steps, which
+    Minari cannot read, are skipped.
     """
 
     def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts, kind: str):

@@ -31,7 +31,7 @@ class MinariExporter:
     """A dataset of Minari, which minari.load_dataset() finds by the name of its directory: NAMESPACE/NAME-v0.
 
     kind: how Minari keeps it: "hdf5", "arrow" or "parquet".
-    id: of the dataset; "": as its directory lies below Minari's.
+    id: of the dataset; "": derived from its path below Minari's directory.
     """
 
     kind: str = "hdf5"

@@ -23,7 +23,7 @@ Column = Callable[[int, int], Any]  # rows from one to another
 
 
 class HDF5Source:
-    """The file. jpeg: whether pictures are JPEG in it."""
+    """The file. jpeg: whether it stores images as JPEG."""
 
     def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
         self._reading = Reading(path)
@@ -44,7 +44,7 @@ class HDF5Source:
         raise self._reading.fault("", "no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
-        """As they are asked for. Raises UnreadableRecording."""
+        """Yield the episodes. Raises UnreadableRecording."""
         with self._reading:
             for name in self._names:
                 yield self._episode(self._reading.root.node(name))

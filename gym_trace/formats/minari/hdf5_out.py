@@ -26,7 +26,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 class HDF5Episodes:
-    """The file, written an episode after the other. count: how many there are."""
+    """Writer of the episodes to the file. count: episodes so far."""
 
     def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts):
         self.count = 0

@@ -28,9 +28,8 @@ _KIND = "Minari"
 _TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
 _OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # of gymnasium before 1.0, which say nothing now
 _NOTES = (
-    "Minari says no more of how an episode ended than its flags: DataCollector has those truncated that were reset, or "
-    "ended, before their end",
-    "Minari does not keep the times of episodes, nor the versions of what recorded them",
+    "Minari stores only the flags at the end of an episode; its DataCollector marks incomplete episodes as truncated",
+    "Minari stores no episode times and no versions of the recorder",
 )
 
 

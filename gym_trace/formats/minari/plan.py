@@ -169,9 +169,9 @@ def _mixed(name: str, form: Form) -> Loss:
 
 def _of_infos(found: InfoColumns) -> Iterator[Loss]:
     for what, names, why in (
-        ("infos", found.left_out, "are not in every step, or not of one kind and are kept for an import alone"),
-        ("annotations", found.unlike, "are not in every step, or not of one kind and are kept for an import alone"),
-        ("reset_info", found.missing, "are not in the info of every reset: they are NaN, 0, False or empty there"),
+        ("infos", found.left_out, "are missing from some steps or vary in kind; only an import restores them"),
+        ("annotations", found.unlike, "are missing from some steps or vary in kind; only an import restores them"),
+        ("reset_info", found.missing, "are missing from some resets: NaN, 0, False or empty there"),
     ):
         if names:
             yield Loss(what, f"{what}: {named(names)} {why}")
@@ -210,7 +210,7 @@ def _fits_hdf5(value: Any) -> bool:
 def attributes_of(options: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
     """Options as Minari has them in HDF5: the attribute "options/goal/x" is options["goal"]["x"].
 
-    What attributes cannot say is left out.
+    Options that attributes cannot hold are skipped.
     """
     for key, value in options.items():
         if _is_key(key) and isinstance(value, dict):

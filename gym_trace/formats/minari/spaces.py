@@ -32,7 +32,7 @@ def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
 
 
 def text_of(length: int, characters: str) -> PlainSpace:
-    """A Text space. characters: those that there may be."""
+    """A Text space. characters: the allowed ones."""
     return {"type": "Text", "min_length": 0, "max_length": max(1, length), "characters": characters}
 
 
@@ -69,7 +69,7 @@ def _out(space: PlainSpace) -> dict[str, Any]:
 
 
 def from_json(text: Any) -> PlainSpace:
-    """The space that serialize_space() was given. Raises UnreadableRecording."""
+    """Return the space from the result of serialize_space(). Raises UnreadableRecording."""
     try:
         said = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
         return _in(said, 0)
@@ -94,10 +94,10 @@ def _in(said: Any, depth: int) -> PlainSpace:
         shape = said["n"] if isinstance(said["n"], list) else [said["n"]]
         return {"type": kind, "dtype": "|i1", "shape": _sizes(shape)}
     if kind not in ("Box", "MultiDiscrete"):
-        raise ValueError(f"of type {kind}")
+        raise ValueError(f"unsupported type {kind}")
     dtype = np.dtype(str(said["dtype"]))
     if dtype.kind not in "biuf":
-        raise ValueError(f"of dtype {dtype}")
+        raise ValueError(f"unsupported dtype {dtype}")
     names = ("low", "high") if kind == "Box" else ("nvec", "start")
     given = {name: said.get(name, 0) if name == "start" else said[name] for name in names}
     arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in given.items()}
@@ -123,7 +123,7 @@ def is_picture(space: PlainSpace) -> bool:
 
 
 def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], UnreadableRecording]) -> Array:
-    """Decode pictures that Minari keeps as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
+    """Decode images that Minari stores as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
     pictures = np.empty((len(rows), *shape), np.uint8)
     for i, row in enumerate(rows):
         raw = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()

@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype that is written: Spark does not read those of 16 bits with a point."""
+        """Return the stored dtype: Spark cannot read float16."""
         return np.dtype(np.float32) if self.dtype == np.float16 else self.dtype.newbyteorder("=")
 
     @property
@@ -75,7 +75,7 @@ class Column(NamedTuple):
     # -- to the table -------------------------------------------------------------------------------------------------
 
     def encoded(self, rows: Array) -> pa.Array:
-        """A row a value."""
+        """Encode rows, one value per row."""
         if self.kind == TEXT:
             return pa.array(rows.tolist(), pa.string())
         if self.kind == JSON:
@@ -126,7 +126,7 @@ class Column(NamedTuple):
     # -- as text ------------------------------------------------------------------------------------------------------
 
     def told(self) -> list[Any]:
-        """As JSON, for the metadata of a file."""
+        """Return the column as JSON, for the metadata of a file."""
         return [list(self.path), self.kind, self.dtype.str, list(self.shape), self.optional, self.is_python]
 
     @classmethod
@@ -162,7 +162,7 @@ def _parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
 def table_column(
     name: str, layout: Layout, columns: Mapping[Path, Column], root: Path, rows: Mapping[Path, Array] | None = None
 ) -> tuple[pa.Field, pa.Array | None] | None:
-    """Return a space as a field, and its rows where they are given; None where it has nothing that tables have.
+    """Return a space as a field, and its rows where they are given; None if it has nothing to store in a table.
 
     A Dict or Tuple is a struct. Raises LookupError for a leaf without a column.
     """
@@ -182,7 +182,7 @@ def table_column(
 
 
 def tree_rows(layout: Layout, columns: Mapping[Path, Column], array: Any, count: int, root: Path) -> Any:
-    """Return the rows that table_column() encoded. array: None if it gave none.
+    """Return the rows that table_column() encoded. array: None if it returned None.
 
     Raises UnreadableRecording, LookupError.
     """

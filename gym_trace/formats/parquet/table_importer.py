@@ -66,7 +66,7 @@ _Form = Any  # a _Leaf; a dict of forms; None of what is not read
 class TableImporter:
     """One Parquet table, one row per step: a file, or all files in a directory.
 
-    map: which column is what, by the names in ROLES: {"observations": "state"}, or "obs=state,acts=action". A name with
+    map: columns by the names in ROLES: {"observations": "state"}, or "obs=state,acts=action". A name with
     * in it stands for several columns: a vector if all are numbers, otherwise a Dict. Empty: no such column.
     """
 
@@ -80,7 +80,7 @@ class TableImporter:
         return bool(found) and begins_with(found[0], _MAGIC)
 
     def read(self, path: Path) -> Imported:
-        """As Importer. Raises InvalidOption where the mapping names what is not there."""
+        """As Importer. Raises InvalidOption if the mapping names a missing column."""
         table = Table(path, parquet_files(path))
         return _Steps(table, _roles(table, _given(self.map))).imported()
 
@@ -274,7 +274,7 @@ class _Steps:
         return np.stack(found, 1).astype(form.dtype) if isinstance(form, _Leaf) else dict(zip(_keys(names), found))
 
     def _lengths(self) -> list[int]:
-        """The steps of each episode. Raises UnreadableRecording where the rows of one are not consecutive."""
+        """Yield the steps of each episode. Raises UnreadableRecording if its rows are not consecutive."""
         if "episode" not in self._roles:
             names = [name for role in _FLAGS for name in self._roles.get(role, ())]
             over = [np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names)]

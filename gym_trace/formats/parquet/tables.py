@@ -74,7 +74,7 @@ class Table:
         return UnreadableRecording(f"{self.path}: {problem}")
 
     def batches(self, columns: list[str], row_bytes: int = 0) -> Iterator[pa.RecordBatch]:
-        """Some rows of these columns at a time. row_bytes: bytes of a row; 0: as the schema says.
+        """Yield some rows of these columns at a time. row_bytes: bytes of a row; 0: as the schema says.
 
         Raises UnreadableRecording.
         """
@@ -90,7 +90,7 @@ def rows_at_a_time(row_bytes: int) -> int:
 
 
 def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
-    """A Parquet file of which no group of rows is too large. options: of ParquetFile.
+    """Open a Parquet file; reject it if a row group is too large. options: of ParquetFile.
 
     Raises UnreadableRecording, OSError, pyarrow.ArrowException.
     """
@@ -168,9 +168,9 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array | None:
-    """Return a column of numbers, or of lists of them, as (rows, *shape). shape: None: as the lists are.
+    """Return a column of numbers, or of lists of them, as (rows, *shape). shape: None: that of the lists.
 
-    None if it holds anything else, or rows that are not all of this shape.
+    Return None for other values, or rows of other shapes.
     """
     values = array.storage if isinstance(array, pa.ExtensionArray) else array
     sizes: list[Any] = []

@@ -54,7 +54,7 @@ class Columns:
         return self._joined(self._layouts.actions, lambda read, _: read(count))
 
     def unknown(self) -> Any:
-        """An observation that the source does not have."""
+        """Return a placeholder for a missing observation."""
         return self._joined(
             self._layouts.observations, lambda _, one: placeholder(None if one.kind == "text" else one.dtype, one.sizes)
         )
@@ -96,7 +96,7 @@ def values_of(rows: RowReader, feature: Feature, count: int) -> Any:
 
 
 def space_of(feature: Feature | Features) -> PlainSpace:
-    """The widest space that rows of a feature can be of, as plain data (docs/FORMAT.md, section 5)."""
+    """Return the widest space of the rows of a feature, as plain data (docs/FORMAT.md, section 5)."""
     if isinstance(feature, dict):
         return {"type": "Dict", "spaces": [[name, space_of(part)] for name, part in feature.items()]}
     dtype = feature.dtype

@@ -28,7 +28,7 @@ class MalformedExample(ValueError):
 
 
 def varint(number: int) -> bytes:
-    """One integer that is not negative."""
+    """Encode a non-negative integer as a protobuf varint."""
     parts = []
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -51,7 +51,7 @@ def varints(numbers: Array) -> bytes:
 
 
 def numbers_in(data: bytes) -> Array:
-    """The integers, (N,) int64, of bytes that end with the last of them. Raises MalformedExample."""
+    """Decode integers, (N,) int64, from bytes that end with the last one. Raises MalformedExample."""
     octets = np.frombuffer(data, np.uint8)
     is_last = octets < 0x80
     if is_last.all():
@@ -183,7 +183,7 @@ class RecordWriter:
 
 
 def masked(checksum: int) -> bytes:
-    """A CRC-32C as TFRecord files have it: so that the checksum of data with checksums in it is a good one, too."""
+    """Mask a CRC-32C as TFRecord does, which keeps checksums of data with checksums in it strong."""
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return ((rotated + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
@@ -196,7 +196,7 @@ _TEXT = 0x0A  # the tag of a value in a list of bytes
 
 
 class Rows(NamedTuple):
-    """A list of an example, as where it lies in a file.
+    """A list of an example, by its position in a file.
 
     kind: "bytes", "float" or "int64"; "" for an empty list, whose kind is unknown.
     """
@@ -285,7 +285,7 @@ def _messages(file: IO[bytes], begin: int, end: int, wanted: set[int]) -> Iterat
         elif form in (1, 5):
             length = 8 if form == 1 else 4
         else:
-            raise MalformedExample(f"a field of the unknown form {form}")
+            raise MalformedExample(f"unknown form {form} of a field")
         if length > end - at:
             raise MalformedExample("field longer than its message")
         if number in wanted:

@@ -219,7 +219,7 @@ def name_of(key: object) -> str:
 
 
 def key_of(name: str) -> str:
-    """The key that name_of() was given."""
+    """Return the key from the result of name_of()."""
     return name.replace("%2F", "/").replace("%25", "%")
 
 

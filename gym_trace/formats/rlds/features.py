@@ -36,7 +36,7 @@ class Feature:
         kind: "tensor", "text", "image" or "label".
         dtype, shape: of a row; None in a shape stands for any size. Text has neither.
         encoding: "none", "bytes" or "zlib" of tensors; "png", "jpeg" or "" of images.
-        classes: how many a label has; 0: it is none, or that is not said.
+        classes: number of classes of a label; 0: not a label, or unknown.
         doc: its description.
     """
 

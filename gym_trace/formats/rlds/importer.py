@@ -32,8 +32,8 @@ _KIND = "RLDS"
 _MARKS = ("is_first", "is_last", "is_terminal")
 _INSTEAD = {
     "rewards": "they are NaN",
-    "is_last": "the last step of each episode is taken for the one that has the final observation",
-    "is_terminal": "no episode reads as terminated",
+    "is_last": "the last step of each episode is read as the final observation",
+    "is_terminal": "no episode is terminated",
 }
 _MOST_JSON = 64 << 20
 _MOST_SHARDS = 1 << 20
@@ -46,8 +46,8 @@ _LAST_STEPS = ("auto", "observation", "step")
 class RldsImporter:
     """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them.
 
-    last_step: what the step with is_last is. "observation": the final observation alone, as RLDS defines it. "step": a
-        step as any other, as in most robot datasets, so that its next observation is unknown. "auto": "step" where
+    last_step: meaning of the step with is_last. "observation": the final observation alone, as in RLDS. "step": a
+        full step, as in most robot datasets; its next observation is unknown. "auto": "step" if
         most of the first episodes have an action or a reward there that is not 0.
     """
 
@@ -179,8 +179,8 @@ class _Reader:
             yield f"{self._unfinished} episodes lack the observation after their last action"
         if self._last_actions:
             yield (
-                f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, which "
-                "RLDS says mean nothing; they are left out. With last_step=step the last step is read as any other"
+                f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, "
+                "meaningless in RLDS and therefore skipped; last_step=step keeps them"
             )
         if self._notes and not self._last_is_step:
             yield "values of last steps other than observations were skipped; other steps have them as annotations"

@@ -245,7 +245,7 @@ def _size(tree: Any) -> int:
 
 
 def unpacked(data: bytes) -> Any:
-    """The value in MessagePack that may come from anybody. Raises UnreadableRecording."""
+    """Return the value of untrusted MessagePack. Raises UnreadableRecording."""
     try:
         known = Containers()
         return msgpack.unpackb(
@@ -275,18 +275,18 @@ def _array(found: dict[Any, Any]) -> Any:
         raise UnreadableRecording("a pickled array of Python objects; gym-trace never unpickles")
     text, data = found[b"type"], found[b"data"]
     if not is_plain_dtype(text) or not isinstance(data, bytes):
-        raise UnreadableRecording(f"an array of dtype {text!r:.60}")
+        raise UnreadableRecording(f"unsupported array dtype {text!r:.60}")
     dtype = np.dtype(text)
     if found[b"nd"] is not True:
         return np.frombuffer(data, dtype)[0]
     shape = tuple(found[b"shape"])
     if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
-        raise UnreadableRecording(f"an array of shape {shape!r:.60} that has {len(data)} bytes")
+        raise UnreadableRecording(f"an array of shape {shape!r:.60} has {len(data)} bytes")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _space(told: Any, depth: int = 0) -> Space[Any] | None:
-    """The space that RLlib has told; None where it told none, or one that is not known here."""
+    """Return the space that RLlib stored; None if it is missing or unknown."""
     if told is None:
         return None
     if depth > _DEEPEST:
@@ -305,7 +305,7 @@ def _space(told: Any, depth: int = 0) -> Space[Any] | None:
 def _told_box(told: dict[str, Any]) -> Space[Any]:
     dtype = np.dtype(told["dtype"])
     if dtype.kind not in "biuf":
-        raise ValueError(f"a Box of {dtype}")
+        raise ValueError(f"unsupported Box dtype {dtype}")
     low, high = (np.broadcast_to(_array_told(told[name]), told["shape"]) for name in ("low", "high"))
     return spaces.Box(low.astype(dtype), high.astype(dtype), tuple(told["shape"]), dtype.type)
 

@@ -210,7 +210,7 @@ def _space(form: Any) -> PlainSpace:
             return describe(StandIn("values of any kind"))
         dtype = array_from([], form["dtype"], [0, *form["shape"]]).dtype
         if dtype.kind not in "biuf" or math.prod(form["shape"]) > _MOST_ELEMENTS:
-            raise ValueError("not the dtype and shape of a Box")
+            raise ValueError("invalid dtype or shape of a Box")
         return widest(dtype, tuple(form["shape"]))
     except _MALFORMED as error:
-        raise UnreadableRecording(f"a declaration of columns is malformed ({error!r:.100})") from error
+        raise UnreadableRecording(f"malformed declaration of columns ({error!r:.100})") from error

@@ -30,7 +30,7 @@ def write_npz(
     on_progress: Callable[[str, int, int], None] | None = None,
     beside: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
-    """Writes the steps of these episodes; reads a column at a time, in memory that does not grow with the trace.
+    """Write the steps of these episodes, one column at a time, in bounded memory.
 
     The members: "episodes", the rows of trace.episodes, of which steps says how many rows are of each, first_step where
     they begin; the chosen columns by name, such as "rewards" or "observations/image", of all episodes one after the
@@ -65,7 +65,7 @@ def write_npz(
 
 
 def columns_in(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[Path]:
-    """The leaves that are chosen: those of the first episode, and annotations by whatever name."""
+    """Return the chosen leaves: those of the first episode, and all annotations."""
     window = next(step_windows(trace, places[:1], choice, slice(0, 1)), None)
     if window is None:
         return []

@@ -161,11 +161,11 @@ _MOST_ALIKE = 1000
 
 
 def untagged(plain: Any) -> Any:
-    """The value that tagged() was given. Raises UnreadableRecording."""
+    """Return the value from the result of tagged(). Raises UnreadableRecording."""
     try:
         return _value(plain)
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, CorruptTrace) as error:
-        raise UnreadableRecording(f"a value is malformed ({error!r:.100})") from error
+        raise UnreadableRecording(f"malformed value ({error!r:.100})") from error
 
 
 def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
@@ -197,7 +197,7 @@ def _special(text: str, kind: np.dtype[Any]) -> Any:
         return kind.type(_SPECIAL[text])
     raw = bytes.fromhex(text[4:]) if text.startswith("NaN:") and kind.kind == "f" else b""
     if len(raw) != kind.itemsize:
-        raise ValueError("not a number of its dtype")
+        raise ValueError("invalid number for its dtype")
     return np.frombuffer(raw, kind.newbyteorder(">")).astype(kind)[0]
 
 
@@ -214,7 +214,7 @@ def _value(plain: Any) -> Any:
 
 
 def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map. Raises ValueError for very many keys of one hash, which were made for a map to take for ever."""
+    """Return a map. Raises ValueError for very many colliding keys, which would take forever."""
     known = list(pairs)
     if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
         raise ValueError("map with too many colliding keys")
@@ -224,7 +224,7 @@ def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 def _raw(name: Any, data: Any) -> RawArray:
     array = _value(data)
     if not (isinstance(name, str) and isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim):
-        raise TypeError("the bytes of an array")
+        raise TypeError("invalid bytes of an array")
     return RawArray(name, array)
 
 

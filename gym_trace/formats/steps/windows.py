@@ -52,9 +52,9 @@ def names_in(trace: Trace) -> list[str]:
 
 
 def choose(trace: Trace, names: Sequence[str] | None) -> Choice:
-    """The columns of these names, with slashes or dots before those of leaves: "observations/image".
+    """Return the columns of these names, with slashes or dots before leaves: "observations/image".
 
-    None: all but infos and annotations where no writer has any. Raises InvalidOption.
+    None: all, without infos and annotations that no writer has. Raises InvalidOption.
     """
     if names is None:
         roots = {path[0] for writer in trace.readers for batch in writer.read_batches for path in batch.totals}
@@ -89,13 +89,13 @@ OnDamage = Callable[[CorruptTrace], None]
 
 
 class Window(NamedTuple):
-    """Some steps of an episode, one after the other.
+    """Consecutive steps of an episode.
 
     Attributes:
         episode: whose they are.
         writer: who wrote it.
         start: of the first of them, counted from the first step of the episode that is there.
-        steps: how many they are.
+        steps: number of steps.
         opens: whether they come first, or after a gap, so that no window had the observation before them.
         columns: the chosen rows by path, one per leaf of a space: ("observations", "image"), ("rewards",),
             ("annotations", name). Observations have one row more than the others. Values of any kind, infos among
@@ -112,7 +112,7 @@ class Window(NamedTuple):
 
     @property
     def first_step(self) -> int:
-        """The number that the first of these steps has in the whole episode."""
+        """Return the index of the first of these steps in the whole episode."""
         return self.episode.first_step + self.start
 
     @property
@@ -304,7 +304,7 @@ _BITS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
 
 
 class Block(NamedTuple):
-    """Runs of steps, one after the other: a run is all steps of an episode, or some that follow each other.
+    """Runs of steps: each run has consecutive steps of one episode.
 
     Attributes:
         episodes: (runs,) the place in the trace of the episode that each run is of.
@@ -348,7 +348,7 @@ class Block(NamedTuple):
 
 
 def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice = slice(None)) -> Iterator[Block]:
-    """The chosen columns of all episodes in their order, some at a time, in memory that does not grow.
+    """Yield the chosen columns of all episodes in order, some at a time, in bounded memory.
 
     Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals and steps: as of
     step_windows. Raises CorruptTrace.

@@ -57,7 +57,7 @@ def name_of(path: Path) -> str:
 
 
 def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
-    """The rows of a window by the name of the column: typed where it has a form, otherwise objects."""
+    """Return the rows of a window by column name: typed if the column has a form, otherwise objects."""
     nothing = objects([None] * window.steps)
     found = {}
     for column in columns:

@@ -113,7 +113,7 @@ def _image_schema() -> dict[str, Any]:
 
 
 def _schema(column: Column) -> dict[str, Any]:
-    """Arrays are one list, whatever their shape: Foxglove has no lists of lists."""
+    """Return a value as JSON; arrays are flat lists, because Foxglove has no nested lists."""
     said: dict[str, Any] = dict(_COUNTS)
     if column.form is not None:
         if PlainForm(column.form.dtype, column.form.shape).is_base64:

@@ -567,7 +567,7 @@ class RowRecorder(Recorder):
         """Warn that a value is outside its space."""
         kind = type(value)
         got = f"{value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else f"a {kind.__name__}"
-        complaint = f"got {got} where the space says {leaf.dtype} of shape {leaf.shape}; recorded exactly as it is"
+        complaint = f"got {got}, but the space has {leaf.dtype} of shape {leaf.shape}; recorded exactly"
         self.complain(leaf.column, complaint)
 
     def next_row(self) -> int:

@@ -136,7 +136,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     # -- the environment's methods ------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment. An episode that has not ended is kept with the outcome "cut"."""
+        """Reset the environment. An unfinished episode is kept with the outcome "cut"."""
         upcoming = self._upcoming(seed, options)
         result = self.env.reset(seed=seed, options=options)
         if upcoming is not None:

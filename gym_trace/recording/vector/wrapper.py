@@ -50,7 +50,7 @@ _FLOAT = np.dtype("<f8")
 class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
-    Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
+    Each sub-environment is a lane. Episodes are stored as if each lane had been recorded alone; what the
     vector environment does to reset a lane is not a step. All autoreset modes are supported; a vector environment
     without a declared mode is treated as NEXT_STEP.
 
@@ -154,7 +154,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
+        """Resets all lanes, or those in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
         recorder = self._recorder
         if not recorder.ready():
             recorder.warn_if_unrecorded()
@@ -272,7 +272,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             has_rows = getattr(rows, "shape", True) and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
             count = len(rows) if has_rows and not isinstance(rows, (str, bytes, Mapping)) else "no"
             if count != self._count:
-                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
+                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one per lane")
             self._notes[name] = np.array(rows) if _is_numeric(rows) else [_packed_note(name, row) for row in rows]
 
     def flush(self) -> None:
@@ -288,7 +288,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _cannot_tell(self, what: str, error: Exception) -> None:
         """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
         raise_if_of_signal(error)
-        self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
+        self._recorder.complain("lanes", f"the {what}: not one per lane; skipped ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
         """Return the lanes for which a mask is true."""

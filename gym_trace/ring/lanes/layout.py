@@ -33,7 +33,7 @@ class _Column(NamedTuple):
 class LaneLayout:
     """The columns of a slab, and the offset of its log.
 
-    A column has the order in which it is stored: by lane, then by time. Narrow rows are ordered by time first: writing
+    Each column is stored by lane, then by time, or the reverse. Narrow rows are ordered by time first: writing
     each to its own cache line at every step takes longer than reordering many rows later.
 
     Attributes:

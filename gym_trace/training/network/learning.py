@@ -40,7 +40,7 @@ _OF_THE_NETWORK = (
     *("workers", "splits", "num_envs", "rollout", "batch", "lag", "hidden", "activation", "share", "rnn", "rnn_size"),
     *("model", "initial_std", "adaptive_std", "normalize_returns", "normalize_observations", "learner_threads"),
 )
-REMOVE = "remove it, and versions after the checkpoint before it are learnt again where they are needed"
+REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 _PUT_BACK = "put back a copy: the run took it over and has it nowhere else"
 _ROWS = 8192  # rows that a network evaluates at once
 _LOG_RATIO = math.log(20.0)

@@ -248,7 +248,7 @@ class Turns:
         self._rollouts: Generator[None] = (none for none in list[None]())
 
     def prepare(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing: no process to wait for."""
 
     def start(self) -> None:
         plan, settings = self._plan, self._plan.settings
