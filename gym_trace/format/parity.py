@@ -29,7 +29,7 @@ _NEAR = 64 << 10  # bytes at the end of a batch in which its parity record is lo
 
 
 class Shape(NamedTuple):
-    """How the bytes of a batch are divided.
+    """Division of the bytes of a batch into blocks and groups.
 
     Attributes:
         covered: bytes before the parity record, which it protects.
@@ -115,7 +115,7 @@ class Stored(NamedTuple):
 
 
 def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
-    """Find the parity record of a sealed batch, by its footer or by itself; None: there is none, or it is damaged."""
+    """Find the parity record of a sealed batch, by its footer or by itself; None: missing or damaged."""
     raw = file.read(file.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
     footer = wire.unpack_footer(raw, file.size, file_id)
     if footer is None:
@@ -211,7 +211,7 @@ def changed_parity(file: Reader, stored: Stored, start: bytes) -> tuple[int, byt
 
 
 class Healed(NamedTuple):
-    """What parity makes of the damage in a batch.
+    """Result of heal().
 
     Attributes:
         blocks: restored bytes, by their offset in the file.

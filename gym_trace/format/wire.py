@@ -96,7 +96,7 @@ class FileHeader(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """parity: offset of the parity record, bytes of a block, and number of groups; zeros: there is none."""
+    """parity: offset of the parity record, bytes of a block, and number of groups; zeros: no parity."""
 
     index_offset: int
     file_length: int

@@ -247,10 +247,11 @@ def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
     Only large rows are split, and into groups of _LEAST_GROUP bytes or more. For small rows a chunk of all lanes is
     decoded in less time than many chunks.
     """
+    if not any(_form(rows).large for segment in segments for rows in segment.columns.values()):
+        return [segments]
     tables = [segment.fragments["lane"] for segment in segments]
-    lanes = np.unique(np.concatenate(tables)) if tables else np.zeros(0, np.uint32)
-    is_large = any(_form(rows).large for segment in segments for rows in segment.columns.values())
-    if len(lanes) < 2 or not is_large or not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
+    lanes = sorted(set(np.concatenate(tables).tolist()))  # np.unique would import numpy.ma within a step
+    if len(lanes) < 2 or not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
         return [segments]
     size = sum(segment.size for segment in segments)
     bounds = lanes[:: -(-_LEAST_GROUP * len(lanes) // size)][1:]
@@ -258,7 +259,7 @@ def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
     return [[part for part in group if len(part.fragments)] for group in zip(*parts)]
 
 
-def _by_lanes(segment: Segment, bounds: Array) -> list[Segment]:
+def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
     """Split a segment, whose fragments are in the order of their lanes, before each of these lanes."""
     table = segment.fragments
     cuts = [0, *np.searchsorted(table["lane"], bounds).tolist(), len(table)]

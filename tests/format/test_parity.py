@@ -140,7 +140,7 @@ def test_random_damage_gives_the_recorded_values_or_an_error(tmp_path: Path, dam
     assert lost == 0 or damages > 1
 
 
-def test_damage_is_reported_once_and_is_no_damage_of_the_trace(tmp_path: Path) -> None:
+def test_healed_damage_is_reported_once_and_not_as_damage_of_the_trace(tmp_path: Path) -> None:
     batch = record(tmp_path / "t", parity=True)
     data = bytearray(batch.read_bytes())
     data[len(data) // 2] ^= 1

@@ -361,21 +361,21 @@ def test_an_invalid_layout_raises(tmp_path: Path, change: dict[str, Any]) -> Non
 
 
 class Films(vector.VectorEnv):  # type: ignore[type-arg]
-    """Two steps of frames of 64 KiB in four lanes, then the end of lane 2."""
+    """Two steps of frames of 256 KiB in four lanes, then the end of lane 2."""
 
     metadata: dict[str, Any] = {"autoreset_mode": vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.num_envs, self.steps = 4, 0
         self.single_observation_space, self.single_action_space = (
-            spaces.Box(0, 255, (65536,), np.uint8),
+            spaces.Box(0, 255, (1 << 18,), np.uint8),
             spaces.Discrete(2),
         )
         self.observation_space = vector.utils.batch_space(self.single_observation_space, 4)
         self.action_space = vector.utils.batch_space(self.single_action_space, 4)
 
     def frames(self) -> Any:
-        return np.repeat(np.arange(4, dtype=np.uint8)[:, None] + 10 * self.steps, 65536, axis=1)
+        return np.repeat(np.arange(4, dtype=np.uint8)[:, None] + 10 * self.steps, 1 << 18, axis=1)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         return self.frames(), {}
