@@ -42,7 +42,7 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     for damage in report.damages:
         click.echo(show.damage(*damage))
     for damage in report.healed:
-        click.echo(f"{show.damage(*damage)}; read as it was recorded")
+        click.echo(show.damage(*damage))
     if not quiet:
         for remark in report.remarks:
             click.echo(f"note: {show.printable(remark)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
 import re
@@ -173,8 +174,10 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        core = importlib.import_module("gym_trace.recording.core").CORE
-        click.echo(f"gym-trace, version {gym_trace.__version__} ({core})")
+        # Without importing them, which would import NumPy.
+        modules = map(importlib.util.find_spec, ("gym_trace.recording._core", "gym_trace.format._kernels"))
+        is_compiled = os.environ.get("GYM_TRACE_PURE", "0") in ("", "0") and all(modules)
+        click.echo(f"gym-trace, version {gym_trace.__version__} ({'compiled' if is_compiled else 'pure'})")
         ctx.exit()
 
 

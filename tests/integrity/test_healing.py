@@ -127,7 +127,7 @@ def test_the_commands_name_the_damage_and_restore_it(tmp_path: Path) -> None:
     data = damage(batch, 700)
     found = run("check", tmp_path)
     assert found.exit_code == 5
-    assert "read as it was recorded" in found.stdout
+    assert ": restored from parity\n" in found.stdout
     assert (
         f"1 damaged place restored from parity; 'gym-trace repair {tmp_path} --in-place' writes them back"
         in found.stdout
