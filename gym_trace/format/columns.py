@@ -20,6 +20,7 @@ ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
+_IMMUTABLE = frozenset((str, bytes, int, float, bool, type(None)))  # rows can share such a value
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
 _SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
 _LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
