@@ -396,6 +396,32 @@ def a_wide_hole_before_the_records(place):
         file.write(data[64:])
 
 
+def _with_parity(place: Place, *numbers: int) -> None:
+    """Claim parity of this shape in the footer, and damage a chunk, so that readers look for it."""
+    data = bytearray(place.batch.read_bytes())
+    file_id = bytes(data[16:32])
+    footer = wire.unpack_footer(data[-64:], len(data), file_id)
+    assert footer is not None
+    data[-64:] = wire.pack_footer(footer.index_offset, len(data), file_id, numbers)  # type: ignore[arg-type]
+    data[len(data) // 2] ^= 1
+    place.batch.write_bytes(data)
+
+
+@forgery
+def parity_of_absurd_numbers_of_groups(place):
+    _with_parity(place, 64, 64, (1 << 32) - 1)
+
+
+@forgery
+def parity_of_blocks_of_gigabytes_behind_the_end(place):
+    _with_parity(place, (1 << 64) - 1, (1 << 32) - 1, 1)
+
+
+@forgery
+def parity_of_the_index_alone_that_is_the_index_itself(place):
+    _with_parity(place, len(place.batch.read_bytes()) // 2 & ~7, 64, 1)
+
+
 # -- quadratic costs --------------------------------------------------------------------------------------------------
 
 
