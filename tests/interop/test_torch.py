@@ -77,7 +77,7 @@ def test_batches_are_the_same_with_any_number_of_workers_in_each_epoch_and_when_
 
     whole = made()
     expected = [in_order(whole) for _ in range(3)]
-    assert cache is not None or whole._strands == 2
+    assert cache is not None or whole._blocks().strands == 2
     assert len(expected[0]) == 21
     assert expected[0] != expected[1]
     for workers, method in ((0, None), (1, "fork"), (4, "fork"), (2, "spawn")):

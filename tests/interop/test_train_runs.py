@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from damage import flip
 from gymnasium import spaces
 
 pytest.importorskip("torch")
@@ -132,12 +133,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def newest(run: Path) -> Path:
     return Run(run).checkpoint(4)
 
@@ -151,7 +146,7 @@ ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --
 REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
-    "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be learnt again", "steps 0"),
+    "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be relearned", "steps 0"),
     "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator differs when", REMOVE),
     "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: invalid checkpoint", REMOVE),
     "log": (lambda run: flip(run / "updates.msgpack", -9), "updates.msgpack: checksum mismatch", ANOTHER),
