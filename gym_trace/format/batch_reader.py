@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ _SCAN_BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
+_HEALING = threading.Lock()  # one batch at a time; readers of it wait, and read what is restored
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
@@ -277,9 +280,10 @@ class BatchReader:
         try:
             return self._read_chunk(number, wanted)
         except CorruptTrace:
-            if not self.heal() and self._restored is before:  # another thread may have healed it
+            self.heal()
+            if self._restored is before:
                 raise
-            return self._read_chunk(number, wanted)
+            return self._read_chunk(number, wanted)  # healed, perhaps by another thread
 
     def _read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
         offset = int(self.chunks["offset"][number])
@@ -301,14 +305,15 @@ class BatchReader:
 
         Reads the whole batch. From then on open() and all that reads the batch see the restored bytes.
         """
-        if self._is_checked:
-            return False
-        self._is_checked = True
-        with self.open() as file:
-            found = stored_parity(file, self.header.file_id)
-            blocks = heal(file, found).blocks if found is not None else {}
-        self._restored = blocks
-        self.healed = restored_ranges(self.path, blocks)
+        with _HEALING:
+            if self._is_checked:
+                return False
+            blocks: dict[int, bytes] = {}
+            with self.open() as file, contextlib.suppress(CorruptTrace):
+                found = stored_parity(file, self.header.file_id)
+                blocks = heal(file, found).blocks if found is not None else {}
+            self.healed = restored_ranges(self.path, blocks)
+            self._restored, self._is_checked = blocks, True
         if blocks and self._warns:
             warnings.warn(
                 f"{self.path}: damaged, and read as it was recorded by its parity; "
@@ -557,10 +562,11 @@ def checked(file: Reader, offset: int, column: Column) -> Piece:
     return blob
 
 
-def size_and_crc(file: Reader) -> tuple[int, int]:
-    """Read a whole file; return its size and CRC. Raises OSError."""
+def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
+    """Read a file, up to this offset; return the number of bytes and their CRC. Raises OSError."""
     size = crc = 0
-    while block := file.read(size, _SCAN_BLOCK):
+    end = file.size if end is None else end
+    while block := file.read(size, min(_SCAN_BLOCK, end - size)):
         size, crc = size + len(block), crc32(block, crc)
     return size, crc
 

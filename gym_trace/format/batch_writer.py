@@ -13,7 +13,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
 from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import changed_parity, parity_of, parity_record, shape_for, stored_parity
+from gym_trace.format.parity import HealedReader, parity_of, parity_record, record_for, shape_for, stored_parity
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
@@ -33,32 +33,38 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
         UnstorableValue: the new number would change the length of the batch. Nothing was written.
         CorruptTrace, OSError
     """
+    is_renumbered = batch.schema is not None and (batch.header.batch, batch.schema.get("batch")) != (number, number)
+    if is_renumbered:
+        batch.heal()  # parity is computed again for what is read
     with batch.open() as file:
-        header = wire.unpack_record_header(
-            file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE, batch.header.file_id
-        )
+        file_id = batch.header.file_id
+        header = wire.unpack_record_header(file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE, file_id)
         if header is None or batch.schema is None:
             raise CorruptTrace("checksum mismatch in the schema record", batch.path, wire.HEADER_SIZE)
         old = new = file.read(0, header.end)
-        if (batch.header.batch, batch.schema.get("batch")) != (number, number):
-            file_id, schema = batch.header.file_id, pack({**batch.schema, "batch": number})
+        if is_renumbered:
+            schema = pack({**batch.schema, "batch": number})
             record = wire.pack_record(wire.SCHEMA, schema, [], wire.HEADER_SIZE, header.sequence, file_id, header.flags)
             new = b"".join([wire.pack_file_header(file_id, number, features_of(batch.schema)), *record])
         if len(new) != len(old):
             raise UnstorableValue(f"{batch.path}: number {number} would change the length of the batch")
-        if crc is None:
-            _, crc = size_and_crc(file)
-        changes = [(0, old, new)] if new != old else []
-        if changes and (stored := stored_parity(file, batch.header.file_id)) is not None:
-            changes.append(changed_parity(file, stored, new))
-        copy, at = target.create(name + PART), 0
+        stored = stored_parity(file, file_id) if is_renumbered else None
+        end, tail = batch.size, b""
+        if stored is None:
+            crc = size_and_crc(file)[1] if crc is None else crc
+            crc = wire.replaced_crc(crc, old, new, batch.size - len(new))
+        else:
+            content, end = HealedReader(file, {0: new}), stored.shape.covered
+            parity = record_for(content, stored)
+            if parity is None or end < len(new):
+                raise UnstorableValue(f"{batch.path}: its parity does not fit; its chunks are copied one by one")
+            tail = parity + stored.footer
+            crc = crc32(tail, size_and_crc(content, end)[1])
+        copy = target.create(name + PART)
         try:
-            for start, before, after in changes:
-                copy.copy(file, at, start - at)
-                copy.write(after)
-                at = start + len(after)
-                crc = wire.replaced_crc(crc, before, after, batch.size - at)
-            copy.copy(file, at, batch.size - at)
+            copy.write(new)
+            copy.copy(file, len(new), end - len(new))
+            copy.write(tail)
             copy.sync()
         finally:
             copy.close()

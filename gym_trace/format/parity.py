@@ -7,6 +7,7 @@ and so can any one damaged stretch of up to Shape.stretch bytes. Checksums of th
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -124,6 +125,8 @@ def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
     if not shape.is_plausible(file.size):
         return None
     header = wire.unpack_record_header(file.read(shape.covered, wire.HEADER_SIZE), shape.covered, file_id)
+    if header is not None and (header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size):
+        return None
     # If the header is damaged, the lengths of all that follows it are known.
     length = shape.stripe + wire.aligned(shape.blocks * CHECKSUM.itemsize)
     body = file.read(header.body_offset if header else file.size - wire.HEADER_SIZE - length, length)
@@ -148,7 +151,7 @@ def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
         if header is None or header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size:
             continue
         match _metadata(file, header):
-            case {"block": int(block), "groups": int(groups), "index": int(index)}:
+            case {"block": int(block), "groups": int(groups), "index": int(index)} if 0 <= index < header.offset:
                 return wire.Footer(index, file.size, (header.offset, block, groups))
     return wire.Footer(0, 0)
 
@@ -156,7 +159,10 @@ def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
 def _metadata(file: Reader, header: wire.RecordHeader) -> Any:
     """Return the metadata of a parity record; None if it is damaged."""
     raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _NEAR))
-    return unpack(raw) if crc32(raw) == header.metadata_crc else None
+    try:
+        return unpack(raw) if crc32(raw) == header.metadata_crc else None
+    except CorruptTrace:
+        return None
 
 
 def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int, file_id: bytes) -> bytes:
@@ -171,8 +177,8 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
     return b"".join(record)
 
 
-def right_record(file: Reader, stored: Stored) -> bytes | None:
-    """Return the parity record that belongs to the data of a batch; None if its index is not there."""
+def record_for(file: Reader, stored: Stored) -> bytes | None:
+    """Return the parity record for what a reader of the batch reads; None if it would not fit, or there is no index."""
     file_id = stored.footer[24:40]
     footer = wire.unpack_footer(stored.footer, file.size, file_id)
     assert footer is not None  # it was packed by stored_parity()
@@ -180,34 +186,15 @@ def right_record(file: Reader, stored: Stored) -> bytes | None:
     index = wire.unpack_record_header(raw, footer.index_offset, file_id)
     if index is None:
         return None
-    return parity_record(stored.shape, parity_of(file, stored.shape), index.offset, index.sequence + 1, file_id)
+    parity = parity_of(file, stored.shape)
+    record = parity_record(stored.shape, parity, index.offset, index.sequence + 1, file_id)
+    return record if stored.shape.covered + len(record) + wire.HEADER_SIZE == file.size else None
 
 
-def changed_parity(file: Reader, stored: Stored, start: bytes) -> tuple[int, bytes, bytes]:
-    """Return the offset of the parity record, its bytes, and those for a batch whose first bytes are replaced by start.
-
-    Raises CorruptTrace if the record is damaged.
-    """
-    shape, parity, footer = stored[:3]
-    offset = shape.covered
-    header = wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, file_id := footer[24:40])
-    if header is None:
-        raise CorruptTrace("checksum mismatch in the header of the parity record")
-    data, whole = parity.blocks.copy(), -(-len(start) // shape.block)
-    old = np.frombuffer(file.read(0, min(whole * shape.block, offset)), np.uint8)
-    new = old.copy()
-    new[: len(start)] = np.frombuffer(start, np.uint8)
-    turned = np.roll(data, shape.turn)
-    for at in range(0, len(old), shape.stripe):
-        part = old[at : at + shape.stripe] ^ new[at : at + shape.stripe]
-        turned[: len(part)] ^= part
-    checksums = parity.checksums.copy()
-    checksums[:whole] = [crc32(new[at : at + shape.block].data) for at in range(0, len(new), shape.block)]
-    index_offset = wire.unpack_footer(footer, file.size, file_id)
-    assert index_offset is not None  # it was packed by stored_parity()
-    changed = Parity(np.roll(turned, -shape.turn), checksums)
-    record = parity_record(shape, changed, index_offset.index_offset, header.sequence, file_id)
-    return offset, file.read(offset, len(record)), record
+def is_right(file: Reader, stored: Stored) -> bool:
+    """Return True if the parity belongs to what a reader of the batch reads."""
+    parity = parity_of(file, stored.shape)
+    return all(map(np.array_equal, parity, stored.parity)) and stored.checksums_crc == crc32(parity.checksums.data)
 
 
 class Healed(NamedTuple):
@@ -257,6 +244,7 @@ class HealedReader:
 
     def __init__(self, file: Reader, blocks: dict[int, bytes]):
         self._file, self._blocks, self.size = file, blocks, file.size
+        self._offsets = sorted(blocks)
 
     def read(self, offset: int, length: int) -> bytes:
         data = self._file.read(offset, length)
@@ -272,7 +260,10 @@ class HealedReader:
         return count
 
     def _touched(self, offset: int, length: int) -> list[int]:
-        return [at for at, block in self._blocks.items() if at < offset + length and offset < at + len(block)]
+        """Return the offsets of the blocks in a range. Blocks do not overlap."""
+        first = max(0, bisect_right(self._offsets, offset) - 1)
+        found = self._offsets[first : bisect_left(self._offsets, offset + length)]
+        return [at for at in found if offset < at + len(self._blocks[at])]
 
     def _patch(self, offset: int, data: memoryview) -> None:
         for at in self._touched(offset, len(data)):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from dataclasses import dataclass, field
 
-from gym_trace.errors import CorruptTrace, RecordingError
-from gym_trace.format.batch_reader import PART, BatchReader, Damage, restored_ranges
+from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import PART, BatchReader, Damage, restored_ranges, size_and_crc
 from gym_trace.format.directory import find_writers
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, heal, right_record, stored_parity
+from gym_trace.format.parity import HealedReader, heal, is_right, record_for, stored_parity
 from gym_trace.integrity.scan import Progress
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Reader, Storage
 
 __all__ = ["HealReport", "heal_trace"]
-_BLOCK = 1 << 20
 
 
 @dataclass
@@ -56,14 +58,18 @@ def heal_trace(directory: TraceLike, on_progress: Progress | None = None) -> Hea
         for name in files.batches.values()
         if not name.endswith(PART)
     ]
-    total = sum(storage.size(name) for name, _ in names)
-    for name, checksums in names:
+    for number, (name, checksums) in enumerate(names, 1):
+        path, size = storage.path(name), report.bytes
         try:
             _heal(storage, name, checksums.get(name), report)
+        except FileNotFoundError:
+            pass  # an edit has replaced the trace
+        except (CorruptTrace, UnsupportedTrace) as error:
+            report.hopeless.append(Damage(path, 0, report.bytes - size, str(error)))
         except OSError as error:
-            raise RecordingError(f"{storage.path(name)}: cannot be restored: {error}") from error
+            raise RecordingError(f"{path}: cannot be restored: {error}") from error
         if on_progress is not None:
-            on_progress(report.bytes, total)
+            on_progress(report.bytes, report.bytes * len(names) // number)
     return report
 
 
@@ -72,57 +78,61 @@ def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> 
     with storage.open(name) as file:
         report.files += 1
         report.bytes += file.size
-        try:
-            stored = stored_parity(file, BatchReader(storage, name, warns=False).header.file_id)
-        except CorruptTrace as error:
-            report.hopeless.append(Damage(path, 0, file.size, error.problem))
-            return
+        stored = stored_parity(file, BatchReader(storage, name, warns=False).header.file_id)
         if stored is None:
             report.unprotected.append(path)
             return
         found = heal(file, stored)
         for offset in found.hopeless:
-            report.hopeless.append(
-                Damage(path, offset, offset + stored.shape.block, "more damage than parity restores")
-            )
+            end = offset + stored.shape.block
+            report.hopeless.append(Damage(path, offset, end, "more damage than parity restores"))
         if found.hopeless:
             return
-        reader, shape = HealedReader(file, found.blocks), stored.shape
-        record = right_record(reader, stored)
-        if record is None:
-            report.hopeless.append(Damage(path, 0, shape.covered, "the index is not where the footer says"))
-            return
+        reader, covered = HealedReader(file, found.blocks), stored.shape.covered
         ranges = restored_ranges(path, found.blocks)
-        if file.read(shape.covered, len(record)) != record:
-            ranges.append(Damage(path, shape.covered, shape.covered + len(record), "parity computed again"))
+        if not is_right(reader, stored):
+            ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, "parity computed again"))
         if not ranges:
             return
-        if checksum not in (None, crc32(record + stored.footer, _crc(reader, shape.covered))):
-            report.hopeless.append(
-                Damage(path, 0, file.size, "restored, it does not match the checksum in the manifest")
-            )
+        record = record_for(reader, stored)
+        if record is None:
+            report.hopeless.append(Damage(path, covered, file.size, "the parity does not fit the batch"))
             return
-        _write(storage, name, reader, shape.covered, record + stored.footer)
-        report.healed += ranges
+        tail = record + stored.footer
+        if checksum not in (None, crc32(tail, size_and_crc(reader, covered)[1])):
+            report.hopeless.append(Damage(path, 0, file.size, "the restored file would not match its manifest"))
+            return
+        if _replace(storage, name, file, reader, covered, tail):
+            report.healed += ranges
 
 
-def _crc(file: Reader, length: int) -> int:
-    crc = 0
-    for at in range(0, length, _BLOCK):
-        crc = crc32(file.read(at, min(_BLOCK, length - at)), crc)
-    return crc
-
-
-def _write(storage: Storage, name: str, file: Reader, length: int, end: bytes) -> None:
-    copy = storage.create(name + PART)
+def _replace(storage: Storage, name: str, before: Reader, file: Reader, length: int, end: bytes) -> bool:
+    """Write the restored file in place of the one that was read; return False if that is another one now."""
+    part = name + PART
+    with contextlib.suppress(FileNotFoundError):
+        storage.remove(part)  # of a restoration that was killed: beside a sealed batch it does not count
+    copy = storage.create(part)
     try:
-        copy.copy(file, 0, length)
-        copy.write(end)
-        copy.sync()
+        try:
+            copy.copy(file, 0, length)
+            copy.write(end)
+            copy.sync()
+        finally:
+            copy.close()
+        with contextlib.suppress(OSError):  # not for storages other than directories
+            shutil.copymode(storage.path(name), storage.path(part))
+        with storage.open(name) as now:
+            is_same = now.size == before.size and all(
+                now.read(at, wire.HEADER_SIZE) == before.read(at, wire.HEADER_SIZE)
+                for at in (0, wire.HEADER_SIZE, now.size - wire.HEADER_SIZE)
+            )
+        if is_same:
+            storage.rename(part, name)
+            storage.sync()
+        else:  # an edit has replaced the trace
+            storage.remove(part)
+        return is_same
     except BaseException:
-        copy.close()
-        storage.remove(name + PART)
+        with contextlib.suppress(OSError):
+            storage.remove(part)
         raise
-    copy.close()
-    storage.rename(name + PART, name)
-    storage.sync()

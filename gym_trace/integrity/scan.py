@@ -16,7 +16,7 @@ from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Inde
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
-from gym_trace.format.parity import right_record, stored_parity
+from gym_trace.format.parity import is_right, stored_parity
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
@@ -132,11 +132,10 @@ class BatchInspector(BatchReader):
         """Return the parity record as damage if it does not match the batch, of which all else is intact or healed."""
         with self.open() as file:
             stored = stored_parity(file, self.header.file_id)
-            right = None if stored is None else right_record(file, stored)
-            if stored is None or right is None or file.read(stored.shape.covered, len(right)) == right:
+            if stored is None or is_right(file, stored):
                 return []
-            start = stored.shape.covered
-            return [Damage(self.path, start, start + len(right), "the parity does not match; no step depends on it")]
+            end = self.size - wire.HEADER_SIZE
+            return [Damage(self.path, stored.shape.covered, end, "the parity does not match; no step depends on it")]
 
     def _load(self, file: Reader) -> None:
         self.index: Index | None = None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from longer import LONG
@@ -14,6 +17,8 @@ from telltale import STEPS, all_steps, record, steps_of
 from gym_trace import check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
 from gym_trace.format import wire
+from gym_trace.model.packing import pack, unpack
+from gym_trace.storage.local import LocalStorage
 
 
 def damage(batch: Path, at: int, length: int = 1) -> bytes:
@@ -146,3 +151,87 @@ def test_the_commands_name_the_damage_and_restore_it(tmp_path: Path) -> None:
     ):
         assert run(*wrong).exit_code == 2
     assert not os.path.exists("x")
+
+
+def test_an_edit_that_renumbers_a_damaged_batch_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 1500)
+    record(tmp_path / "t", parity=True)
+    batches = sorted((tmp_path / "t").glob("*.gtb"))
+    trace = open_trace(tmp_path / "t")
+    for batch, reader in zip(batches, trace.readers[0].batches):
+        damage(batch, int(reader.chunks["offset"][0]) + 6)
+    with pytest.warns(UserWarning, match="by its parity"):
+        edit.filter(open_trace(tmp_path / "t")[[2, 3, 4]], tmp_path / "new")
+    report = check_trace(tmp_path / "new")
+    assert (report.damages, report.healed, report.steps) == ([], [], sum((6, 0, 5)))
+    for batch in (tmp_path / "new").glob("*.gtb"):
+        data = damage(batch, 130)
+        heal_trace(tmp_path / "new")
+        assert batch.read_bytes() == data
+
+
+def test_threads_that_meet_damage_at_once_all_read_what_was_recorded(tmp_path: Path) -> None:
+    batch = record(tmp_path, parity=True)
+    damage(batch, int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1]) + 200)
+    for _ in range(10):
+        trace = open_trace(tmp_path)
+        with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
+            warnings.simplefilter("ignore", UserWarning)
+            found = list(pool.map(lambda _, trace=trace: steps_of(trace), range(8)))
+        assert found == [all_steps()] * 8
+
+
+def test_a_leftover_of_a_killed_restoration_is_replaced_and_permissions_stay(tmp_path: Path) -> None:
+    batch = record(tmp_path, parity=True)
+    data = damage(batch, 700)
+    batch.chmod(0o600)
+    (tmp_path / f"{batch.name}.part").write_bytes(data[:900])
+    assert heal_trace(tmp_path).hopeless == []
+    assert batch.read_bytes() == data
+    assert batch.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.000000.gtb", "w.manifest.jsonl"]
+
+
+def test_a_trace_replaced_during_the_restoration_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = record(tmp_path / "t", parity=True)
+    other = record(tmp_path / "other", parity=True).read_bytes()
+    damage(batch, 700)
+    create = LocalStorage.create
+
+    def replacing(self: LocalStorage, name: str, lock: bool = False) -> Any:
+        batch.write_bytes(other)
+        return create(self, name, lock)
+
+    monkeypatch.setattr(LocalStorage, "create", replacing)
+    assert heal_trace(tmp_path / "t").healed == []
+    assert batch.read_bytes() == other
+
+
+@pytest.mark.parametrize(
+    "changes", [{"index": -1}, {"index": 1 << 63}, {"by": "another writer"}, {"block": 1}, None], ids=str
+)
+def test_parity_records_of_others_harm_nothing(tmp_path: Path, changes: dict[str, Any] | None) -> None:
+    batch = record(tmp_path, parity=True)
+    (tmp_path / "w.manifest.jsonl").unlink()
+    in_a_chunk = int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1]) + 200
+    data = batch.read_bytes()
+    start, file_id = parity_offset(data), data[16:32]
+    header = wire.unpack_record_header(data[start : start + 64], start, file_id)
+    assert header is not None
+    metadata = unpack(data[start + 64 : start + 64 + header.metadata_length])
+    raw = b"\xc1" if changes is None else pack({**metadata, **changes})
+    body = data[header.body_offset : header.end]
+    record_ = b"".join(wire.pack_record(wire.PARITY, raw, [[body]], start, header.sequence, file_id, wire.OPTIONAL))
+    footer = wire.unpack_footer(data[-64:], len(data), file_id)
+    assert footer is not None
+    forged = data[:start] + record_
+    for tail in (wire.pack_footer(footer.index_offset, len(forged) + 64, file_id, footer.parity), bytes(64)):
+        batch.write_bytes(forged + tail)
+        damage(batch, in_a_chunk)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            check_trace(tmp_path)
+            heal_trace(tmp_path)
+            found = steps_of(open_trace(tmp_path).scan(on_damage="skip"))
+        assert found <= all_steps()
+        assert found == all_steps() or not any(tail)
