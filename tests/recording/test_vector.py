@@ -270,12 +270,13 @@ def test_annotations_have_one_row_per_lane(tmp_path: Path) -> None:
     assert other.annotations["word"].tolist() == [f"b{t}" for t in range(5)]
 
 
-def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path) -> None:
-    envs = Saying(rewards=np.zeros(5))
+@pytest.mark.parametrize("lanes", [3, 5], ids=["rewards", "actions"])
+def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path, lanes: int) -> None:
+    envs = Saying(rewards=np.zeros(8 - lanes))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
     env.annotate(value=np.array([1.0, 2.0, 3.0]))
-    env.step(np.zeros(3, np.int64))
+    env.step(np.zeros(lanes, np.int64))
     envs.said["rewards"] = np.zeros(3)
     with pytest.warns(UserWarning, match="not one per lane"):
         env.reset(options={"reset_mask": np.ones(3, np.bool_)})
