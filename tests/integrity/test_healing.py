@@ -199,7 +199,8 @@ def test_a_trace_replaced_during_the_restoration_is_left_alone(tmp_path: Path, m
     create = LocalStorage.create
 
     def replacing(self: LocalStorage, name: str, lock: bool = False) -> Any:
-        batch.write_bytes(other)
+        (tmp_path / "new").write_bytes(other)
+        (tmp_path / "new").rename(batch)  # as an edit in place does
         return create(self, name, lock)
 
     monkeypatch.setattr(LocalStorage, "create", replacing)
