@@ -90,11 +90,12 @@ def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> 
             return
         reader, covered = HealedReader(file, found.blocks), stored.shape.covered
         ranges = restored_ranges(path, found.blocks)
-        if not is_right(reader, stored):
+        record = record_for(reader, stored)
+        is_ours = record is not None and file.read(covered, len(record)) == record
+        if not is_ours and (record is not None or not is_right(reader, stored)):
             ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, "parity computed again"))
         if not ranges:
             return
-        record = record_for(reader, stored)
         if record is None:
             report.hopeless.append(Damage(path, covered, file.size, "the parity does not fit the batch"))
             return
