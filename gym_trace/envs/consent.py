@@ -81,10 +81,10 @@ def harmless_wrapper(name: str) -> type[Any] | None:
     if not (is_of_gymnasium(module) and kind in _HARMLESS) or module.startswith("gymnasium.wrappers.vector"):
         return None
     try:
-        found = getattr(gymnasium.wrappers, kind)
+        found: type[Any] = getattr(gymnasium.wrappers, kind)
     except (AttributeError, ImportError) as error:
         raise LookupError(f"gymnasium {gymnasium.__version__} has no {kind} here: {error}") from error
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def trusted_wrapper(name: str) -> type[Any] | None:
@@ -173,11 +173,13 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
     asked, totals = [], dict.fromkeys(_LARGEST, 1)
     for wrapper, arguments in wrappers:
         kind = wrapper.partition(":")[2]
-        for name in arguments or () if kind != "ReshapeObservation" else ():  # whose shape has to hold what there is
+        if arguments is None or kind == "ReshapeObservation":  # whose shape has to hold what there is
+            continue
+        for name, stored in arguments.items():
             if name not in _LARGEST:
                 continue
             try:
-                value = argument(arguments[name])  # type: ignore[index]
+                value = argument(stored)
             except (LookupError, TraceError):
                 continue
             same = _SAME.get(name, name)

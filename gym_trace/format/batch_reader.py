@@ -312,8 +312,9 @@ class BatchReader:
             with self.open() as file, contextlib.suppress(CorruptTrace):
                 found = stored_parity(file, self.header.file_id)
                 blocks = heal(file, found).blocks if found is not None else {}
-            self.healed = restored_ranges(self.path, blocks)
-            self._restored, self._is_checked = blocks, True
+            self._is_checked = not self.name.endswith(PART)  # which may get its parity later
+            if blocks:
+                self.healed, self._restored = restored_ranges(self.path, blocks), blocks
         if blocks and self._warns:
             warnings.warn(
                 f"{self.path}: damaged, and read as it was recorded by its parity; "

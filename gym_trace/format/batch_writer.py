@@ -55,7 +55,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
             crc = wire.replaced_crc(crc, old, new, batch.size - len(new))
         else:
             content, end = HealedReader(file, {0: new}), stored.shape.covered
-            parity = record_for(content, stored)
+            parity = record_for(content, stored, parity_of(content, stored.shape))
             if parity is None or end < len(new):
                 raise UnstorableValue(f"{batch.path}: its parity does not fit; its chunks are copied one by one")
             tail = parity + stored.footer

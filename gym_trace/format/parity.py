@@ -177,8 +177,8 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
     return b"".join(record)
 
 
-def record_for(file: Reader, stored: Stored) -> bytes | None:
-    """Return the parity record for what a reader of the batch reads; None if it would not fit, or there is no index."""
+def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
+    """Return the record of this parity for a batch; None if it would not fit, or there is no index."""
     file_id = stored.footer[24:40]
     footer = wire.unpack_footer(stored.footer, file.size, file_id)
     assert footer is not None  # it was packed by stored_parity()
@@ -186,14 +186,12 @@ def record_for(file: Reader, stored: Stored) -> bytes | None:
     index = wire.unpack_record_header(raw, footer.index_offset, file_id)
     if index is None:
         return None
-    parity = parity_of(file, stored.shape)
     record = parity_record(stored.shape, parity, index.offset, index.sequence + 1, file_id)
     return record if stored.shape.covered + len(record) + wire.HEADER_SIZE == file.size else None
 
 
-def is_right(file: Reader, stored: Stored) -> bool:
-    """Return True if the parity belongs to what a reader of the batch reads."""
-    parity = parity_of(file, stored.shape)
+def is_right(stored: Stored, parity: Parity) -> bool:
+    """Return True if the stored parity is this one."""
     return all(map(np.array_equal, parity, stored.parity)) and stored.checksums_crc == crc32(parity.checksums.data)
 
 
@@ -203,40 +201,38 @@ class Healed(NamedTuple):
     Attributes:
         blocks: restored bytes, by their offset in the file.
         hopeless: offsets of the damaged blocks that could not be restored.
+        parity: parity of the restored file.
     """
 
     blocks: dict[int, bytes]
     hopeless: list[int]
+    parity: Parity
 
 
 def heal(file: Reader, stored: Stored) -> Healed:
     """Find the damaged blocks of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
     shape, parity, footer, checksums_crc = stored
-    actual = np.array([crc for stripe in _stripes(file, shape) for crc in _checksums(stripe, shape.block)], CHECKSUM)
+    found = parity_of(file, shape)
     # If the data agrees with the checksum of the checksums, only those may be damaged.
-    is_intact = checksums_crc is not None and crc32(actual.data) == checksums_crc
-    bad: list[int] = [] if is_intact else np.flatnonzero(actual != parity.checksums).tolist()
-    alone = {number % shape.groups: number for number in bad}
-    counts = np.bincount([number % shape.groups for number in bad], minlength=shape.groups)
-    hopeless = [number for number in bad if counts[number % shape.groups] > 1]
-    total = np.roll(parity.blocks, shape.turn)
-    for stripe in _stripes(file, shape) if len(hopeless) < len(bad) else ():
-        _xor(total, stripe)
+    is_intact = checksums_crc is not None and crc32(found.checksums.data) == checksums_crc
+    bad = np.flatnonzero(not is_intact and found.checksums != parity.checksums)
+    counts = np.bincount(bad % shape.groups, minlength=shape.groups)
+    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # of each group, between recorded and damaged bytes
     end = file.size - len(footer)
     blocks = {} if file.read(end, len(footer)) == footer else {end: footer}
-    for group, number in alone.items():
-        if counts[group] > 1:
-            continue
-        offset = number * shape.block
-        length = min(shape.block, shape.covered - offset)
-        damaged = np.zeros(shape.block, np.uint8)
-        damaged[:length] = np.frombuffer(file.read(offset, length), np.uint8)
-        restored = (total[group * shape.block : (group + 1) * shape.block] ^ damaged)[:length].tobytes()
-        if crc32(restored) == parity.checksums[number]:
-            blocks[offset] = restored
+    hopeless: list[int] = []
+    for number in bad.tolist():
+        offset, group = number * shape.block, number % shape.groups
+        damaged = np.frombuffer(file.read(offset, min(shape.block, shape.covered - offset)), np.uint8)
+        changed = difference[group * shape.block :][: len(damaged)]
+        restored = (damaged ^ changed).tobytes()
+        if counts[group] > 1 or crc32(restored) != parity.checksums[number]:
+            hopeless.append(offset)
         else:
-            hopeless.append(number)
-    return Healed(blocks, sorted(number * shape.block for number in hopeless))
+            blocks[offset] = restored
+            found.checksums[number] = parity.checksums[number]
+            changed[...] = 0
+    return Healed(blocks, hopeless, Parity(parity.blocks ^ np.roll(difference, -shape.turn), found.checksums))
 
 
 class HealedReader:

@@ -90,9 +90,9 @@ def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> 
             return
         reader, covered = HealedReader(file, found.blocks), stored.shape.covered
         ranges = restored_ranges(path, found.blocks)
-        record = record_for(reader, stored)
+        record = record_for(reader, stored, found.parity)
         is_ours = record is not None and file.read(covered, len(record)) == record
-        if not is_ours and (record is not None or not is_right(reader, stored)):
+        if not is_ours and (record is not None or not is_right(stored, found.parity)):
             ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, "parity computed again"))
         if not ranges:
             return

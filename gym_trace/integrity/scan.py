@@ -16,7 +16,7 @@ from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Inde
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
-from gym_trace.format.parity import is_right, stored_parity
+from gym_trace.format.parity import is_right, parity_of, stored_parity
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
@@ -132,7 +132,7 @@ class BatchInspector(BatchReader):
         """Return the parity record as damage if it does not match the batch, of which all else is intact or healed."""
         with self.open() as file:
             stored = stored_parity(file, self.header.file_id)
-            if stored is None or is_right(file, stored):
+            if stored is None or is_right(stored, parity_of(file, stored.shape)):
                 return []
             end = self.size - wire.HEADER_SIZE
             return [Damage(self.path, stored.shape.covered, end, "the parity does not match; no step depends on it")]
@@ -515,7 +515,7 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
     workspace = Workspace(level=3)
     for column in described:
         try:
-            chunk = batch.read_chunk(number, lambda path, wanted=column.path: path == wanted)  # type: ignore[misc]
+            chunk = batch.read_chunk(number, {column.path}.__contains__)
             decode(*chunk.encoded(column.path))
             found[column.path] = chunk.encoded(column.path)
         except CorruptTrace:

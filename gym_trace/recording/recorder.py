@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
+from types import FrameType
 from typing import Any
 
 from gym_trace.errors import RecordingError, raise_if_of_signal
@@ -202,11 +203,11 @@ class Recorder(ABC):
         """Return True if the recorder may be in use: the caller is another thread, or in a signal handler."""
         if threading.get_ident() != self._thread and any(self._thread == t.ident for t in threading.enumerate()):
             return True
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if frame.f_code.co_filename in _INNER and frame.f_locals.get("self") in (self, getattr(self, "slab", self)):
                 return True
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return False
 
     def secure(self) -> None:

@@ -260,7 +260,7 @@ class _Parser:
             value = self._number(key) if key.kind == "number" else _unescaped(key.text)
             if isinstance(value, float):
                 raise self._error(key, "expected a whole number in '[ ]'")
-            path.append(-value if minus else value)  # type: ignore[operator]
+            path.append(-value if minus and isinstance(value, int) else value)
             end = self._expect("]", sign).end
         return Node("column", tuple(path), (), token.begin, end)
 

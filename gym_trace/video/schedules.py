@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from gym_trace.errors import InvalidOption
 
@@ -16,10 +15,10 @@ def cubic(episode: int) -> bool:
     return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
 
 
-def schedule_of(given: Any) -> Schedule:
+def schedule_of(given: object) -> Schedule:
     """Return a schedule from "cubic", "every:N", or a function of the episode number. Raises InvalidOption."""
     if callable(given):
-        return given  # type: ignore[no-any-return]
+        return given
     if given == "cubic":
         return cubic
     found = re.fullmatch(r"every:([1-9]\d*)", given) if isinstance(given, str) else None

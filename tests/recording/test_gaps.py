@@ -8,11 +8,9 @@ import os
 import pickle
 import pkgutil
 import signal
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import asking
@@ -20,6 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 from asking import TellingEnv, look_at, tried
+from interrupting import InterruptsAt
 from longer import LONG
 from runs import acted, in_a_child, recorder_of
 from zoo import small_blocks
@@ -163,37 +162,10 @@ HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{n
 HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
 
 
-class InterruptsAt:
-    """A signal whose handler raises, at the nth line that is run of the recorder or the environment, or return."""
-
-    def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
-        self.left, self.line, self._raises = number, "", raises
-
-    def __enter__(self) -> InterruptsAt:
-        self._before = sys.gettrace()
-        self._handler = signal.signal(signal.SIGALRM, self._handle)
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-        signal.signal(signal.SIGALRM, self._handler)
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if code.co_filename not in HOT or threading.current_thread() is not threading.main_thread():
-            return None
-        if code.co_filename == asking.__file__ and code.co_name not in ("step", "reset", "_told"):
-            return None
-        if event in ("line", "return") and not self.line:
-            self.left -= 1
-            if self.left < 0:
-                self.line = f"{code.co_name}, line {frame.f_lineno}, {event}"
-                signal.raise_signal(signal.SIGALRM)
-        return self._trace
-
-    def _handle(self, *_: object) -> None:
-        raise self._raises
+def is_hot(code: CodeType) -> bool:
+    """Return True for the functions of the recorder, and for those of the environment that act."""
+    is_of_environment = code.co_filename == asking.__file__
+    return code.co_filename in HOT and (not is_of_environment or code.co_name in ("step", "reset", "_told"))
 
 
 def plays() -> Iterator[str]:
@@ -217,7 +189,7 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(
     number, functions = 0 if LONG else 19 * first, set()  # each at other lines of what they have in common
     while True:
         directory = tmp_path / str(number)
-        interrupts = InterruptsAt(number, raises)
+        interrupts = InterruptsAt(number, raises, is_hot)
         with small_blocks(rows=4, chunk=400, frame=1000):
             inner = TellingEnv(4, (20, 30, 3) if what == "frames" else (3,))
             env = TraceRecordingWrapper(inner, directory, flush_seconds=1000.0, **OPTIONS.get(what, {}))
@@ -258,7 +230,7 @@ def test_a_signal_exception_in_the_first_reset_does_not_end_the_recording(
     while True:
         directory = tmp_path / str(number)
         inner = TellingEnv(4, (3,))
-        env, interrupts = TraceRecordingWrapper(inner, directory), InterruptsAt(number, raises)
+        env, interrupts = TraceRecordingWrapper(inner, directory), InterruptsAt(number, raises, is_hot)
         with contextlib.suppress(raises), interrupts:
             env.reset()
         env.reset()

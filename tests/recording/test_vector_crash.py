@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import cradle
 import numpy as np
 import pytest
 from gymnasium import vector
+from interrupting import InterruptsAt
 from longer import LONG
 from runs import batch_reader
 from telling import (
@@ -229,41 +227,6 @@ HOT = {
 assert all(map(os.path.exists, HOT))
 
 
-class InterruptsAt:
-    """Raise a signal, whose handler raises, before the nth line that the recorder runs.
-
-    Garbage collection is off: it would close an earlier recorder, and an exception in there is lost.
-    """
-
-    def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
-        self.left, self.line, self._raises = number, "", raises
-
-    def __enter__(self) -> InterruptsAt:
-        gc.disable()
-        self._before = sys.gettrace()
-        self._handler = signal.signal(signal.SIGALRM, self._handle)
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-        signal.signal(signal.SIGALRM, self._handler)
-        gc.enable()
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in HOT or threading.current_thread() is not threading.main_thread():
-            return None
-        if event == "line" and not self.line:
-            self.left -= 1
-            if self.left < 0:
-                self.line = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                signal.raise_signal(signal.SIGALRM)
-        return self._trace
-
-    def _handle(self, *_: object) -> None:
-        raise self._raises
-
-
 @modes
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("filtered", [False, True])
@@ -280,7 +243,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
         directory = tmp_path / str(number)
         wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, flush_seconds=1000.0, **options)
         wrapped.reset(seed=11)
-        interrupts = InterruptsAt(number, raises)
+        interrupts = InterruptsAt(number, raises, lambda code: code.co_filename in HOT, returns=False)
         for t in range(14):
             try:
                 if t == 4:

@@ -282,8 +282,9 @@ class _Reader:
                     place = place.setdefault(key, {})
                 values = values_of(RowReader(lists[name]), feature, 1)
                 value = next(iter(values), None)
-                is_text = isinstance(value, bytes) and not self._ours
-                place[path[-1]] = value.decode(errors="replace") if is_text else value  # type: ignore[union-attr]
+                if isinstance(value, bytes) and not self._ours:
+                    value = value.decode(errors="replace")
+                place[path[-1]] = value
         return known
 
     def _parts(

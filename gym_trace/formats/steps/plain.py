@@ -69,11 +69,11 @@ def _numbers(rows: Array, form: Form) -> list[Any]:
     if form.is_base64:
         return [_base64(row.tobytes()) for row in rows]
     if form.dtype.kind != "f" or np.isfinite(rows).all():
-        return rows.tolist()  # type: ignore[no-any-return]
+        return list(rows.tolist())
     plain = rows.astype(object)
     for place in zip(*np.nonzero(~np.isfinite(rows))):
         plain[place] = _not_finite(rows[place])
-    return plain.tolist()  # type: ignore[no-any-return]
+    return list(plain.tolist())
 
 
 def _not_finite(number: Any) -> str:

@@ -42,10 +42,10 @@ class BatchPacker:
             raise_if_of_signal(error)
             return self.single(self._one_per_lane(value))
 
-    def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Any) -> Rows:
+    def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Array | None) -> Rows:
         if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
             room[...] = part
-            return room  # type: ignore[no-any-return]
+            return room
         return self._rows(leaf, part, None, self._count)
 
     def has_rows(self, value: Any, count: int) -> bool:

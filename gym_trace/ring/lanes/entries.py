@@ -241,19 +241,25 @@ class LaneState(NamedTuple):
 # -- checks of what is read --------------------------------------------------------------------------------------------
 
 
+def _malformed() -> CorruptTrace:
+    return CorruptTrace("malformed ring log entry")
+
+
 def _demand(holds: bool) -> None:
     if not holds:
-        raise CorruptTrace("malformed ring log entry")
+        raise _malformed()
 
 
 def _number(number: object, count: int) -> int:
-    _demand(type(number) is int and 0 <= number < count)
-    return int(number)  # type: ignore[call-overload, no-any-return]
+    if type(number) is not int or not 0 <= number < count:
+        raise _malformed()
+    return number
 
 
 def _typed(values: object, dtype: str, count: int) -> Array:
-    _demand(isinstance(values, np.ndarray) and values.dtype == dtype and values.shape == (count,))
-    return values  # type: ignore[return-value]
+    if not (isinstance(values, np.ndarray) and values.dtype == dtype and values.shape == (count,)):
+        raise _malformed()
+    return values
 
 
 def _lanes(lanes: Any, count: int) -> Array:
