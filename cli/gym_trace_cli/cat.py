@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from gym_trace_cli.selection import Selection, selection_options
 if TYPE_CHECKING:
     from gym_trace.errors import CorruptTrace
     from gym_trace.formats.steps.windows import Choice, Window
+    from gym_trace.model.values import Array
+    from gym_trace.playback.trace import Trace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
@@ -55,6 +57,8 @@ class StepSlice(TextOption):
 @section(
     "Steps",
     option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", StepSlice(), default=slice(None)),
+    option("--steps-where CONDITION", "Only steps where this holds: 'reward < -5'.", default=None),
+    option("--context N", "With --steps-where: N steps before and after, too.", click.IntRange(0), default=0),
     option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),
 )
 @section(
@@ -72,6 +76,8 @@ def command(
     directory: str,
     selection: Selection,
     steps: slice,
+    steps_where: str | None,
+    context: int,
     columns: str | None,
     form: str | None,
     as_json: bool,
@@ -87,12 +93,17 @@ def command(
     \b
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
+    gym-trace cat traces/cartpole --steps-where 'isnan(observations).any' --context 3
     """
     from gym_trace.formats.steps.csv_rows import csv_lines
     from gym_trace.formats.steps.jsonl import json_lines
-    from gym_trace.formats.steps.windows import choose, step_windows
+    from gym_trace.formats.steps.windows import choose
 
     form = _form(form, as_json, output)
+    if steps_where is None and context:
+        raise click.UsageError("--context: needs --steps-where")
+    if steps_where is not None and (form == "npz" or steps != slice(None)):
+        raise click.UsageError(f"--steps-where: excludes {'--format npz' if form == 'npz' else '--steps'}")
     trace = gym_trace.open_trace(directory)
     places = selection.told(trace).chosen
     choice = choose(trace, None if columns is None else [name.strip() for name in columns.split(",")])
@@ -112,7 +123,7 @@ def command(
 
                 write_npz(trace, places, choice, out.buffer, steps, on_progress)
         else:
-            windows = step_windows(trace, places, choice, steps, on_damage)
+            windows = _windows(trace, places, choice, steps, steps_where, context, on_damage)
             if form == "table":
                 _print_table(windows, choice)
             else:
@@ -122,6 +133,44 @@ def command(
     for problem in damage:
         click.echo(f"skipped: {show.printable(problem)}", err=True)
     return DAMAGED if damage else FINE
+
+
+def _windows(
+    trace: Trace,
+    places: Array,
+    choice: Choice,
+    steps: slice,
+    where: str | None,
+    context: int,
+    on_damage: Callable[[CorruptTrace], None],
+) -> Iterator[Window]:
+    """Yield the chosen steps; with a condition, those where it holds, with their neighbours."""
+    from gym_trace.formats.steps.windows import step_windows
+
+    if where is None:
+        yield from step_windows(trace, places, choice, steps, on_damage)
+        return
+    hits = trace[places].find_steps(where, on_damage="skip")
+    first = trace.episodes["first_step"][places]
+    for place, begin, end in _runs(hits, context):
+        # A window that begins with step 0 shows the observation before it, too.
+        chosen = slice(max(0, begin - int(first[place])), max(0, end - int(first[place])))
+        yield from step_windows(trace, [int(places[place])], choice, chosen, on_damage)
+
+
+def _runs(hits: Array, context: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (episode, first step, step after the last) of the steps around hits, neighbours joined."""
+    run: tuple[int, int, int] | None = None
+    for episode, step in hits.tolist():
+        begin, end = step - context, max(step, 0) + context + 1
+        if run is not None and run[0] == episode and begin <= run[2]:
+            run = episode, run[1], end
+            continue
+        if run is not None:
+            yield run
+        run = episode, begin, end
+    if run is not None:
+        yield run
 
 
 def _form(form: str | None, as_json: bool, output: str | None) -> str:

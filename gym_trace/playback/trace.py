@@ -24,6 +24,7 @@ from gym_trace.reading.episode_columns import EpisodeColumns
 from gym_trace.reading.episode_scan import arrays_of, scan_content
 from gym_trace.reading.episode_table import EpisodeTable
 from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
+from gym_trace.reading.step_columns import steps_where
 from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
@@ -217,7 +218,8 @@ class Trace:
 
         Args:
             where: a condition: ``return > 100 and outcome == "lost"``. Operators: and, or, not; == != < <= > >=, also
-                chained (``0 < steps <= 10``); in and not in, for lists and for text; + - * / % and abs() for numbers.
+                chained (``0 < steps <= 10``); in and not in, for lists and for text; + - * / %, abs(), isnan()
+                and isinf() for numbers.
                 Values: numbers, text, True, False and None. Columns:
 
                 - index (in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed, return are
@@ -442,6 +444,36 @@ class Trace:
         yield from scan_content(content, roots, wanted, self._report if skip else None)
         for damage in self.damage if skip else ():
             self._report(damage)
+
+    def find_steps(self, where: str, on_damage: str = "raise") -> Array:
+        """Find the steps where a condition holds, reading only the columns that it names, chunk by chunk.
+
+        ``trace.find_steps("isnan(observations).any or reward < -5")``. The language is that of select(). Columns:
+
+        - actions, rewards, observations (what the step led to): each value of a row is compared by itself; ``.any`` and
+          ``.all`` behind brackets join them: ``(abs(actions) > 1).any``. ``observations.position[2]`` names a part;
+        - annotations.NAME, infos.KEY; terminated, truncated, which are true or false;
+        - step (in the whole episode) and episode (its index in this trace).
+
+        If the condition names observations, the one before the first step of an episode counts as step -1, without
+        action and reward. isnan() and isinf() are true for numbers only; unknown values are None, as in select().
+
+        Args:
+            where: the condition.
+            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it, with a warning.
+
+        Returns:
+            (n, 2) int64, episode and step, sorted.
+
+        Raises InvalidOption, which points to the position, and CorruptTrace.
+        """
+        if on_damage not in ("raise", "skip"):
+            raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
+        skip = on_damage == "skip"
+        found = steps_where(self._content, where, self._report if skip else None)
+        for damage in self.damage if skip else ():
+            self._report(damage)
+        return found
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """Call a function with the arrays of each episode; see scan_recorded_traces."""

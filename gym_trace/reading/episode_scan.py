@@ -72,7 +72,7 @@ def scan_episodes(
             if on_damage is None:
                 raise
             # Look for all damage now, to compute the remaining parts once and not after each damaged chunk.
-            on_damage(_damage_at(writer, block.number, error.problem))
+            on_damage(damage_at(writer, block.number, error.problem))
             bad = [block.number, *_damaged_chunks(writer, parts, wanted, block.number + 1, needed, on_damage)]
             parts, wanted = _without(writer, bad, parts, wanted)
             pieces = [item for items in pending.values() for item in items]
@@ -109,11 +109,11 @@ def _damaged_chunks(
         try:
             writer.chunk(block.number, roots).decode_all()
         except CorruptTrace as error:
-            on_damage(_damage_at(writer, block.number, error.problem))
+            on_damage(damage_at(writer, block.number, error.problem))
             yield block.number
 
 
-def _damage_at(writer: WriterReader, number: int, problem: str) -> Damage:
+def damage_at(writer: WriterReader, number: int, problem: str) -> Damage:
     batch, i = writer.chunk_places[number]
     start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
     return Damage(str(batch.path), start, start + length, problem)

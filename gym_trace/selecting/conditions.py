@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -106,8 +106,12 @@ def _with_a_return(table: Table) -> Array:
 
 def rows_where(condition: str, table: Table) -> Array:
     """Return one bool per row: True where the condition holds. Raises InvalidOption, which marks the position."""
-    answer = _Evaluation(condition, table).condition(parse_condition(condition))
-    return np.broadcast_to(answer, len(table))
+    tree = parse_condition(condition)
+    answer = _Evaluation(condition, table).condition(tree)
+    if answer.ndim == 2 and answer.shape[1] != 1:
+        problem = f"{answer.shape[1]} values per row; write (…).any or (…).all"
+        raise pointed(condition, tree.begin, tree.end, problem)
+    return np.broadcast_to(answer[:, 0] if answer.ndim == 2 else answer, len(table))
 
 
 def sorted_rows(keys: str, table: Table, rows: Array, complete: Callable[[], Array] | None = None) -> Array:
@@ -149,12 +153,15 @@ class _Evaluation:
         """Return True where the condition holds."""
         if node.kind in ("and", "or"):
             combine = np.logical_and if node.kind == "and" else np.logical_or
-            return np.asarray(reduce(combine, map(self.condition, node.parts)))
+            answers = [self.condition(part) for part in node.parts]
+            self._demand_one_size(node, answers)
+            return np.asarray(reduce(combine, answers))
         if node.kind == "not":
             return ~self.condition(node.parts[0])
         if node.kind == "comparison":
             pairs = zip(node.value, node.parts, node.parts[1:])
-            answers = [self._compared(sign, left, right) for sign, left, right in pairs]
+            answers = [self._compared(node, sign, left, right) for sign, left, right in pairs]
+            self._demand_one_size(node, answers)
             return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*answers))) if answers[1:] else answers[0]
         column = self._value(node)
         if column.kind == "condition":
@@ -164,9 +171,17 @@ class _Evaluation:
         text = self._text(node)
         raise self._error(node, f"{text} is {_kind_name(column)}, not a condition; compare it, such as {text} == …")
 
-    def _compared(self, sign: str, left: Node, right: Node) -> Array:
+    def _demand_one_size(self, node: Node, arrays: Sequence[Array]) -> None:
+        """Raise InvalidOption if rows of several values have different numbers of them."""
+        sizes = {array.shape[1] for array in arrays if array.ndim == 2} - {1}
+        if len(sizes) > 1:
+            sizes_told = " and ".join(map(str, sorted(sizes)))
+            raise self._error(node, f"rows of {sizes_told} values do not go together; use .any or .all, or an index")
+
+    def _compared(self, node: Node, sign: str, left: Node, right: Node) -> Array:
         negated = sign in _NEGATED
         a, b = self._value(left), self._value(right)
+        self._demand_one_size(node, [a.data, b.data])
         if sign in ("is", "is not") and "none" not in (a.kind, b.kind):
             raise self._error(right, f"'{sign}' supports only None; write {'!=' if negated else '=='}")
         if sign in ("in", "not in"):
@@ -252,10 +267,17 @@ class _Evaluation:
                     raise type(error)(str(self._error(node, str(error)))) from None
             return self._columns[node.value]
         if node.kind in ("sum", "product"):
-            result = self._number(node.parts[0])
-            for sign, part in zip(node.value, node.parts[1:]):
-                result = _calculated(sign, result, self._number(part))
-            return result
+            first, *others = [self._number(part) for part in node.parts]
+            self._demand_one_size(node, [first.data, *(other.data for other in others)])
+            return reduce(lambda a, b: _calculated(b[0], a, b[1]), zip(node.value, others), first)
+        if node.kind in ("isnan", "isinf"):
+            data = self._number(node.parts[0]).data
+            test = np.isnan if node.kind == "isnan" else np.isinf
+            return Column("condition", test(data) if data.dtype.kind == "f" else np.zeros(data.shape, bool), ALWAYS)
+        if node.kind in ("any", "all"):
+            answer = self.condition(node.parts[0])
+            reduced = np.any if node.kind == "any" else np.all
+            return Column("condition", reduced(answer, 1, keepdims=True) if answer.ndim == 2 else answer, ALWAYS)
         if node.kind in ("plus", "minus", "abs"):
             column = self._number(node.parts[0])
             negated = _calculated("-", literal(0), column)

@@ -6,7 +6,8 @@
     comparison  = sum {("==" | "!=" | "<" | "<=" | ">" | ">=" | "in" | "not in" | "is" | "is not") sum}
     sum         = product {("+" | "-") product}
     product     = factor {("*" | "/" | "%") factor}
-    factor      = ("-" | "+") factor | "abs" "(" condition ")" | "(" condition ")" | list | literal | column
+    factor      = ("-" | "+") factor | call ["." ("any" | "all")] | list | literal | column
+    call        = ["abs" | "isnan" | "isinf"] "(" condition ")"
     list        = "[" [factor {"," factor}] "]" | "(" factor "," [factor {"," factor}] ")"
     literal     = number | "text" | 'text' | True | False | None
     column      = name {"." name | "[" number or "text" "]"}
@@ -18,7 +19,7 @@ rejects "return", warns about odd text, and crashes on deeply nested brackets.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gym_trace.errors import InvalidOption
@@ -30,6 +31,7 @@ _SHOWN = 72  # characters of the line in an error message
 _COMPARING = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None, "null": None}
 _WORDS = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
+_FUNCTIONS = ("abs", "isnan", "isinf")
 _HINTS = {
     "=": "write == to compare",
     "!": "write 'not'",
@@ -60,7 +62,8 @@ class Node(NamedTuple):
     """A node of the tree of a condition.
 
     Attributes:
-        kind: "or", "and", "not", "comparison", "sum", "product", "minus", "plus", "abs", "list", "literal" or "column".
+        kind: "or", "and", "not", "comparison", "sum", "product", "minus", "plus", "list", "literal", "column", or a
+            function: "abs", "isnan", "isinf", "any" or "all".
         value: the signs between the parts of a "comparison", "sum" or "product"; the values of a "list"; the value of
             a "literal"; the path of a "column".
     """
@@ -72,9 +75,17 @@ class Node(NamedTuple):
     end: int
 
 
+def columns_in(node: Node) -> Iterator[Node]:
+    """Yield the columns that an expression names."""
+    if node.kind == "column":
+        yield node
+    for part in node.parts:
+        yield from columns_in(part)
+
+
 def names(node: Node, column: str) -> bool:
     """Return True if the expression names a column."""
-    return (node.kind == "column" and node.value[0] == column) or any(names(part, column) for part in node.parts)
+    return any(named.value[0] == column for named in columns_in(node))
 
 
 def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
@@ -195,7 +206,7 @@ class _Parser:
             part = self._deeper(sign, self._factor)
             return Node("minus" if sign.text == "-" else "plus", None, (part,), sign.begin, part.end)
         if (opened := self.takes("(")) is not None:
-            return self._deeper(opened, lambda: self._in_brackets(opened))
+            return self._reduced(self._deeper(opened, lambda: self._in_brackets(opened)))
         if (opened := self.takes("[")) is not None:
             return self._deeper(opened, lambda: self._list(opened, "]", []))
         token = self._take()
@@ -208,11 +219,20 @@ class _Parser:
         if token.text in _CONSTANTS:
             return Node("literal", _CONSTANTS[token.text], (), token.begin, token.end)
         if (opened := self.takes("(")) is not None:
-            if token.text != "abs":
-                raise self._error(token, f"unknown function {token.text!r}; the only function is abs()")
+            if token.text not in _FUNCTIONS:
+                raise self._error(token, f"unknown function {token.text!r}; use abs(), isnan() or isinf()")
             part = self._deeper(opened, self.condition)
-            return Node("abs", None, (part,), token.begin, self._expect(")", opened).end)
+            return self._reduced(Node(token.text, None, (part,), token.begin, self._expect(")", opened).end))
         return self._column(token)
+
+    def _reduced(self, node: Node) -> Node:
+        """Parse .any or .all, also as a call, behind a closing bracket."""
+        if node.kind == "list" or self.takes(".") is None:
+            return node
+        if (word := self.takes("any", "all")) is None:
+            raise self._error(self._next, "expected any or all after '.'")
+        opened = self.takes("(")
+        return Node(word.text, None, (node,), node.begin, self._expect(")", opened).end if opened else word.end)
 
     def _in_brackets(self, opened: Token) -> Node:
         if self._next.text == ")" and self._next.kind == "sign":

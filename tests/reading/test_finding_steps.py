@@ -1,0 +1,172 @@
+"""Trace.find_steps finds the steps that a loop over all episodes finds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from damage import flip
+from edited import record_anything
+from gymnasium import spaces
+from runs import record_lengths, record_nested
+from shell import ok, run
+from zoo import ScriptedEnv, Told
+
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import CorruptTrace, InvalidOption
+
+Holds = Callable[[Any, int], Any]  # of an episode and a step in it; -1: the observation before the first
+
+
+def by_loop(trace: Any, holds: Holds, first: int = 0) -> list[list[int]]:
+    return [
+        [index, episode.first_step + i]
+        for index, episode in enumerate(trace)
+        for i in range(first, len(episode))
+        if holds(episode, i)
+    ]
+
+
+NESTED: list[tuple[str, Holds, int]] = [
+    ("reward > 3 and reward < 9", lambda e, i: 3 < e.rewards[i] < 9, 0),
+    ("actions[0] > 0.5", lambda e, i: e.actions[i, 0] > 0.5, 0),
+    ("(observations.image == 7).all", lambda e, i: (e.observations["image"][i + 1] == 7).all(), -1),
+    ("observation.image[3][2] % 5 == 1", lambda e, i: e.observations["image"][i + 1, 3, 2] % 5 == 1, -1),
+    ("observations.pair[0] == 3", lambda e, i: e.observations["pair"][0][i + 1] == 3, -1),
+    ('observations.pair[1] == "ab"', lambda e, i: e.observations["pair"][1][i + 1] == "ab", -1),
+    (
+        "observations.pair[0] == 3 and not reward > 4",
+        lambda e, i: e.observations["pair"][0][i + 1] == 3 and not (i >= 0 and e.rewards[i] > 4),
+        -1,
+    ),
+    ("(annotations.logits > 25).any()", lambda e, i: e.annotations["logits"][i].max() > 25, 0),
+    ("infos.map.a.b == 1 and step % 9 == 2", lambda e, i: i % 9 == 2, 0),
+    ("infos.list[1][0] == 2 and episode == 2 and step < 2", lambda e, i: e.index == 2 and i < 2, 0),
+    ("infos.nothing is None and step == 0", lambda e, i: i == 0, 0),
+]
+
+
+@pytest.mark.parametrize(("condition", "holds", "first"), NESTED, ids=[condition for condition, *_ in NESTED])
+def test_every_kind_of_column_can_be_asked_for(tmp_path: Path, condition: str, holds: Holds, first: int) -> None:
+    record_nested(tmp_path)
+    trace = open_trace(tmp_path)
+    expected = by_loop(trace, holds, first)
+    assert expected
+    assert trace.find_steps(condition).tolist() == expected
+    view = trace[[3, 1]]
+    if "episode" not in condition:
+        assert view.find_steps(condition).tolist() == by_loop(
+            view, lambda e, i: holds(trace[[3, 1][e.index]], i), first
+        )
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_filters_lanes_gaps_and_pictures_hide_no_step_and_add_none(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record_anything(tmp_path / "t", random)
+    trace = open_trace(tmp_path / "t")
+    assert trace.find_steps("step >= 0").tolist() == by_loop(trace, lambda e, i: True)
+    assert trace.find_steps("terminated").tolist() == by_loop(trace, lambda e, i: e.terminations[i])
+    assert trace.find_steps("truncated or terminated").tolist() == by_loop(
+        trace, lambda e, i: e.terminations[i] or e.truncations[i]
+    )
+    if trace.readers[0].layouts.is_flat and all(type(e.observations) is np.ndarray for e in trace):
+        found = trace.find_steps("(observations == 1).all")
+        assert found.tolist() == by_loop(trace, lambda e, i: np.all(e.observations[i + 1] == 1), -1)
+
+
+def test_nan_is_found_also_in_the_first_observation(tmp_path: Path) -> None:
+    box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    bad = np.array([0, np.nan, 0], np.float32)
+    good = np.zeros(3, np.float32)
+    env = ScriptedEnv(box, spaces.Discrete(2), [
+        (bad, [Told(good), Told(good + np.inf)]), (good, [Told(good), Told(bad, np.nan)]),
+    ])  # fmt: skip
+    wrapped = TraceRecordingWrapper(env, tmp_path)
+    for _ in range(2):
+        wrapped.reset()
+        wrapped.step(0)
+        wrapped.step(1)
+    wrapped.close()
+    trace = open_trace(tmp_path)
+    assert trace.find_steps("isnan(observations).any").tolist() == [[0, -1], [1, 1]]
+    assert trace.find_steps("isinf(observations).all").tolist() == [[0, 1]]
+    assert trace.find_steps("isnan(reward)").tolist() == [[1, 1]]
+    assert trace.find_steps("isnan(reward) and isnan(observations).any").tolist() == [[1, 1]]
+    assert trace.find_steps("reward > 0 or reward <= 0").tolist() == [[0, 0], [0, 1], [1, 0]]
+
+
+def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [10, 10, 10], flush_after=10)
+    (batch,) = tmp_path.glob("*.gtb")
+    second = int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1])
+    flip(batch, second + 200, second + 210, second + 220)
+    trace = open_trace(tmp_path)
+    with pytest.raises(CorruptTrace):
+        trace.find_steps("reward == 3")
+    with pytest.warns(UserWarning, match="skipped"):
+        found = trace.find_steps("reward == 3", on_damage="skip")
+    assert found[:, 0].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("observations > 1", "2 values per row; write (…).any or (…).all"),
+        ("steps > 1", "no column 'steps' of steps; did you mean 'step'?"),
+        ("observations[2] > 1", "no 2 in observations: its rows have the shape (2,)"),
+        ("infos.x == 1", "this trace has no infos"),
+        ("annotations.value > 1", "this trace has no annotations"),
+        ("terminated.x", "terminated is a single value"),
+        ("isfinite(reward)", "unknown function 'isfinite'; use abs(), isnan() or isinf()"),
+        ("(reward > 1).some", "expected any or all after '.'"),
+        ("reward >", "expected a column, number or text"),
+        ("reward", "reward is a number, not a condition"),
+    ],
+)
+def test_mistakes_are_pointed_at(tmp_path: Path, condition: str, told: str) -> None:
+    record_lengths(tmp_path, [3])
+    with pytest.raises(InvalidOption) as raised:
+        open_trace(tmp_path).find_steps(condition)
+    assert told in str(raised.value)
+    assert "^" in str(raised.value)
+
+
+def test_a_part_of_a_dict_has_to_be_named(tmp_path: Path) -> None:
+    record_nested(tmp_path)
+    trace = open_trace(tmp_path)
+    with pytest.raises(InvalidOption, match="name one of its parts: image, pair"):
+        trace.find_steps("observations == 1")
+    with pytest.raises(InvalidOption, match="infos is a dict; name a key"):
+        trace.find_steps("infos == 1")
+    with pytest.raises(InvalidOption, match="go together"):
+        trace.find_steps("(observations.image > annotations.logits).any")
+
+
+def test_cat_prints_the_steps_around_each_hit(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [12, 3])
+    told = ok(
+        "cat", str(tmp_path), "--steps-where", "reward == 6 or reward == 8", "--context", "1", "--columns", "rewards"
+    )
+    assert [line.split() for line in told.stdout.splitlines()[1:]] == [
+        ["0", str(step), str(step + 1)] for step in (4, 5, 6, 7, 8)
+    ]
+    told = ok("cat", str(tmp_path), "--steps-where", "observations[0] == 0")
+    assert [line.split()[:2] for line in told.stdout.splitlines()[1:]] == [
+        ["0", "-"],
+        ["0", "0"],
+        ["1", "-"],
+        ["1", "0"],
+    ]
+    told = ok(
+        "cat", str(tmp_path), "--steps-where", "terminated or step == 2", "--episodes", "1", "--columns", "actions"
+    )
+    assert [line.split()[:2] for line in told.stdout.splitlines()[1:]] == [["1", "2"]]
+    for wrong in (["--context", "1"], ["--steps-where", "step == 1", "--steps", "2"]):
+        assert run("cat", str(tmp_path), *wrong).exit_code == 2
