@@ -38,7 +38,7 @@ LAYERS = [
     {"video", "collecting", "formats"},
     {"adapters"},
     {"training"},
-    {"wrappers", "replay_env", "edit"},  # public paths
+    {"wrappers", "replay_env", "edit", "pytest_plugin"},  # public paths
 ]
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}

@@ -19,7 +19,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
 from gym_trace_cli.help import bundle, headed, option, section
-from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, json_option, trace_argument
+from gym_trace_cli.options import POSITIVE, TOLERANCE, TextOption, json_lines_option, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
@@ -43,6 +43,21 @@ _MOST_ALIKE = 3  # unverifiable episodes listed per reason
 _TOLD = 10  # differing episodes that are printed one by one
 
 
+class ColumnTolerance(TextOption):
+    """--tolerance: "rewards=1e-6", as a pair."""
+
+    name = "COLUMN=X"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        column, _, number = value.rpartition("=")
+        if not column:
+            self.fail(f"{value!r}: write COLUMN=X, such as rewards=1e-6", param, ctx)
+        try:
+            return column, float(number)
+        except ValueError:
+            self.fail(f"{value!r}: {number!r} is not a number", param, ctx)
+
+
 comparison_options = bundle(
     "comparison",
     dict,
@@ -56,6 +71,7 @@ verification_options = section(
         "verification",
         dict,
         comparison_options,
+        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", ColumnTolerance()),
         option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
         option("--through-the-crash", "Also run the action that a kill interrupted."),
         option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
@@ -93,6 +109,7 @@ def verify(
     skip_damaged: bool,
     report: Path | None,
     junit: Path | None,
+    tolerance: tuple[tuple[str, float], ...],
     **options: Any,
 ) -> int:
     """Replay the selected episodes, print results, write the reports, and return the exit code."""
@@ -104,6 +121,7 @@ def verify(
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     reasons: Counter[str] = Counter()
     try:
+        options["tolerances"] = dict(tolerance)
         options |= {"imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
         options |= recorded.arguments()
         _play(trace, chosen, as_json, options, outcome, reports, reasons)

@@ -59,6 +59,7 @@ class Comparison:
     Args:
         atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for bit,
             including dtypes and shapes.
+        tolerances: atol of single columns, by name: "rewards", "observations" or "observations/position".
         ignore: columns that are not compared, of COLUMNS.
 
     Raises:
@@ -67,12 +68,23 @@ class Comparison:
 
     COLUMNS = ("observations", "rewards", "terminations", "truncations", "infos")
 
-    def __init__(self, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()):
+    def __init__(
+        self,
+        atol: float = 0.0,
+        rtol: float = 0.0,
+        ignore: Collection[str] = (),
+        tolerances: Mapping[str, float] | None = None,
+    ):
         if not (atol >= 0 and rtol >= 0):
             raise InvalidOption(f"atol={atol!r}, rtol={rtol!r}: pass numbers, 0 or more")
+        for name, tolerance in (tolerances or {}).items():
+            if name.partition("/")[0] not in self.COLUMNS:
+                raise InvalidOption(f"tolerance of {name!r}: no such column; choose from {', '.join(self.COLUMNS)}")
+            if not tolerance >= 0:
+                raise InvalidOption(f"tolerance of {name!r}: {tolerance!r}; pass a number, 0 or more")
         if unknown := set(ignore) - set(self.COLUMNS):
             raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(self.COLUMNS)}")
-        self.atol, self.rtol = atol, rtol
+        self.atol, self.rtol, self.tolerances = atol, rtol, dict(tolerances or {})
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 
 
@@ -101,7 +113,7 @@ class EpisodeComparison:
         replayed: bool = False,
     ):
         self.largest, self.exact = 0.0, True
-        self._atol, self._rtol = comparison.atol, comparison.rtol
+        self._atol, self._rtol, self._tolerances = comparison.atol, comparison.rtol, comparison.tolerances
         self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
         self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
@@ -171,6 +183,12 @@ class EpisodeComparison:
                 return difference
         return None
 
+    def _atol_of(self, column: str) -> float:
+        """Return the absolute tolerance of a column, or of the nearest one that it is a part of."""
+        while column not in self._tolerances and column:
+            column = column.rpartition("/")[0]
+        return self._tolerances.get(column, self._atol)
+
     def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
         """Compare two values; return the difference."""
         seen = plain_array(seen)
@@ -186,16 +204,17 @@ class EpisodeComparison:
         if recorded.shape != seen.shape or not are_numbers:
             return Difference(step, column, (), recorded, seen, None)
         a, b = np.asarray(recorded), np.asarray(seen)
+        atol = self._atol_of(column)
         with np.errstate(all="ignore"):
             distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
-            near = distance <= self._atol + self._rtol * np.abs(a.astype(np.float64))
+            near = distance <= atol + self._rtol * np.abs(a.astype(np.float64))
             close = (near & np.isfinite(a) & np.isfinite(b)) | (a == b)
         close |= (a != a) & (b != b)
         largest = float(distance[np.isfinite(distance)].max(initial=0.0))
-        if (self._atol or self._rtol) and close.all():
+        if (atol or self._rtol) and close.all():
             self.largest, self.exact = max(self.largest, largest), False
             return None
-        off = ~close if self._atol or self._rtol or not alike else _bits_differ(a, b)
+        off = ~close if atol or self._rtol or not alike else _bits_differ(a, b)
         at = next((tuple(place) for place in np.argwhere(off).tolist()), ())
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)

@@ -47,6 +47,7 @@ def verify_trace(
     episodes: Collection[int] | None = None,
     atol: float = 0.0,
     rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
     ignore: Collection[str] = (),
     workers: int = 1,
     trust: bool = False,
@@ -67,6 +68,7 @@ def verify_trace(
         env_kwargs: override the recorded arguments of the environment.
         episodes: indices in the trace of those to play; None: all.
         atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded); both 0: bit for bit.
+        tolerances: atol of single columns, by name: {"rewards": 1e-6, "observations/position": 1e-9}.
         ignore: columns that are not compared: "observations", "rewards", "terminations", "truncations" or "infos".
         workers: processes to play in.
         trust: allow imports and calls that only the trace names; see Trace.make_env().
@@ -79,7 +81,7 @@ def verify_trace(
         EnvironmentUnavailable: the environment cannot be made here; says why.
         InvalidOption, TraceNotFound, CorruptTrace
     """
-    comparison = Comparison(atol, rtol, ignore)
+    comparison = Comparison(atol, rtol, ignore, tolerances)
     if workers < 1:
         raise InvalidOption(f"workers={workers}: pass 1 or more")
     if on_damage not in ("raise", "skip"):

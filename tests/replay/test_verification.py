@@ -15,6 +15,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
+from shell import run
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
@@ -383,3 +384,29 @@ def test_wrappers_around_a_made_environment_are_rebuilt(tmp_path: Path, kind: An
     assert verdicts(tmp_path, make_env=lambda: Pushed(space)) == ["identical"]
     assert verdicts(tmp_path, make_env=lambda: TimeLimit(clipping(Pushed(space)), 9)) == ["identical"]
     assert verdicts(tmp_path, make_env=lambda: TimeLimit(Pushed(space), 9)) == ["differs"]  # which is another one
+
+
+def test_a_tolerance_is_that_of_one_column_or_of_its_parts(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("Pendulum-v1"), tmp_path)
+    play_pendulum = [env.reset(seed=0), *(env.step(env.action_space.sample()) for _ in range(20))]
+    env.close()
+    assert len(play_pendulum) == 21
+    changed = {"env_kwargs": {"g": 10.0 + 1e-6}}
+    verdicts = {
+        name: next(verify_trace(tmp_path, tolerances=tolerances, **changed))
+        for name, tolerances in {
+            "both": {"observations": 1e-3, "rewards": 1e-3},
+            "observations": {"observations": 1e-3},
+            "rewards": {"rewards": 1e-3},
+        }.items()
+    }
+    assert {name: found.verdict for name, found in verdicts.items()} == {
+        "both": "close",
+        "observations": "differs",
+        "rewards": "differs",
+    }
+    assert verdicts["observations"].difference.column == "rewards"
+    tolerances = ("--tolerance", "observations=1e-3", "--tolerance", "rewards=1e-3")
+    assert run("verify", tmp_path, "--env-arg", "g=10.000001", *tolerances).exit_code == 0
+    for wrong in ("1e-3", "rewards=x", "scores=1", "rewards=-1"):
+        assert run("verify", tmp_path, "--tolerance", wrong).exit_code == 2

@@ -1,0 +1,123 @@
+"""The fixture golden_trace, in projects of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym_trace import open_trace
+from gym_trace.pytest_plugin import GoldenTrace
+
+pytest_plugins = ["pytester"]
+
+PENDULUM = """
+import gymnasium, numpy
+from gymnasium.envs.classic_control import PendulumEnv
+
+class Heavier(PendulumEnv):
+    metadata = PendulumEnv.metadata
+    def __init__(self, gravity=10.0):
+        super().__init__(g=gravity)
+
+def make():
+    return gymnasium.wrappers.TimeLimit(Heavier(GRAVITY), 20)
+
+def policy(observation):
+    return numpy.array([PUSH * observation[0]], numpy.float32)
+"""
+TESTS = """
+import pytest
+from pendulum import make, policy
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_swings(golden_trace, seed):
+    trace = golden_trace(f"swings-{seed}", make, policy, episodes=2, seed=seed)
+    assert len(trace) == 2 and (trace.episodes["steps"] == 20).all()
+
+def test_by_id(golden_trace):
+    golden_trace("cartpole", "CartPole-v1", steps=40)
+"""
+
+
+class Project:
+    """A project with an environment, a policy and tests of them."""
+
+    def __init__(self, pytester: pytest.Pytester):
+        self._pytester = pytester
+        pytester.makepyfile(test_golden=TESTS)
+        self.golden: Path = pytester.path / "golden"
+        self.write()
+
+    def write(self, gravity: float = 10.0, push: float = 0.5) -> None:
+        text = PENDULUM.replace("GRAVITY", str(gravity)).replace("PUSH", str(push))
+        self._pytester.makepyfile(pendulum=text)
+
+    def run(self, *arguments: str, **expected: int) -> str:
+        # By name, because the package may be installed without its entry points.
+        plugin = ["-p", "gym_trace.pytest_plugin"] if not _is_installed() else []
+        result = self._pytester.runpytest_subprocess(*plugin, "-q", "-p", "no:cacheprovider", *arguments, timeout=100)
+        result.assert_outcomes(**expected)
+        return result.stdout.str()
+
+
+def _is_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(point.value == "gym_trace.pytest_plugin" for point in entry_points(group="pytest11"))
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> Project:
+    return Project(pytester)
+
+
+def test_a_changed_constant_is_found_at_its_first_step_and_an_update_records_anew(project: Project) -> None:
+    told = project.run("-k", "by_id", failed=1)
+    assert "no golden trace; record it with pytest --golden-update" in told
+    project.run("--golden-update", passed=3)
+    before = {path: path.read_bytes() for path in project.golden.rglob("*") if path.is_file()}
+    assert sum(map(len, before.values())) < 60_000
+    project.run(passed=3)
+    assert before == {path: path.read_bytes() for path in project.golden.rglob("*") if path.is_file()}
+    project.write(gravity=10.1)
+    told = project.run(failed=2, passed=1)
+    assert "2 of 2 episodes are not as recorded" in told
+    assert "episode 0 at step 0, observations[" in told
+    assert "observations: differs at 20 steps, from step 0 on, by up to" in told
+    assert "rewards: differs at 19 steps, from step 1 on" in told
+    assert "if this is meant: pytest --golden-update" in told
+    project.run("--golden-update", passed=3)
+    assert {path.relative_to(project.golden) for path in project.golden.rglob("*")} == {
+        Path(name) for name in ("swings-0", "swings-7", "cartpole")
+    } | {path.relative_to(project.golden) for path in before}
+
+
+def test_a_policy_that_acts_otherwise_is_found_and_a_tolerance_accepts_a_small_drift(project: Project) -> None:
+    project.run("--golden-update", passed=3)
+    project.write(push=0.6)
+    told = project.run(failed=2, passed=1)
+    assert "the policy acts otherwise" in told
+    assert "episode 0 at step 0, actions[0]: recorded" in told
+    project.write(gravity=10.0 + 1e-7)
+    project.run("-k", "swings", failed=2)
+    (project.golden.parent / "test_golden.py").write_text(
+        TESTS.replace("seed=seed)", "seed=seed, tolerances={'observations': 1e-4, 'rewards': 1e-3})").replace(
+            "make, policy, ", "make, None, "
+        )
+    )
+    project.run("-k", "swings", passed=2)
+
+
+def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:
+    pytest.importorskip("xdist")
+    project.run("--golden-update", "-n", "2", passed=3)
+    project.run("-n", "2", passed=3)
+    assert len(open_trace(project.golden / "swings-7")) == 2
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "a/b"])
+def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match="not a name of a directory"):
+        GoldenTrace(tmp_path / "golden", update=True)(name, "CartPole-v1")
+    assert list(tmp_path.iterdir()) == []
