@@ -52,7 +52,7 @@ for name in $only; do
         environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,mcap,rerun,train \
             "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
-            rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics &&
+            rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' &&  # older ones cannot pickle functions of Python 3.11
             without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
             suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" || failed=1
         ;;
