@@ -391,6 +391,11 @@ class WriterReader:
 
     def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
         """Return the reset record of an episode: options, rng_state, reset_info, a large seed."""
+        start: dict[str, Any] = copied(self.kept_start_of(row, parts))
+        return start
+
+    def kept_start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
+        """Return the reset record of an episode without copying it: do not change it."""
         f = int((parts or self.parts).starts[row])
         if f < 0:
             return {}
@@ -402,7 +407,7 @@ class WriterReader:
         entries, ranks = known
         begun = int(ranks[f - int(self.chunk_bounds[number])])
         entry = entries[begun] if begun < len(entries) else None
-        return copied(entry) if isinstance(entry, dict) else {}
+        return entry if isinstance(entry, dict) else {}
 
     def starts_of(self, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the reset records of episodes, each with its index in rows. Reads each chunk once. Not copied."""

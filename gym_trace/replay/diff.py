@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
+from gym_trace.replay.fingerprints import Fingerprints, fingerprints_of
 
 _OF_THE_EPISODE = ("seed", "options", "first_step", "outcome", "has_final_observation")
 _COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 DIFFABLE = _COLUMNS + _OF_THE_EPISODE
 # Fields of the table of episodes that distinguish most episodes, and the column of each.
 _DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
-# Of the fragment table, without times of recording.
+# Fields of the fragment table that must be equal; times of recording may differ.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
 _ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "annotations"))
 
@@ -55,6 +54,9 @@ def diff_traces(
     can be compared. Yields one result per pair, in the order of the first trace. Running episodes are compared as far
     as they have been recorded.
 
+    If the episodes are in another order, both traces are read once before the first result, and a hash per episode is
+    kept. Only episodes with different hashes are read again.
+
     In a Difference, "recorded" is the value of the first trace and "seen" that of the second one. If an episode is
     shorter than the other, column is "steps".
 
@@ -77,7 +79,7 @@ def diff_traces(
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
     same = _same_bytes(a, b)
     if same is None:
-        yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b, compared))
+        yield from _compared_pairs(a, b, comparison, compared)
         return
     steps, end = a.episodes["steps"], 0
     for is_same, group in groupby(same):
@@ -90,10 +92,13 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
             yield from (_compared(a, one, other, comparison, compared) for one, other in pairs)
 
 
-def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episode, Episode]]:
+def _compared_pairs(
+    a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]
+) -> Iterator[EpisodeDifference]:
     ours, known = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
     if ours & known:
-        yield from _same_ones(a, b, {writer for writer, _ in ours & known})
+        places = _places_by_identity(a, b, {writer for writer, _ in ours & known})
+        yield from _in_any_order(a, b, *places, comparison, compared)
         return
     whole, others = _whole(a), _whole(b)
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
@@ -102,65 +107,98 @@ def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episo
     told = [name for name, column in _DISTINGUISHING.items() if column in compared]
     lined_up = ["seed"] if each_one else ["writer", *told]
     if all(a.episodes[name][common].tobytes() == b.episodes[name][common].tobytes() for name in lined_up):
-        yield from zip(a.scan(episodes=common), b.scan(episodes=common))
-        return
-    if each_one:
+        for one, other in zip(a.scan(episodes=common), b.scan(episodes=common)):
+            yield _compared(a, one, other, comparison, compared)
+    elif each_one:
         _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
-        left, right = whole[left], others[right]
+        yield from _in_any_order(a, b, whole[left], others[right], comparison, compared)
     else:
-        left, right = _places_by_content(a, b, compared)
+        prints = _prints_of_similar(a, b, compared)
+        places = _places_by_content(a, b, prints)
+        yield from _in_any_order(a, b, *places, comparison, compared, prints)
+
+
+def _in_any_order(
+    a: Trace,
+    b: Trace,
+    left: Array,
+    right: Array,
+    comparison: Comparison,
+    compared: frozenset[str],
+    prints: list[Fingerprints] | None = None,
+) -> Iterator[EpisodeDifference]:
+    """Compare pairs of episodes, in the order of the first trace. Reads both, then those with different fingerprints.
+
+    left, right: their places in a and b. prints: None: computed here.
+    """
     order = np.argsort(left)
-    for one, place in zip(a.scan(episodes=left[order]), right[order].tolist()):
-        yield one, b[place]
+    left, right = left[order], right[order]
+    if prints is None:
+        prints = [_prints(a, left, compared), _prints(b, right, compared)]
+    ours, theirs = (one.whole for one in prints)
+    pairs = list(zip(left.tolist(), right.tolist()))
+    is_same = [ours[one] is not None and ours[one] == theirs[other] for one, other in pairs]
+    closer, steps = a.scan(episodes=left[np.logical_not(is_same)]), a.episodes["steps"]
+    for same, (one, other) in zip(is_same, pairs):
+        yield (
+            EpisodeDifference(one, int(steps[one]), None)
+            if same
+            else _compared(a, next(closer), b[other], comparison, compared)
+        )
 
 
-def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Array, Array]:
+def _prints(trace: Trace, places: Array, compared: frozenset[str], for_pairs: bool = False) -> Fingerprints:
+    """Return fingerprints of these episodes; of damaged ones only what pairs need.
+
+    _compared() raises at other damage, after the episodes before it. Raises CorruptTrace.
+    """
+    try:
+        return fingerprints_of(trace, places, compared)
+    except CorruptTrace:
+        if for_pairs:
+            return fingerprints_of(trace, places, compared, only_content=True)
+        return Fingerprints.none(len(trace))
+
+
+def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[Array, Array]:
     """Return the indices of corresponding episodes in both traces: as many as the shorter one has.
 
     First those with the same content, then those of the same seed, then by position among those of the writer with the
-    same number, then by position. Reads both traces.
+    same number, then by position.
     """
     left: list[int] = []
     right: list[int] = []
     alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # those without a partner
+    contents = [found.content for found in prints]
     seeds = [[(seed if seed >= 0 else None) for seed in trace.episodes["seed"].tolist()] for trace in (a, b)]
     writers = [trace.episodes["writer"].tolist() for trace in (a, b)]
     everything = [[0] * len(trace) for trace in (a, b)]
-    for ours, theirs in (_contents(a, b, compared), seeds, writers, everything):
-        there: dict[Any, deque[int]] = {}
-        for place in alone[1]:
-            there.setdefault(theirs[place], deque()).append(place)
+    keys: list[list[list[Any]]] = [contents, seeds, writers, everything]
+    for ours, theirs in keys:
+        there: dict[Any, list[int]] = {}
+        for place in reversed(alone[1]):
+            there.setdefault(theirs[place], []).append(place)
         for place in list(alone[0]):
             if ours[place] is not None and (places := there.get(ours[place])):
                 left.append(place)
-                right.append(places.popleft())
+                right.append(places.pop())
                 del alone[0][left[-1]], alone[1][right[-1]]
     return np.array(left, np.int64), np.array(right, np.int64)
 
 
-def _contents(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes | None]]:
-    """Return a hash of each episode of both traces; None if no episode of the other trace is similar."""
+def _prints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
+    """Return fingerprints of both traces; none of episodes that differ from all of the other trace in their tables."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
     told = [
         list(zip(*(trace.episodes[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
     ]
     both = set(told[0]) & set(told[1])
-    columns = [name for name in ("observations", "actions", "rewards") if name in compared]
-    found: list[list[bytes | None]] = []
-    for trace, keys in zip((a, b), told):
-        digests: list[bytes | None] = [None] * len(trace)
-        wanted = np.array([place for place, key in enumerate(keys) if key in both], np.int64)
-        for place, episode in zip(wanted.tolist(), trace.scan(columns=columns, episodes=wanted) if columns else ()):
-            digest = hashlib.blake2b(digest_size=16)
-            for name in columns:
-                digest.update(pack_lenient(getattr(episode, name))[0])
-            digests[place] = digest.digest()
-        found.append(digests)
-    return found
+    similar = [np.array([place for place, key in enumerate(keys) if key in both], np.int64) for keys in told]
+    return [_prints(trace, places, compared, for_pairs=True) for trace, places in zip((a, b), similar)]
 
 
-def _same_ones(a: Trace, b: Trace, writers: set[str]) -> Iterator[tuple[Episode, Episode]]:
-    """Yield the episodes of one recording that both traces have, in the order of the first."""
+def _places_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, Array]:
+    """Return the indices in both traces of the episodes of one recording, of these writers."""
     theirs: dict[tuple[str, int, int], list[int]] = {}
     for place, key in enumerate(_identities(b)):
         theirs.setdefault(key, []).append(place)
@@ -168,8 +206,8 @@ def _same_ones(a: Trace, b: Trace, writers: set[str]) -> Iterator[tuple[Episode,
     for place, key in enumerate(_identities(a)):
         if key[0] in writers and theirs.get(key):
             pairs.append((place, theirs[key].pop(0)))
-    for one, (_, other) in zip(a.scan(episodes=np.array([place for place, _ in pairs], np.int64)), pairs):
-        yield one, b[other]
+    left, right = np.array(pairs, np.int64).reshape(-1, 2).T
+    return left, right
 
 
 def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:

@@ -1,0 +1,213 @@
+"""Fingerprints of episodes: hashes that compare two traces with one scan of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
+from gym_trace.model.layout import Layout, Leaf, Path
+from gym_trace.model.packing import pack, pack_lenient
+from gym_trace.model.schema import Layouts
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace
+from gym_trace.reading.assembly import Piece, assemble
+from gym_trace.reading.episode_scan import scan_episodes
+from gym_trace.reading.episode_table import Parts
+from gym_trace.reading.writer_reader import WriterReader
+
+CONTENT = ("observations", "actions", "rewards")
+_MORE = ("terminations", "truncations", "infos", "annotations")
+_FLAGS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
+_IN_STARTS = frozenset(("options", "infos"))
+
+
+class Fingerprints(NamedTuple):
+    """Hashes of the episodes of a trace, one per episode; None where there is none.
+
+    content: of the compared columns of CONTENT.
+    whole: of all that is compared. Episodes with equal hashes are equal bit for bit, including dtypes and shapes. Those
+        with different hashes may still be equal.
+    """
+
+    content: list[bytes | None]
+    whole: list[bytes | None]
+
+    @classmethod
+    def none(cls, episodes: int) -> Fingerprints:
+        return cls([None] * episodes, [None] * episodes)
+
+
+def fingerprints_of(
+    trace: Trace, places: Array, compared: Collection[str], *, only_content: bool = False
+) -> Fingerprints:
+    """Hash the episodes at these places; each chunk is read once. Raises CorruptTrace."""
+    found = Fingerprints.none(len(trace))
+    writers, rows = trace.episodes["writer"][places], trace.rows[places]
+    for number in np.unique(writers).tolist():
+        mine = np.flatnonzero(writers == number)
+        mine = mine[np.argsort(rows[mine], kind="stable")]
+        own_rows, own_places = rows[mine], places[mine].tolist()
+        for row, content, whole in _hashed(trace.readers[number], own_rows, compared, only_content):
+            begin, end = own_rows.searchsorted((row, row + 1)).tolist()  # a view may have an episode several times
+            for place in own_places[begin:end]:
+                found.content[place], found.whole[place] = content, whole
+    return found
+
+
+def _hashed(
+    writer: WriterReader, rows: Array, compared: Collection[str], only_content: bool
+) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    """Yield the row of each episode and its hashes."""
+    if writer.damage:
+        raise writer.damage[0].error()
+    wanted = np.zeros(len(writer.parts.table), bool)
+    wanted[rows] = True
+    content = [name for name in CONTENT if name in compared]
+    more = [name for name in _MORE if name in compared and not only_content]
+    hasher = _Hasher(writer)
+    for parts, row, pieces in scan_episodes(writer, frozenset((*content, *more)), wanted, None):
+        hasher.begin(pieces, bool(parts.trimmed[row]))
+        for name in content:
+            hasher.add_column(name)
+        seen = hasher.digest() if content else None
+        if only_content:
+            yield row, seen, None
+            continue
+        for name in more:
+            hasher.add_column(name)
+        hasher.add(_facts(writer, parts, row, compared))
+        yield row, seen, hasher.digest() if hasher.is_exact else None
+
+
+def _facts(writer: WriterReader, parts: Parts, row: int, compared: Collection[str]) -> list[Any]:
+    """Return what is compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
+    record = parts.table[row]
+    seed = int(record["seed"])
+    facts: dict[str, Any] = {
+        "seed": seed,
+        "first_step": int(record["first_step"]),
+        "outcome": str(record["outcome"]),
+        "has_final_observation": bool(record["has_final_observation"]),
+    }
+    if seed == wire.SEED_ELSEWHERE or not _IN_STARTS.isdisjoint(compared):
+        start = writer.kept_start_of(row, parts)
+        facts["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
+        facts["options"], facts["infos"] = start.get("options"), start.get("reset_info")
+    return [int(record["steps"]), *(value for name, value in facts.items() if name in compared)]
+
+
+class _Stored(NamedTuple):
+    """An array column of a chunk. head: of the parts of a tree before it; data: its bytes, width of them per row."""
+
+    head: bytes
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+    width: int
+
+
+class _Hasher:
+    """Hashes one episode after the other. Equal arrays give equal hashes, however chunks divide them."""
+
+    def __init__(self, writer: WriterReader):
+        self._layouts = writer.layouts
+        self._chunk: Chunk | None = None
+        self._stored: dict[str, list[_Stored] | None] = {}  # columns of that chunk
+
+    def begin(self, pieces: list[Piece], trimmed: bool) -> None:
+        self._pieces, self._trimmed = pieces, trimmed
+        self._hash = blake2b(digest_size=16)
+        self.is_exact = True
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def add_column(self, name: str) -> None:
+        (piece, *more), update = self._pieces, self._hash.update
+        rows = piece.observations if name == "observations" else piece.steps
+        count = rows.stop - rows.start
+        if more or self._trimmed or not count:
+            stored = None
+        elif name in _FLAGS:
+            update(_head_of_array("|b1", (), count) + bytes(count - 1))
+            update(b"\1" if piece.flags & _FLAGS[name] else b"\0")
+            return
+        else:
+            stored = self._stored_in(piece.chunk, name)
+        if stored is None:
+            self.add(assemble(name, self._pieces, self._layouts, self._trimmed, copy=False))
+        for head, dtype, shape, data, width in stored or ():  # the same bytes as add() would give
+            update(head + _head_of_array(dtype, shape, count))
+            update(data[rows.start * width : rows.stop * width])
+
+    def add(self, value: Any) -> None:
+        if type(value) is np.ndarray and value.dtype != object:
+            self._hash.update(_head_of_array(value.dtype.str, value.shape[1:], len(value)))
+            self._hash.update(np.ascontiguousarray(value).reshape(-1).data)
+        elif type(value) in (dict, tuple):
+            parts = dict(enumerate(value)) if type(value) is tuple else value
+            self._hash.update(_head_of_tree(type(value), parts))
+            for part in parts.values():
+                self.add(part)
+        else:
+            packed, remarks = pack_lenient(value)
+            self.is_exact &= not remarks
+            self._hash.update(b"V" + packed)
+
+    def _stored_in(self, chunk: Chunk, name: str) -> list[_Stored] | None:
+        """Return the arrays of a column as a chunk has them; None if they have to be assembled."""
+        if chunk is not self._chunk:
+            self._chunk, self._stored = chunk, {}
+        if name not in self._stored:
+            self._stored[name] = _stored(chunk, name, self._layouts)
+        return self._stored[name]
+
+
+def _stored(chunk: Chunk, name: str, layouts: Layouts) -> list[_Stored] | None:
+    if name == "infos":
+        return None
+    if name == "annotations":
+        notes: dict[Any, Path] = {path[1]: path for path in chunk.columns if path[0] == name and len(path) == 2}
+        heads = [_head_of_tree(dict, notes), *[b""] * len(notes)]
+        paths: list[tuple[bytes, Path]] = list(zip(heads, notes.values()))
+    elif name == "rewards":
+        paths = [(b"", (name,))]
+    else:
+        paths = list(_paths_of(layouts.observations if name == "observations" else layouts.actions))
+    if not paths or not all(path in chunk and not chunk.is_walked(path) for _, path in paths):
+        return None
+    arrays = [chunk.array(path) for _, path in paths]
+    if any(array.dtype == object for array in arrays):
+        return None
+    return [
+        _Stored(head, array.dtype.str, array.shape[1:], array.reshape(-1).view(np.uint8).data, array[:1].nbytes)
+        for (head, _), array in zip(paths, arrays)
+    ]
+
+
+def _paths_of(layout: Layout, head: bytes = b"") -> Iterator[tuple[bytes, Path]]:
+    """Yield the paths of the leaves, each with the heads of the trees that begin there."""
+    if isinstance(layout, Leaf):
+        yield head, layout.path
+        return
+    if not layout.children:
+        yield head, ()  # no column: an empty tree has to be assembled
+    head += _head_of_tree(tuple if layout.keys is None else dict, dict(layout.parts()))
+    for _, child in layout.parts():
+        yield from _paths_of(child, head)
+        head = b""
+
+
+@lru_cache(maxsize=4096)
+def _head_of_array(dtype: str, shape: tuple[int, ...], rows: int) -> bytes:
+    return b"A" + pack([dtype, rows, list(shape)])
+
+
+def _head_of_tree(kind: type, parts: dict[Any, Any]) -> bytes:
+    return kind.__name__.encode() + pack(list(parts))
