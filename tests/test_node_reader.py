@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rings
+import telltale
 from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
@@ -92,6 +94,41 @@ def test_node_reader_reads_rings_as_they_are_recorded(reader: Path, tmp_path: Pa
     for directory, (writer,) in zip(directories, read(reader, *directories), strict=True):
         assert as_described(writer) == describe_trace(directory)[0]
         assert len(writer["episodes"]) == 4
+
+
+def test_node_reader_restores_damaged_bytes_by_parity(reader: Path, tmp_path: Path) -> None:
+    batch = telltale.record(tmp_path / "intact", parity=True)
+    data = batch.read_bytes()
+    covered, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
+    stretch = (groups - 1) * block + 1
+    ends = (0, covered - stretch, covered - stretch // 2, covered, len(data) - stretch)
+    places = [(begin, begin + stretch) for begin in (*ends, *range(0, covered, 7 * block))]
+    places += [(at, at + 1) for at in (*range(0, len(data), 251), len(data) - 1)]
+    copies = []
+    for number, (begin, end) in enumerate(places):
+        copies.append(shutil.copytree(tmp_path / "intact", tmp_path / str(number)))
+        damaged = bytearray(data)
+        damaged[begin:end] = bytes(byte ^ 0xA5 for byte in data[begin:end])
+        (copies[-1] / batch.name).write_bytes(damaged)
+    expected = describe_trace(tmp_path / "intact")
+    assert len(expected[0]["episodes"]) == len(telltale.LENGTHS)
+    for (begin, end), (writer,) in zip(places, read(reader, *copies), strict=True):
+        seen = as_described(writer)
+        assert seen["episodes"] == expected[0]["episodes"], f"bytes {begin} to {end}"
+        assert seen["damage"] == [] or end > covered, f"bytes {begin} to {end}"
+
+
+def test_node_reader_restores_no_more_than_the_checksums_confirm(reader: Path, tmp_path: Path) -> None:
+    batch = telltale.record(tmp_path, parity=True)
+    data = bytearray(batch.read_bytes())
+    covered, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
+    begin = covered // 2 // block * block
+    for at in (begin, begin + groups * block):  # two blocks of one group
+        data[at] ^= 1
+    batch.write_bytes(data)
+    ((writer,),) = read(reader, tmp_path)
+    assert as_described(writer) == describe_trace(tmp_path)[0]
+    assert writer["damage"]
 
 
 def lanes_trace(directory: Path) -> None:

@@ -4,19 +4,15 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
 import { decompress } from "fzstd";
+import { CHUNK, FILE_MAGIC, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, extentOf, footerOf, headerAt, recordAt, u64 } from "./framing.mjs";
+import { heal } from "./parity.mjs";
 import { unpackMetadata } from "./values.mjs";
 
-const HEADER = 64, LARGE_ROW = 4096;
-const FILE_MAGIC = Buffer.from("894754420d0a1a0a", "hex");
-const SYNC_MARK = Buffer.from("f747545245430d0a", "hex");
-const FOOTER_MAGIC = Buffer.from("89475442454e440a", "hex");
-const SCHEMA = 1, CHUNK = 2, INDEX = 3;
+const LARGE_ROW = 4096;
 const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8, CHANGES = 16;
 const ORIGINS = 1; // a feature
 export const STARTS = 1, LEADS = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
 
-const align = (n) => Math.ceil(n / 8) * 8;
-const u64 = (bytes, at) => Number(bytes.readBigUInt64LE(at));
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -133,21 +129,20 @@ export const observationRows = (fragment) => fragment.steps + (fragment.flags & 
 
 // -- a batch file (2) -------------------------------------------------------------------------------------------------
 
-/** The 64 bytes at an offset if they have this magic and check, otherwise null. */
-function headerAt(bytes, at, magic) {
-  const head = bytes.subarray(at, at + HEADER);
-  const whole = head.length === HEADER && head.subarray(0, 8).equals(magic);
-  return whole && crc32(head.subarray(0, 60)) === head.readUInt32LE(60) ? head : null;
-}
-
 export class Batch {
   constructor(path, file) {
-    Object.assign(this, { file, bytes: readFileSync(join(path, file)), records: [], damage: [], torn: 0 });
+    Object.assign(this, { file, bytes: readFileSync(join(path, file)) });
+    this.load();
+    if (this.damage.length && this.fileId !== null && heal(this.bytes, this.fileId)) this.load();
+  }
+
+  load() {
+    Object.assign(this, { records: [], damage: [], torn: 0 });
     this.findFileId();
     let at = this.fileId === null ? this.bytes.length : HEADER;
     while (at < this.bytes.length && !this.isFooter(at)) at = this.take(at);
     this.sealed = at < this.bytes.length;
-    if (!this.sealed && !file.endsWith(".part")) this.damaged(Math.max(0, this.bytes.length - HEADER), this.bytes.length);
+    if (!this.sealed && !this.file.endsWith(".part")) this.damaged(Math.max(0, this.bytes.length - HEADER), this.bytes.length);
     if (this.sealed && !this.damage.length) this.checkIndex(this.footer);
   }
 
@@ -163,13 +158,12 @@ export class Batch {
     } else if (!(this.file.endsWith(".part") && this.bytes.length < HEADER)) {
       this.damaged(0, Math.min(HEADER, this.bytes.length));
     }
-    this.fileId = head?.subarray(16, 32) ?? headerAt(this.bytes, HEADER, SYNC_MARK)?.subarray(40, 56) ?? null;
+    const schema = headerAt(this.bytes, HEADER, SYNC_MARK), footer = headerAt(this.bytes, this.bytes.length - HEADER, FOOTER_MAGIC);
+    this.fileId = head?.subarray(16, 32) ?? schema?.subarray(40, 56) ?? footer?.subarray(24, 40) ?? null;
   }
 
   get footer() {
-    const head = headerAt(this.bytes, this.bytes.length - HEADER, FOOTER_MAGIC);
-    const ours = head?.subarray(24, 40).equals(this.fileId) && u64(head, 16) === this.bytes.length;
-    return ours ? head : null;
+    return footerOf(this.bytes, this.fileId);
   }
 
   isFooter(at) {
@@ -177,19 +171,17 @@ export class Batch {
   }
 
   recordAt(at) {
-    const head = headerAt(this.bytes, at, SYNC_MARK);
-    return head !== null && u64(head, 24) === at && head.subarray(40, 56).equals(this.fileId) ? head : null;
+    return recordAt(this.bytes, at, this.fileId);
   }
 
   /** Takes in the record at an offset, or what is damaged there; returns the offset of the next one. */
   take(at) {
     const head = this.recordAt(at);
-    const bodyAt = head === null ? 0 : at + HEADER + align(head.readUInt32LE(12));
-    const end = head === null ? 0 : bodyAt + u64(head, 16);
+    const { body, end } = head === null ? {} : extentOf(head);
     if (head === null || end > this.bytes.length) return this.resynchronise(at, head);
     try {
       this.takeRecord(head, this.bytes.subarray(at + HEADER, at + HEADER + head.readUInt32LE(12)),
-        this.bytes.subarray(bodyAt, end));
+        this.bytes.subarray(body, end));
     } catch (error) {
       if (!(error instanceof Damaged)) throw error;
       this.damaged(at, end);
