@@ -352,6 +352,18 @@ def damaged(directory: Path) -> None:
     Path(batch.path).write_bytes(data)
 
 
+def parity(directory: Path) -> None:
+    """Sealed batches with parity."""
+    small = mock.patch("gym_trace.format.trace_writer.BATCH_BYTES", 6000)
+    with small, record(directory, gymnasium.make("MountainCar-v0", max_episode_steps=80), record_infos=True) as env:
+        env.action_space.seed(0)
+        for episode in range(6):
+            env.reset(seed=episode)
+            for _ in range(4):
+                play(env, 20)
+                env.flush()
+
+
 def empty(directory: Path) -> None:
     """A recorder closed before its first reset: a manifest, no batch."""
     record(directory, gymnasium.make("CartPole-v1")).close()
@@ -361,7 +373,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         cartpole, taxi, blackjack, minigrid, pong, pictures, halfcheetah, values, mismatch, filtered, outcomes, batches,
-        two_writers, killed, damaged, empty, compacted,
+        two_writers, killed, damaged, parity, empty, compacted,
     )
 }  # fmt: skip
 NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # samples whose batches need a newer minor version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from column_hashes import describe_trace
 
-from gym_trace import open_trace
+from gym_trace import check_trace, heal_trace, open_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import columns
 from gym_trace.format.columns import Column
@@ -19,6 +20,7 @@ from gym_trace.model.vocabulary import OUTCOMES
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))
+PARITY = "format-1.1/parity"
 FOLDERS = sorted(str(path.relative_to(SAMPLES)) for path in SAMPLES.glob("format-*/*"))
 
 
@@ -69,6 +71,29 @@ def columns_of_samples() -> Iterator[Column]:
                         yield from batch.read_chunk(i, lambda path: True).columns.values()
                     except CorruptTrace:
                         assert name.endswith("damaged")
+
+
+def test_the_sample_with_parity_is_intact() -> None:
+    report = check_trace(SAMPLES / PARITY)
+    assert (report.files, report.damages, report.healed, report.remarks) == (4, [], [], [])
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged, and read as it was recorded")
+def test_the_sample_with_parity_reads_as_before_after_a_flip_and_can_be_healed(tmp_path: Path) -> None:
+    for start in (0, 1500, 3000, 4500):
+        trace = shutil.copytree(SAMPLES / PARITY, tmp_path / str(start))
+        batches = {path: path.read_bytes() for path in trace.glob("*.gtb")}
+        for path, data in batches.items():
+            begin = min(start, len(data) - 100)
+            path.write_bytes(
+                data[:begin] + bytes(byte ^ 0x5A for byte in data[begin : begin + 100]) + data[begin + 100 :]
+            )
+        assert describe_trace(trace) == EXPECTED[PARITY]
+        report = heal_trace(trace)
+        assert {damage.path for damage in report.healed} == set(map(str, batches))
+        assert report.hopeless == []
+        assert {path: path.read_bytes() for path in batches} == batches
+        assert check_trace(trace).healed == []
 
 
 def test_samples_hold_no_data_about_their_machine() -> None:
