@@ -153,7 +153,7 @@ environment_options = bundle(
 
 
 class RecordedEnvironment(NamedTuple):
-    """How to make the environment of a trace again. trust: allow imports, calls, files only the trace names."""
+    """Options that rebuild the environment of a trace. trust: allow imports, calls and files that the trace names."""
 
     env_id: str | None
     factory: str | None

@@ -30,9 +30,9 @@ Wrappers = list[tuple[str, Arguments | None]]  # innermost first, class and argu
 
 
 class Recipe(NamedTuple):
-    """How to build an environment. Arguments are in the form of argument().
+    """Instructions that rebuild an environment. argument() encodes each of its arguments.
 
-    class_name: of the environment itself, if known. wrappers: arguments are None if they are unknown.
+    class_name: class of the environment without its wrappers, or None. Arguments of a wrapper are None if unknown.
     """
 
     id: str

@@ -28,7 +28,7 @@ _IN_STARTS = frozenset(("options", "infos"))
 
 
 class Fingerprints(NamedTuple):
-    """Hashes of the episodes of a trace, one per episode; None where there is none.
+    """Hashes of the episodes of a trace, one per episode; None where it is unknown.
 
     content: of the compared columns of CONTENT.
     whole: of all that is compared. Episodes with equal hashes are equal bit for bit, including dtypes and shapes. Those

@@ -137,7 +137,7 @@ def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatc
 
 
 def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
-    """The columns of text in a field. Read as indices into what there is of them, a text takes memory once."""
+    """Yield the paths of the text columns in a field. Dictionary-encoded, equal texts take memory once."""
     if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
         yield path
     elif pa.types.is_struct(field.type):
