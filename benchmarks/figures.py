@@ -55,6 +55,12 @@ class Recorded:
         self.memory = of(runs, lambda r: r["recorded"]["memory"])
         self.steps = of(runs, lambda r: r["steps"])
         self.floors = {name: of(runs, lambda r, n=name: 1e6 * r["floors"][n]) for name in _floors(runs)}
+        self.over_ring = _canned_over_ring(runs)  # run by run, because the speed of the machine varies
+
+
+def _canned_over_ring(runs: list[Run]) -> Spread | None:
+    ratios = [run["floors"]["canned"] / run["floors"]["ring"] for run in runs if "canned" in run.get("floors", {})]
+    return spread(ratios) if ratios else None
 
 
 def _added(run: Run, loop: Run, clock: str) -> float:
@@ -74,8 +80,15 @@ class Read:
         self.bandwidth = of(runs, lambda r: r["size"] / r["again"] / 1e9)
         self.p50 = of(runs, lambda r: r["episodes"]["p50"])
         self.p99 = of(runs, lambda r: r["episodes"]["p99"])
-        self.window = of(runs, lambda r: r["window"])
-        self.rewards = of(runs, lambda r: r["steps"] / r["rewards"] / 1e6)
+        whole = [run for run in runs if "window" in run]
+        self.window = of(whole, lambda r: r["window"])
+        self.rewards = of(whole, lambda r: r["steps"] / r["rewards"] / 1e6)
+        random = [run["episodes"] for run in runs if "steps" in run.get("episodes", {})]
+        arrays = [episodes for episodes in random if episodes["bytes"]]
+        self.per_step = of(random, lambda e: e["seconds"] / e["steps"])
+        self.access = of(arrays, lambda e: e["bytes"] / e["seconds"] / 1e9)
+        self.copy = of(arrays, lambda e: e["bytes"] / e["copied"] / 1e9)
+        self.over_copy = of(arrays, lambda e: e["seconds"] / e["copied"])
         self.open = of(runs, lambda r: r["open"])
         self.memory = of(runs, lambda r: r["memory"])
         self.floors = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import lzma
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ RING_BYTES = 64 << 20  # of observations, more than a processor's cache
 RING_ROWS = 1024  # at most
 CANNED_ROWS = 16
 MOST_STEPS = 1_000_000  # steps compressed with zstd -19 and xz -9
-ROUNDS = 7
+ROUNDS = 5
+LONGER = 10  # times as many steps for the recorder, so that closing it counts little
 _READ = frozenset(("observations", "actions", "rewards"))  # as scan_recorded_traces reads them
 _FLAGS = ("terminations", "truncations")
 
@@ -35,8 +37,12 @@ class Canned(gymnasium.Env):
     """Repeats a few rows of an environment, so that the cost of wrappers is not lost in its noise."""
 
     def __init__(self, env: Any, actions: list[Any]):
+        self.observation_space, self.action_space = env.observation_space, env.action_space
         self.rows = [copy.deepcopy(env.step(action)) for action in actions]
         self.at = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.rows[0][0], {}
 
     def step(self, action: Any) -> Any:
         self.at = (self.at + 1) % CANNED_ROWS
@@ -79,8 +85,12 @@ class RingWrapper(gymnasium.Wrapper):
         return result
 
 
-def wrapping(workload: workloads.Workload) -> dict[str, float]:
-    """Return the seconds per step added by an empty wrapper, and by one that copies into a ring."""
+def wrapping(contestant: Contestant, workload: workloads.Workload, directory: str, scale: float) -> dict[str, float]:
+    """Return the seconds per step that wrappers add to an environment that repeats a few rows.
+
+    "empty": a wrapper that does nothing; "ring": one that copies into a ring; "canned", of single environments: the
+    contestant's, until all is readable.
+    """
     env = workload.make()
     env.reset(seed=0)
     actions = workload.actions(env, CANNED_ROWS * max(1, workload.lanes))
@@ -88,17 +98,30 @@ def wrapping(workload: workloads.Workload) -> dict[str, float]:
     observation, *others = canned.rows[0][:4]
     ring = Ring(observation, actions[0], *others)
     env.close()
-    wrapped = {"": canned, "empty": gymnasium.Wrapper(canned), "ring": RingWrapper(canned, ring)}
-    times: dict[str, list[float]] = {name: [] for name in wrapped}
-    many = actions * (100 if workload.images or workload.lanes else 1000)
+    many = actions * max(1, int(min(1.0, 10 * scale) * (100 if workload.images or workload.lanes else 1000)))
+    times: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
-        for name, target in wrapped.items():
-            step, begin = target.step, time.perf_counter()
-            for action in many:
-                step(action)
-            times[name].append((time.perf_counter() - begin) / len(many) / max(1, workload.lanes))
-    plain, *others = (statistics.median(found) for found in times.values())
-    return {name: seconds - plain for name, seconds in zip(("empty", "ring"), others)}
+        for name, target in {"": canned, "empty": gymnasium.Wrapper(canned), "ring": RingWrapper(canned, ring)}.items():
+            times.setdefault(name, []).append(_stepping(target, many) / max(1, workload.lanes))
+        if not workload.lanes:
+            times.setdefault("canned", []).append(
+                _stepping(contestant.wrap(canned, directory), many * LONGER, contestant)
+            )
+            shutil.rmtree(directory)
+    plain, *added = (statistics.median(found) for found in times.values())
+    return {name: seconds - plain for name, seconds in zip(list(times)[1:], added)}
+
+
+def _stepping(env: Any, actions: list[Any], contestant: Contestant | None = None) -> float:
+    """Return the seconds per step; of a contestant, with what it does afterwards."""
+    if contestant is not None:
+        contestant.start(env)
+    step, begin = env.step, time.perf_counter()
+    for action in actions:
+        step(action)
+    if contestant is not None:
+        contestant.finish(env)
+    return (time.perf_counter() - begin) / len(actions)
 
 
 # -- playback ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ WINDOW = 64
 WINDOWS = 256
 EPISODES = 200
 REPEATS = 5
+LONGEST = 3  # seconds of reading everything again
 
 
 # -- recording --------------------------------------------------------------------------------------------------------
@@ -45,7 +46,8 @@ def record(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     wrapped = contestant.wrap(contestant.make(workload), directory)
     result = _loop(contestant, workload, wrapped, actions, contestant.finish)
     result["memory"] = max(0, result["peak"] - raw[0]["peak"])
-    floors = contestant.recording_floors(workload) if task["floors"] else {}
+    canned = os.path.join(task["directory"], "canned")
+    floors = contestant.recording_floors(workload, canned, task.get("scale", 1.0)) if task["floors"] else {}
     raw.append(_loop(contestant, workload, env, actions))
     base = {key: (raw[0][key] + raw[1][key]) / 2 for key in ("wall", "cpu")}
     count = len(actions) * max(1, workload.lanes)
@@ -107,7 +109,7 @@ def _peak() -> float:
 def read(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     """Read everything, first and again; then single episodes, windows and rewards, each with a new reader.
 
-    Contestants that read rewards only by reading everything reuse that time.
+    Contestants that read rewards only by reading everything reuse that time. task["brief"]: skip windows and rewards.
     """
     directory = os.path.join(task["directory"], "recording")
     before = _peak()
@@ -117,7 +119,9 @@ def read(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     again = []
     floors = contestant.reading_floors(directory) if task["floors"] else {}
     floor_times: dict[str, list[float]] = {name: [] for name in floors}
-    for _ in range(REPEATS if floors or first < task["seconds"] / 2 else 1):
+    for _ in range(REPEATS):
+        if again and sum(again) > (LONGEST if floors else task["seconds"]):
+            break
         reader = contestant.open(directory)
         again.append(timed(lambda r=reader: contestant.scan(r))[0])
         for name, floor in floors.items():
@@ -125,13 +129,15 @@ def read(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     floors.clear()
     lengths = np.asarray(contestant.lengths(reader))
     random = np.random.default_rng(task["repeat"])
-    return {
+    found = {
         "open": opening, "steps": steps, "size": size, "first": first, "again": float(np.median(again)),
         "memory": memory, "floors": {name: float(np.median(times)) for name, times in floor_times.items()},
         "episodes": _random_episodes(contestant, directory, lengths, random, task["seconds"]),
-        "window": _random_windows(contestant, directory, lengths, random, task["seconds"]),
-        "rewards": _rewards(contestant, contestant.open(directory), float(np.median(again))),
     }  # fmt: skip
+    if not task.get("brief"):
+        found["window"] = _random_windows(contestant, directory, lengths, random, task["seconds"])
+        found["rewards"] = _rewards(contestant, contestant.open(directory), found["again"])
+    return found
 
 
 def _rewards(contestant: Contestant, reader: Any, everything: float) -> float:
@@ -149,15 +155,38 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def _random_episodes(
     contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float
 ) -> dict[str, float]:
-    """Return the seconds per episode, over as many as fit in `seconds`."""
+    """Read random episodes, as many as fit in `seconds`, and copy the arrays of each in memory.
+
+    Returns:
+        p50, p99: seconds per episode. count, steps, bytes: what was read. seconds, copied: time of reading and copying.
+    """
     reader = contestant.open(directory)
     times: list[float] = []
+    steps = size = 0
+    copied = 0.0
     for index in random.integers(0, len(lengths), EPISODES).tolist():
-        times.append(timed(lambda i=index: contestant.episode(reader, i))[0])
+        spent, columns = timed(lambda i=index: contestant.episode(reader, i))
+        times.append(spent)
+        arrays = list(arrays_in(columns))
+        copied += timed(lambda a=arrays: [array.copy() for array in a])[0]
+        steps += int(lengths[index])
+        size += sum(array.nbytes for array in arrays)
         if sum(times) > seconds:
             break
     p50, p99 = np.percentile(times, [50, 99]).tolist()
-    return {"p50": p50, "p99": p99, "count": len(times)}
+    return {
+        "p50": p50, "p99": p99, "count": len(times), "steps": steps, "bytes": size, "seconds": sum(times),
+        "copied": copied,
+    }  # fmt: skip
+
+
+def arrays_in(tree: Any) -> Iterator[np.ndarray]:
+    """Yield the arrays of numbers in dicts, lists and tuples."""
+    if isinstance(tree, np.ndarray) and tree.dtype != object:
+        yield tree
+    elif isinstance(tree, (dict, list, tuple)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from arrays_in(part)
 
 
 def _random_windows(contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float) -> float:

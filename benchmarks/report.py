@@ -35,11 +35,13 @@ smaller workloads).
   times. The time of gym-trace and gym_recording includes opening the trace. **GB/s**: decoded observations, *again*.
   All files are in the page cache.
 - **one episode**: observations, actions and rewards of up to {episodes} random episodes, as many as fit in the time,
-  with a new reader. **256 windows**: random windows of {window} steps (fewer at the end of an episode), extrapolated if
+  with a new reader. **µs per step** and **GB/s**: of these episodes; contestants have recorded episodes of different
+  lengths. **256 windows**: random windows of {window} steps (fewer at the end of an episode), extrapolated if
   time runs out. **rewards**: of all episodes, without other columns if the format supports that.
 - The last rows are lower bounds. *Ring*: a wrapper that only copies each row into preallocated memory of up to 1,024
   rows or 64 MiB. The ring and the empty wrapper are measured around an environment that repeats the same 16 rows,
-  because the noise of the real loop would hide them.
+  because the noise of the real loop would hide them. *gym-trace, on the repeated rows* is the recorder around the same
+  environment, until everything is readable. *Copying the same episodes in memory*: `array.copy()` of what was read.
   *zstd*: decompressing the same stored columns from memory into reused memory. *and filters*: also undoing the column
   filters. *zstd -19* and *xz -9*: the same columns, each in one piece.
 """.strip()
@@ -100,6 +102,8 @@ def _machine(results: dict[str, Any]) -> str:
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory']} GB, {machine['system']}",
         f"- {results['date']}, `{results['command']}`, {results['seconds'] / 60:.0f} minutes",
     ]
+    if spent := results.get("sections"):
+        lines.append("- seconds: " + ", ".join(f"{name} {seconds}" for name, seconds in spent.items()))
     if results["scale"] != 1:
         lines.append(f"- **partial run**: {results['scale']} times the steps and seconds")
     return "\n".join(lines)

@@ -23,12 +23,13 @@ from contestants import TITLES
 from peers import HERE, Unavailable, Worker, interpreter
 from schedule import Bench
 
+REPEATS = 3  # about 20 minutes on two cores
 _PYTHON_OPTIONS = {"envlogger": "envlogger_python", "lerobot": "lerobot_python", "gym-recording": "gym_python"}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="number of repetitions")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="number of repetitions")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps and seconds")
     parser.add_argument("--quick", action="store_true", help="smoke test: one short repetition")
     parser.add_argument("--only", default="", help="comma-separated workloads and contestants")
@@ -89,19 +90,18 @@ def main() -> None:
         sys.exit(f"--only: unknown workload or contestant: {', '.join(sorted(unknown))}")
     names = [name for name in TITLES if name in chosen] or list(TITLES)
     steps = [w for w in [*workloads.SINGLE, *workloads.VECTOR] if w.name in chosen]
+    spent: dict[str, int] = {}
     with tempfile.TemporaryFile() as log:
         workers, missing = started(given, names, log)
         bench = Bench(workers, steps or [*workloads.SINGLE, *workloads.VECTOR], given.repeats, given.steps_scale)
         try:
-            bench.recording_and_reading()
-            bench.kills()
-            bench.opening()
+            sections = [bench.recording_and_reading, bench.kills, bench.opening]
             if "gym-trace" in workers:
-                bench.sizes()
-                bench.growth()
-                bench.startup()
-            if not chosen:
-                bench.collect()
+                sections += [bench.sizes, bench.growth, bench.startup]
+            for section in sections if chosen else [*sections, bench.collect]:
+                started_at = time.monotonic()
+                section()
+                spent[section.__name__.replace("_", " ")] = round(time.monotonic() - started_at)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -113,12 +113,14 @@ def main() -> None:
         # The command line without paths of this machine.
         "command": " ".join(
             ["make bench"] + ["--quick"] * given.quick + ["--only " + given.only] * bool(given.only)
+            + [f"--repeats {given.repeats}"] * (not given.quick and given.repeats != REPEATS)
             + [f"--{name.replace('_', '-')} {'PATH' if name == 'gym_recording' else 'PYTHON'}"
                for name in paths if getattr(given, name)]
         ),
         "repeats": given.repeats,
         "scale": given.steps_scale,
         "seconds": round(time.monotonic() - begin),
+        "sections": spent,
         "versions": {name: worker.versions for name, worker in workers.items()},
         "notes": {name: worker.note for name, worker in workers.items()},
         "missing": missing,

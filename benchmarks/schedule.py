@@ -80,14 +80,16 @@ class Bench:
             steps[name, workload.name] = max(workload.lanes, 20, int(workload.steps * self.scale))
         recorded = worker.do(
             "record", directory, workload=workload.name, steps=steps.get((name, workload.name)), seconds=seconds,
-            floors=ours,
+            floors=ours, scale=self.scale,
         )  # fmt: skip
         if "refused" in recorded or "error" in recorded:
             return recorded, None
         steps[name, workload.name] = recorded["steps"]
         if workload.lanes and not ours:  # npz does not separate the episodes of lanes
             return recorded, None
-        return recorded, worker.do("read", directory, seconds=0.3 * seconds, repeat=repeat, floors=ours)
+        return recorded, worker.do(
+            "read", directory, seconds=max(0.05, 0.3 * seconds), repeat=repeat, floors=ours
+        )  # fmt: skip
 
     def sizes(self) -> None:
         """Measure sizes, two workloads at a time, because nothing is timed."""
@@ -146,7 +148,9 @@ class Bench:
                 _say(f"{count:,} episodes of gym-trace, repetition {repeat + 1} of {self.repeats}")
                 with self._directory() as directory:
                     recorded = self._built(OURS, count, directory)
-                    read = self.workers[OURS].do("read", directory, seconds=self.scale, repeat=repeat, floors=False)
+                    read = self.workers[OURS].do(
+                        "read", directory, seconds=self.scale, repeat=repeat, floors=False, brief=True
+                    )
                     runs.setdefault(str(count), []).append({"recorded": recorded, "read": read})
         _say("many batches")
         with self._directory() as directory:
@@ -170,7 +174,14 @@ class Bench:
     def collect(self) -> None:
         """Run collect.py and keep its table."""
         _say("several processes")
-        command = [sys.executable, str(HERE / "collect.py"), "--seconds", f"{max(1.0, 2 * self.scale)}"]
+        command = [
+            sys.executable,
+            str(HERE / "collect.py"),
+            "--seconds",
+            f"{max(1.0, 2 * self.scale)}",
+            "--repeats",
+            str(min(3, self.repeats)),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
         self.results["collect"] = done.stdout or done.stderr  # on failure, report its error
 

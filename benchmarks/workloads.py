@@ -120,7 +120,7 @@ VECTOR = [
     ),
     Workload("cartpole-x16", "16 CartPoles, SyncVectorEnv", lambda: _cartpoles(16, "sync"), 24_000 * 16, lanes=16),
     Workload(
-        "frames-x64", "64 environments of random frames, 84 x 84 x 4, SyncVectorEnv", _sampled, 200 * 64,
+        "frames-x64", "64 environments of random frames, 84 x 84 x 4, SyncVectorEnv", _sampled, 100 * 64,
         images=True, lanes=64,
     ),
     Workload("noise-x64", "64 lanes of noise, 84 x 84 x 4, made at once", _noise, 100 * 64, images=True, lanes=64),

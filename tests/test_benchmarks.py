@@ -44,7 +44,7 @@ def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floo
     place = {"workload": "cartpole", "directory": str(tmp_path)}
     hello, recorded, read, sizes = worked(
         [
-            {"kind": "record", "steps": 200, "seconds": 0.1, "floors": True, **place},
+            {"kind": "record", "steps": 200, "seconds": 0.1, "floors": True, "scale": 0.01, **place},
             {"kind": "read", "seconds": 0.1, "repeat": 0, "floors": True, **place},
             {"kind": "sizes", **place},
         ]
@@ -52,7 +52,13 @@ def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floo
     assert "gymnasium" in hello["versions"]
     assert recorded["steps"] == read["steps"] == 200
     assert recorded["bytes"] == sum(path.stat().st_size for path in (tmp_path / "recording").iterdir())
-    assert set(recorded["floors"]) == {"empty", "ring"}
+    assert set(recorded["floors"]) == {"empty", "ring", "canned"}
+    assert not (tmp_path / "canned").exists()
+    episodes = read["episodes"]
+    assert 0 < episodes["steps"] <= 200 * episodes["count"]
+    row = 4 * 4 + 8 + 8  # bytes of an observation, an action and a reward
+    assert episodes["bytes"] == episodes["steps"] * row + episodes["count"] * 16
+    assert episodes["seconds"] > 0 < episodes["copied"]
     assert set(read["floors"]) == {"decompress", "decode"}
     assert read["size"] > 200 * 16
     assert 0 < sizes["xz -9"] < recorded["bytes"] / 200
@@ -74,12 +80,13 @@ def test_a_worker_continues_after_an_unsupported_task(tmp_path: Path) -> None:
 LOOP = {"wall": 0.002, "cpu": 0.002, "finish": 0.0001, "peak": 50.0}
 RECORDED = {
     "steps": 1000, "raw": {"wall": 0.001, "cpu": 0.001}, "recorded": {**LOOP, "memory": 1.0}, "bytes": 16_000,
-    "floors": {"empty": 1e-7, "ring": 5e-7},
+    "floors": {"empty": 1e-7, "ring": 5e-7, "canned": 8e-7},
 }  # fmt: skip
 READ = {
     "open": 0.001, "steps": 1000, "size": 16_000, "first": 0.01, "again": 0.001, "memory": 1.0,
-    "floors": {"decompress": 0.0001, "decode": 0.001}, "episodes": {"p50": 0.0001, "p99": 0.001, "count": 200},
-    "window": 0.1, "rewards": 0.001,
+    "floors": {"decompress": 0.0001, "decode": 0.001}, "window": 0.1, "rewards": 0.001,
+    "episodes": {"p50": 0.0001, "p99": 0.001, "count": 10, "steps": 500, "bytes": 2_000_000,
+                 "seconds": 0.004, "copied": 0.002},
 }  # fmt: skip
 RESULTS = {
     "machine": {"cpu": "a processor", "cores": 2, "memory": 8, "system": "Linux"}, "date": "2026-01-01",
@@ -123,7 +130,41 @@ def test_a_missed_aim_is_reported() -> None:
     from aims import aims
     from figures import Figures
 
-    found = {aim.text: aim for aim in aims(Figures(copy.deepcopy(RESULTS)))}
+    results = copy.deepcopy(RESULTS)
+    results["recording"]["pong"] = {"gym-trace": [{**RECORDED, "bytes": 80_000}]}
+    results["reading"]["pong"] = {"gym-trace": [READ]}
+    found = {aim.text: aim for aim in aims(Figures(results))}
     assert found["CartPole: at most 0.4 µs added per step"][1:] == ("1.00 µs", "**no**")
     assert found["size: within 1.4 times of xz -9 of the same columns"][1:] == ("cartpole 1.14", "yes")
-    assert found["Pong: at most 90 bytes per frame"][1:] == ("not measured", "–")
+    repeated = "Pong: at most 1.5 times copying into a ring, both on repeated rows"
+    assert found[repeated][1:] == ("1.60", "**no**")
+    copied = "a random episode of images: within 1.5 times of copying its bytes in memory"
+    assert found[copied][1:] == ("pong 2.00", "**no**: pong")
+    assert found["Pong: at most 90 bytes per frame"][1:] == ("80.0 bytes", "yes")
+    assert found["1,024 CartPoles: at most 60 ns added per step of a lane"][1:] == ("not measured", "–")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_report_shows_random_access_per_step_beside_a_copy_in_memory() -> None:
+    from figures import Figures
+    from tables import playback
+
+    text = "\n".join(playback(Figures(copy.deepcopy(RESULTS)), "cartpole"))
+    head, _, *rows = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert {len(row) for row in rows} == {len(head)}
+    ours = dict(zip(head, rows[0]))
+    assert ours["µs per step"] == "8.00"  # of episodes of any length
+    copied = next(row for row in rows if "copying" in row[0])
+    assert (rows[0][7], copied[7]) == ("0.50", "1.00")  # GB/s
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_results_of_an_earlier_run_can_be_reported() -> None:
+    from aims import aims
+    from figures import Figures
+    from tables import playback, recording
+
+    figures = Figures(json.loads((BENCHMARKS / "results.json").read_text()))
+    assert any(aim.holds == "yes" for aim in aims(figures))
+    for name in figures.results["recording"]:
+        assert "gym-trace" in "".join((*recording(figures, name), *playback(figures, name)))

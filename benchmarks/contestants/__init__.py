@@ -23,7 +23,11 @@ TITLES = {
     "npz": "lists + np.savez_compressed, one file per episode",
     "h5py": "h5py, append per step, gzip",
 }
-FLOORS = {"empty": "an empty wrapper", "ring": "copying into a ring"}
+FLOORS = {
+    "empty": "an empty wrapper",
+    "ring": "copying into a ring",
+    "canned": "gym-trace, on the repeated rows",
+}
 
 
 class Contestant(ABC):
@@ -99,8 +103,8 @@ class Contestant(ABC):
         """Read the rewards of all episodes, without other columns if possible; return steps."""
         return self.scan(reader)[0]
 
-    def recording_floors(self, workload: workloads.Workload) -> dict[str, float]:
-        """Return seconds per step for each of FLOORS. Called for one contestant only."""
+    def recording_floors(self, workload: workloads.Workload, directory: str, scale: float) -> dict[str, float]:
+        """Return seconds per step for each of FLOORS. Called for one contestant only. scale: factor on steps."""
         return {}
 
     def reading_floors(self, directory: str) -> dict[str, Callable[[], float]]:

@@ -54,8 +54,8 @@ class Entry(Contestant):
     def rewards(self, reader: Trace) -> int:
         return sum(len(episode.rewards) for episode in reader.scan(columns=("rewards",)))
 
-    def recording_floors(self, workload: workloads.Workload) -> dict[str, float]:
-        return floors.wrapping(workload)
+    def recording_floors(self, workload: workloads.Workload, directory: str, scale: float) -> dict[str, float]:
+        return floors.wrapping(self, workload, directory, scale)
 
     def reading_floors(self, directory: str) -> dict[str, Callable[[], float]]:
         blobs = floors.Blobs(directory)
