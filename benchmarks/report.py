@@ -41,7 +41,8 @@ smaller workloads).
 - The last rows are lower bounds. *Ring*: a wrapper that only copies each row into preallocated memory of up to 1,024
   rows or 64 MiB. The ring and the empty wrapper are measured around an environment that repeats the same 16 rows,
   because the noise of the real loop would hide them. *gym-trace, on the repeated rows* is the recorder around the same
-  environment, until everything is readable. *Copying the same episodes in memory*: `array.copy()` of what was read.
+  environment, until everything is readable. *Copying the same episodes in memory*: into reused memory; readers return
+  new memory.
   *zstd*: decompressing the same stored columns from memory into reused memory. *and filters*: also undoing the column
   filters. *zstd -19* and *xz -9*: the same columns, each in one piece.
 """.strip()
