@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from gym_trace.reading.opened import Scanned
 from gym_trace.reading.writer_reader import WriterReader
 
 OnDamage = Callable[[Damage], None]
+_Arrays = tuple[Any, Any, Array]  # observations, actions, rewards
 _CALLBACK = "observations", "actions", "rewards"
+_JOINED = 1 << 20  # bytes of episodes that are joined at once: an array that is kept keeps this much memory at most
 
 
 def scan_content(
@@ -134,46 +137,126 @@ def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) 
     return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments], starts=starts), wanted
 
 
-def arrays_of(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
+class _Typed(NamedTuple):
+    """Typed rows: one array per leaf.
+
+    seen: of observations. done: of actions; rewards come last.
+    """
+
+    seen: list[Array]
+    done: list[Array]
+
+    @property
+    def row_type(self) -> list[tuple[Any, ...]]:
+        return [(array.dtype, array.shape[1:]) for array in (*self.seen, *self.done)]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(array.itemsize * math.prod(array.shape[1:]) for array in (*self.seen, *self.done))
+
+    def slicer(self, layouts: Layouts) -> Callable[[int, int, int, int], _Arrays]:
+        """Return a function that cuts an episode out of these rows."""
+        seen, (*done, rewards) = self.seen, self.done
+        if layouts.is_flat:
+            (observations,), (actions,) = seen, done
+            return lambda o, p, s, t: (observations[o:p], actions[s:t], rewards[s:t])
+        return lambda o, p, s, t: (
+            put_together(layouts.observations, [array[o:p] for array in seen]),
+            put_together(layouts.actions, [array[s:t] for array in done]),
+            rewards[s:t],
+        )
+
+
+class _Read(NamedTuple):
+    """A chunk, and its columns if they are all typed."""
+
+    chunk: Chunk
+    number: int
+    typed: _Typed | None
+
+
+_Part = tuple[_Read, int, int, int, int]  # a fragment: its observations, from and to, and its steps, from and to
+
+
+def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     """Yield (observations, actions, rewards) of each episode: the fast way through a whole trace."""
-    parts = writer.parts
-    alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
-    alone[parts.trimmed] = False
-    pending: dict[int, list[Piece]] = {}
+    parts, layouts = writer.parts, writer.layouts
+    plain = (parts.table["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
+    alone, last = plain & (np.diff(parts.first) == 1), parts.last
+    pending: dict[int, list[_Part]] = {}
     for block in writer.blocks():
         chunk = writer.chunk(block.number, frozenset(_CALLBACK))
         chunk.decode()
+        read = _Read(chunk, block.number, _typed(layouts, chunk))
         o, s = (offsets.tolist() for offsets in block.offsets)
-        sliced = _slicer(writer.layouts, chunk)
-        whole = (alone[block.rows] & (block.rows >= 0)).tolist()
-        for i, row in enumerate(block.rows.tolist()):
-            if sliced is not None and whole[i]:
-                yield sliced(o[i], o[i + 1], s[i], s[i + 1])
-            elif row >= 0:
-                pieces = pending.setdefault(row, [])
-                pieces.append(Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0))
-                if parts.is_whole(row, len(pieces)):
-                    pieces, trimmed = pending.pop(row), bool(parts.trimmed[row])
-                    columns = (assemble(name, pieces, writer.layouts, trimmed, copy=False) for name in _CALLBACK)
-                    observations, actions, rewards = columns
-                    yield observations, actions, rewards
-        del chunk, sliced  # before the next ones take memory
+        present = block.rows >= 0
+        ends = present & (last[block.rows] == block.begin + np.arange(len(present)))
+        whole = ends & alone[block.rows] & (read.typed is not None)
+        others = np.flatnonzero(present & ~whole)
+        ended: list[tuple[int, list[_Part]]] = []
+        for i, row, is_end in zip(*(column.tolist() for column in (others, block.rows[others], ends[others]))):
+            pending.setdefault(row, []).append((read, o[i], o[i + 1], s[i], s[i + 1]))
+            if is_end:
+                ended.append((row, pending.pop(row)))
+        joined = _joined_arrays(writer, ended, plain)
+        sliced = None if read.typed is None else read.typed.slicer(layouts)
+        for i, is_whole in zip(np.flatnonzero(ends).tolist(), whole[ends].tolist()):
+            yield sliced(o[i], o[i + 1], s[i], s[i + 1]) if sliced is not None and is_whole else next(joined)
+        del chunk, read, sliced, ended, joined  # before the next ones take memory
 
 
-def _slicer(layouts: Layouts, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
-    """Return a function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
-    seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
-    done_paths = [leaf.path for leaf in layouts.actions.leaves()]
-    paths = [*seen_paths, *done_paths, ("rewards",)]
-    if not all(path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object for path in paths):
+def _typed(layouts: Layouts, chunk: Chunk) -> _Typed | None:
+    """Return the columns of a chunk; None if they are not all typed."""
+    seen = [leaf.path for leaf in layouts.observations.leaves()]
+    done = [*(leaf.path for leaf in layouts.actions.leaves()), ("rewards",)]
+    for path in (*seen, *done):
+        if path not in chunk or chunk.is_walked(path) or chunk.array(path).dtype == object:
+            return None
+    return _Typed([chunk.array(path) for path in seen], [chunk.array(path) for path in done])
+
+
+def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]], plain: Array) -> Iterator[_Arrays]:
+    """Yield the arrays of episodes that end in one chunk, given as (row, parts). Small ones are joined together."""
+    rows = np.array([row for row, _ in episodes], np.int64)
+    steps = writer.parts.table["steps"][rows]
+    typed = [part[-1][0].typed for _, part in episodes[:1]]
+    row_bytes = sum(_JOINED if it is None else it.row_bytes for it in typed)
+    for begin, end in _batches((steps + 1) * row_bytes):
+        some = episodes[begin:end]
+        joined = _joined([part for _, parts in some for part in parts]) if plain[rows[begin:end]].all() else None
+        if joined is None:
+            for row, parts in some:
+                pieces = [Piece(it.chunk, it.number, slice(o, p), slice(s, t), 0) for it, o, p, s, t in parts]
+                trimmed = bool(writer.parts.trimmed[row])
+                columns = (assemble(name, pieces, writer.layouts, trimmed, copy=False) for name in _CALLBACK)
+                observations, actions, rewards = columns
+                yield observations, actions, rewards
+            continue
+        sliced, done = joined.slicer(writer.layouts), 0
+        for number, count in enumerate(steps[begin:end].tolist()):
+            yield sliced(done + number, done + number + count + 1, done, done + count)
+            done += count
+
+
+def _batches(sizes: Array) -> Iterator[tuple[int, int]]:
+    """Yield runs of items of at most _JOINED bytes, as (begin, end); a larger item is a run of its own."""
+    total = np.cumsum(sizes)
+    begin = 0
+    while begin < len(sizes):
+        until = _JOINED + (int(total[begin - 1]) if begin else 0)
+        end = max(begin + 1, int(np.searchsorted(total, until, side="right")))
+        yield begin, end
+        begin = end
+
+
+def _joined(parts: list[_Part]) -> _Typed | None:
+    """Join the rows of all parts; None if they are not all typed, or of different types."""
+    typed = [read.typed for read, *_ in parts if read.typed is not None]
+    distinct = list({id(it): it for it in typed}.values())
+    if len(typed) < len(parts) or any(it.row_type != distinct[0].row_type for it in distinct[1:]):
         return None
-    seen, done = [chunk.array(path) for path in seen_paths], [chunk.array(path) for path in done_paths]
-    rewards = chunk.array(("rewards",))
-    if layouts.is_flat:
-        (observations,), (actions,) = seen, done
-        return lambda o, p, s, t: (observations[o:p], actions[s:t], rewards[s:t])
-    return lambda o, p, s, t: (
-        put_together(layouts.observations, [array[o:p] for array in seen]),
-        put_together(layouts.actions, [array[s:t] for array in done]),
-        rewards[s:t],
+    seen, done = range(len(typed[0].seen)), range(len(typed[0].done))
+    return _Typed(
+        [np.concatenate([it.seen[leaf][o:p] for it, (_, o, p, _, _) in zip(typed, parts)]) for leaf in seen],
+        [np.concatenate([it.done[leaf][s:t] for it, (_, _, _, s, t) in zip(typed, parts)]) for leaf in done],
     )

@@ -6,11 +6,15 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+import pytest
+from gymnasium import spaces
 from runs import record_lengths, record_nested
-from zoo import bits
+from vectors import TraceRecordingVectorWrapper
+from zoo import CountingEnv, ScriptedEnv, Told, bits
 
-from gym_trace import open_trace, scan_recorded_traces
+from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 
 
 def everything_of(episode: Any) -> list[Any]:
@@ -90,3 +94,59 @@ def test_a_scan_does_not_overwrite_arrays_of_an_earlier_one(tmp_path: Path) -> N
         scan_recorded_traces(tmp_path / "b", lambda *_: None)
         assert all(episode.observations is not None for episode in open_trace(tmp_path / "b"))
     assert bits(kept) == expected
+
+
+def record_lanes(directory: Path, lengths: list[int], steps: int, flush_every: int) -> None:
+    makes = [lambda length=length: CountingEnv(length) for length in lengths]
+    envs = TraceRecordingVectorWrapper(gymnasium.vector.SyncVectorEnv(makes), directory)
+    envs.reset(seed=0)
+    for step in range(steps):
+        envs.step(np.full(len(lengths), step % 4))
+        if step % flush_every == flush_every - 1:
+            envs.flush()
+    envs.close()
+
+
+def kept_by(directory: Path) -> list[Any]:
+    """Return the arrays of a callback, which are those of the episodes by their indices."""
+    kept: list[Any] = []
+    scan_recorded_traces(directory, lambda *arrays: kept.append(arrays))
+    trace = open_trace(directory)
+    assert bits(kept) == bits(
+        [(it.observations, it.actions, it.rewards) for it in (trace[i] for i in range(len(trace)))]
+    )
+    return kept
+
+
+def test_a_callback_gets_episodes_of_lanes_that_go_through_several_chunks(tmp_path: Path) -> None:
+    record_lanes(tmp_path, [1, 2, 3, 5, 8, 40], 60, flush_every=4)
+    kept = kept_by(tmp_path)
+    assert [len(rewards) for *_, rewards in kept].count(40) == 1
+    assert len(kept) > 60
+
+
+def test_a_callback_gets_rewards_whose_type_changes_from_chunk_to_chunk(tmp_path: Path) -> None:
+    rewards = [[np.float32(0.5)] * 4, [np.float32(0.5)] * 3 + [np.int16(1)] * 3, [np.int16(2)] * 4, [0.5, "much"] * 2]
+    episodes = [(np.zeros(1), [Told(np.ones(1), reward) for reward in told]) for told in rewards]
+    env = ScriptedEnv(spaces.Box(0, 1, (1,), np.float64), spaces.Discrete(2), episodes)
+    wrapped = TraceRecordingWrapper(env, tmp_path)
+    for told in rewards:
+        wrapped.reset()
+        for step in range(len(told)):
+            wrapped.step(0)
+            if step == 2:
+                wrapped.flush()
+    wrapped.close()
+    assert [found.dtype for *_, found in kept_by(tmp_path)] == [np.float32, np.float64, np.int16, object]
+
+
+def test_an_array_of_a_callback_keeps_little_memory_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.reading.episode_scan._JOINED", 500)
+    record_lanes(tmp_path, [3] * 30 + [40], 41, flush_every=1)  # so that no episode is in one chunk
+    observations = [array for array, *_ in kept_by(tmp_path)]
+    memory = [array if array.base is None else array.base for array in observations]
+    assert all(whole.nbytes <= max(500, array.nbytes) for array, whole in zip(observations, memory))
+    assert max(array.nbytes for array in observations) > 500
+    assert len({id(whole) for whole in memory}) < len(observations) / 2  # small ones were joined together
