@@ -20,7 +20,7 @@ from gym_trace.model.values import ABSENT, Array
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
-_LEAST_GROUP = 3 << 19  # raw bytes of a group of lanes
+_SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # least raw bytes of a group of lanes, without and with large values
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
 _DIMENSIONS = 32  # of a row
 PACKED_ABSENT = pack(ABSENT)
@@ -244,17 +244,19 @@ def rows_in(segment: Segment) -> int:
 def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
     """Split the segments of a slab by lanes, each group for chunks of its own, so that episodes are read alone.
 
-    Only large rows are split, and into groups of _LEAST_GROUP bytes or more. For small rows a chunk of all lanes is
-    decoded in less time than many chunks.
+    A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that a scan does not become slower.
     """
-    if not any(_form(rows).large for segment in segments for rows in segment.columns.values()):
+    is_large = any(_form(rows).large for segment in segments for rows in segment.columns.values())
+    most = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
+    if most < 2:
         return [segments]
     tables = [segment.fragments["lane"] for segment in segments]
-    lanes = sorted(set(np.concatenate(tables).tolist()))  # np.unique would import numpy.ma within a step
-    if len(lanes) < 2 or not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
+    if not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
         return [segments]
-    size = sum(segment.size for segment in segments)
-    bounds = lanes[:: -(-_LEAST_GROUP * len(lanes) // size)][1:]
+    lanes = sorted({lane for table in tables for lane in table[np.diff(table, prepend=-1) != 0].tolist()})
+    bounds = lanes[:: -(-len(lanes) // most)][1:]
+    if not bounds:
+        return [segments]
     parts = [_by_lanes(segment, bounds) for segment in segments]
     return [[part for part in group if len(part.fragments)] for group in zip(*parts)]
 

@@ -27,7 +27,7 @@ from telling import (
     record_and_check,
     step_lanes,
 )
-from zoo import bits
+from zoo import CountingEnv, bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError, TraceExists, UnstorableValue
@@ -413,3 +413,21 @@ def test_an_existing_trace_raises_and_a_full_disk_is_reported(tmp_path: Path, mo
         env.flush()
     env.step(np.zeros(2, np.int64))
     env.close()
+
+
+@pytest.mark.parametrize(("least", "groups"), [(1 << 30, [8]), (3000, [3, 3, 2]), (1, [1] * 8)])
+def test_lanes_of_small_rows_are_stored_in_groups_of_similar_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, groups: list[int]
+) -> None:
+    monkeypatch.setattr("gym_trace.ring.chunk_builder._SMALL_GROUP", least)
+    envs = vector.SyncVectorEnv([lambda: CountingEnv(6)] * 8)
+    wrapped = TraceRecordingVectorWrapper(envs, tmp_path)
+    wrapped.reset(seed=0)
+    for _ in range(30):
+        wrapped.step(np.zeros(8, np.int64))
+    wrapped.close()
+    (reader,) = open_trace(tmp_path).readers
+    lanes = [sorted(set(block.table["lane"].tolist())) for block in reader.blocks()]
+    assert [len(some) for some in lanes] == groups
+    assert [lane for some in lanes for lane in some] == list(range(8))
+    assert [len(episode) for episode in open_trace(tmp_path)] == [6, 6, 6, 6, 2] * 8
