@@ -80,6 +80,11 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
     """Join the rows of one column."""
     if not parts:
         return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
+    if len(parts) == 1:  # in short: most episodes have one part
+        ((chunk, rows),) = parts
+        if path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object:
+            array = chunk.array(path)[rows]
+            return array.copy() if copy else array
     for chunk, _ in parts:
         if path not in chunk:
             raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
@@ -95,8 +100,6 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
     arrays = [chunk.array(path)[rows] for chunk, rows in parts]
     first = arrays[0]
     if first.dtype != object and all(a.dtype == first.dtype and a.shape[1:] == first.shape[1:] for a in arrays):
-        if len(arrays) == 1:
-            return first.copy() if copy else first
         return np.concatenate(arrays)
     items = [copied(item) if copy else item for array in arrays for item in array]
     dense = None if leaf.dtype is None else densified(items)
