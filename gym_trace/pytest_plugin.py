@@ -24,7 +24,7 @@ _WRITER = "golden"  # id of the writer: files keep their names from one recordin
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gym-trace")
-    group.addoption("--golden-update", action="store_true", help="Record golden traces anew instead of verifying them.")
+    group.addoption("--golden-update", action="store_true", help="Record golden traces again, verify none.")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def _report(trace: Trace, wrong: list[Verdict], make: MakeEnv) -> Iterator[str]:
             yield f"    {drift.column}: differs at {drift.steps} steps, from step {drift.first} on{far}"
     if len(wrong) > _TOLD:
         yield f"and {len(wrong) - _TOLD} more episodes"
-    yield "if this is meant: pytest --golden-update records them anew"
+    yield "if this is meant: pytest --golden-update records them again"
 
 
 def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:

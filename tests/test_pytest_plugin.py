@@ -72,7 +72,7 @@ def project(pytester: pytest.Pytester) -> Project:
     return Project(pytester)
 
 
-def test_a_changed_constant_is_found_at_its_first_step_and_an_update_records_anew(project: Project) -> None:
+def test_a_changed_constant_is_found_at_its_first_step_and_an_update_records_it_again(project: Project) -> None:
     told = project.run("-k", "by_id", failed=1)
     assert "no golden trace; record it with pytest --golden-update" in told
     project.run("--golden-update", passed=3)
@@ -117,7 +117,7 @@ def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "a/b"])
-def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+def test_a_name_with_a_path_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(pytest.fail.Exception, match="not a name of a directory"):
         GoldenTrace(tmp_path / "golden", update=True)(name, "CartPole-v1")
     assert list(tmp_path.iterdir()) == []
