@@ -24,7 +24,7 @@ _WRITER = "golden"  # id of the writer: files keep their names from one recordin
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gym-trace")
-    group.addoption("--golden-update", action="store_true", help="Record golden traces again, verify none.")
+    group.addoption("--golden-update", action="store_true", help="Record golden traces again.")
 
 
 @pytest.fixture
