@@ -20,4 +20,5 @@ def test_a_learner_records_learns_and_plays_in_one_command(
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"train_{name}.py"), str(tmp_path / "trace")]
     done = subprocess.run([*command, "--updates", "3", "--episodes", "2"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"trained for .* s of CPU time\n(target return 500: )?learned: return -?\d+\.\d \(from ", done.stdout)
+    learned = r"trained for .* s of CPU time\n(target return 500: )?learned: return -?\d+\.\d \(from "
+    assert re.search(learned, done.stdout)
