@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
     from gym_trace.replay.diff import diff_traces
+    from gym_trace.replay.env_at import env_at
     from gym_trace.replay.replay_env import ReplayEnv
     from gym_trace.replay.verify import verify_trace
     from gym_trace.sampling.items import Hindsight
@@ -41,6 +42,7 @@ _HOMES = {
     "collect": "gym_trace.collecting.api",
     "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
+    "env_at": "gym_trace.replay.env_at",
     "export": "gym_trace.formats.exporting",
     "heal_trace": "gym_trace.integrity.healing",
     "import_trace": "gym_trace.formats.importing",
@@ -65,6 +67,7 @@ __all__ = [
     "collect",
     "dataset_card",
     "diff_traces",
+    "env_at",
     "errors",
     "export",
     "heal_trace",

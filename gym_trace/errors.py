@@ -9,7 +9,7 @@ TraceError
 ├── UnreadableRecording  a recording of another package is damaged or unsafe to read
 ├── RecordingError       the trace could not be written; __cause__ is the reason
 ├── UnstorableValue      a value cannot be stored exactly without pickle
-├── ReplayDiverged       an action differs from the recorded one
+├── ReplayDiverged       an action or a result differs from the recorded one
 ├── InvalidOption        an argument is invalid
 ├── EnvironmentUnavailable   the recorded environment cannot be rebuilt here
 ├── RenderingError       an image could not be rendered, or a video not written
@@ -126,7 +126,7 @@ class UnstorableValue(TraceError, TypeError):
 
 
 class ReplayDiverged(TraceError):
-    """An action differs from the recorded one."""
+    """An action, or the result of a replay, differs from the recorded one."""
 
 
 class InvalidOption(TraceError, ValueError):

@@ -63,6 +63,7 @@ COMMAND_LINES = (
     ("cat", "TRACE"),
     ("cat", "TRACE", "--format", "jsonl"),
     ("card", "TRACE"),
+    ("shell", "TRACE", "--step", "1"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
 )
 

@@ -17,9 +17,17 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError, TraceNotFound, told
+from gym_trace.errors import (
+    CorruptTrace,
+    EnvironmentUnavailable,
+    InvalidOption,
+    ReplayDiverged,
+    TraceError,
+    TraceNotFound,
+    told,
+)
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
+from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, option
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
@@ -29,6 +37,7 @@ COMMANDS = {
     "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
     "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
     "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
+    "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
     "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
     "ls": ("ls", "command", "List traces, or the episodes of one."),
     "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
@@ -62,6 +71,8 @@ ELSEWHERE = {
     **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
+
+_CODES = {CorruptTrace: DAMAGED, ReplayDiverged: DIFFERS, InvalidOption: USAGE}
 
 _VERSION_HELP = "Show the version; compiled or pure Python."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -119,8 +130,7 @@ class Commands(Group):
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
-            code = DAMAGED if isinstance(error, CorruptTrace) else USAGE if isinstance(error, InvalidOption) else ERROR
-            fail(error, code)
+            fail(error, next((code for kind, code in _CODES.items() if isinstance(error, kind)), ERROR))
         return result
 
 

@@ -102,7 +102,7 @@ def command(
 def _play(
     trace: Trace, chosen: list[int], source: str | None, speed: float, stepwise: bool, recorded: RecordedEnvironment
 ) -> int:
-    from gym_trace.video.simulate import Making
+    from gym_trace.replay.making import Making
     from gym_trace_cli.player.player import Player
     from gym_trace_cli.player.terminal import Terminal
 

@@ -224,6 +224,7 @@ class LaneReplay:
         self._trust = trust  # to give the environment options that may name a file or a module
         self._simulation: _Simulation | None = None
         self._hopeful = True  # that playing what was before may help
+        self._end: tuple[int, int] | None = None  # a position, and how many steps of its episode are played
 
     def close(self) -> None:
         if self._simulation is not None:
@@ -278,6 +279,25 @@ class LaneReplay:
                 self.close()
         return verdict
 
+    def stand_at(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any] | None]:
+        """Play an episode to just before a step; return the verdict so far, and the environment, now the caller's.
+
+        The environment is None unless all results match. step: len(episode) is after its last one. Without a seed, the
+        whole episode is played first: what must be played before it may show only after the step.
+        Raises EnvironmentUnavailable.
+        """
+        verdict = None
+        if not self._is_seeded(position) and self.play(position).verdict in (IDENTICAL, CLOSE):
+            origin = position if self._simulation is None else self._simulation.origin
+            self._end = position, step
+            verdict = self._played_from(origin, position)
+        self._end = position, step
+        verdict = verdict or self.play(position)
+        if verdict.verdict not in (IDENTICAL, CLOSE) or self._simulation is None:
+            return verdict, None
+        simulation, self._simulation = self._simulation, None
+        return verdict, simulation.env
+
     def go_through_the_crash(self, position: int) -> str:
         """Execute the unanswered action at the end of the episode just played; return the result, or "" without one.
 
@@ -293,7 +313,8 @@ class LaneReplay:
     # -- how to get there ---------------------------------------------------------------------------------------------
 
     def _episode(self, position: int) -> Episode:
-        return self._trace[self._lane.indices[position]]
+        episode = self._trace[self._lane.indices[position]]
+        return episode[: self._end[1]] if self._end is not None and self._end[0] == position else episode
 
     def _is_seeded(self, position: int) -> bool:
         return bool(self._trace.episodes["seed"][self._lane.indices[position]] != NO_SEED)

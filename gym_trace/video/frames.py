@@ -17,9 +17,10 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace
+from gym_trace.replay.making import Making, made_env, replays
 from gym_trace.replay.resimulate import Lane, Verdict, observation_rows
 from gym_trace.showing.pictures import is_picture, picture_of
-from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, made_env, replays
+from gym_trace.video.simulate import DEFAULT_FPS, fps_of
 
 _LONGEST = 60  # characters of a value in a caption
 _KEPT = 64 << 20  # bytes of compressed frames kept for seeking back
@@ -92,7 +93,7 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
             viewer.see(seen.frame(viewer.step))
 
     while True:
-        with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:  # type: ignore[type-var]
+        with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:
             for played in playing:
                 made = partial(_showing_env, played.lane, making)
                 verdict = played.replay.film(played.position, watch, made, viewer.told)

@@ -15,12 +15,13 @@ import gymnasium
 
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.replay.making import Making, Played, replays
 from gym_trace.replay.resimulate import MakeEnv, Verdict, observation_rows
 from gym_trace.showing.pictures import picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.frames import Words, picture_leaf, rendered_frame
-from gym_trace.video.simulate import DEFAULT_FPS, Making, Played, fps_of, replays, warn_of
+from gym_trace.video.simulate import DEFAULT_FPS, fps_of, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
 _PATTERN = "{}"

@@ -56,6 +56,7 @@ EVERY_COMMAND = [
     ["verify", "."],
     ["verify", ".", "--workers", "2", "--env-arg", "render_mode=rgb_array"],
     ["verify", ".", "--env", "CartPole-v1"],
+    ["shell", "."],
     ["render", ".", "-o", "../film.mp4", "--episodes", "0"],
     ["render", ".", "-o", "../film.gif", "--episodes", "0", "--overlay"],
     ["ls", ".", "--json"],

@@ -18,10 +18,10 @@ from terminals import Scripted
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
+from gym_trace.replay.making import Making
 from gym_trace.replay.resimulate import Verdict
 from gym_trace.video import frames
 from gym_trace.video.frames import view_observed, view_rendered
-from gym_trace.video.simulate import Making
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_words_say_return_reward_and_action_at_any_step(tmp_path: Path) -> None:
 
 def test_pictures_that_were_observed_need_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = record(tmp_path, painted(pictures=True))
-    monkeypatch.setattr("gym_trace.video.simulate.make_environment", None)
+    monkeypatch.setattr("gym_trace.replay.making.make_environment", None)
     _, scripted = played(trace, ["end"])
     assert "▀" in scripted.drawn.text
 

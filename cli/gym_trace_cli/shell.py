@@ -1,0 +1,72 @@
+"""gym-trace shell: a Python prompt with an environment that stands at a recorded step"""
+
+from __future__ import annotations
+
+import code
+import importlib.util
+from contextlib import suppress
+from typing import Any
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
+from gym_trace_cli.exit_codes import FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import trace_argument
+
+
+@headed("shell")
+@trace_argument
+@section(
+    "Step",
+    option("--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0),
+    option("--step N", "Stand just before this step. Default: 0, after the reset.", click.INT, default=0),
+    option("--render-mode MODE", "Render mode of the environment. Default: as recorded, headless."),
+)
+@recorded_environment_options
+def command(directory: str, episode: int, step: int, render_mode: str | None, recorded: RecordedEnvironment) -> int:
+    """Open a Python prompt with the environment at a recorded step.
+    Every step up to there is replayed and compared, bit for bit.
+    The prompt has trace, episode, step and env; IPython if installed.
+    Exit code 3 if the replay differs.
+
+    \b
+    gym-trace shell traces/cartpole --episode 7 --step 120
+    """
+    trace = gym_trace.open_trace(directory)
+    if not -len(trace) <= episode < len(trace):
+        known = show.count(len(trace), "episode")
+        raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
+    env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments())
+    try:
+        here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
+        _prompt(here, _banner(trace, range(len(trace))[episode], step))
+    finally:
+        env.close()
+    return FINE
+
+
+def _banner(trace: gym_trace.Trace, index: int, step: int) -> str:
+    recorded = trace[index]
+    name = trace.writer_of(index).about.environment.get("id") or "the environment"
+    goes_on = f"env.step(episode.actions[{step}]) repeats the recorded step"
+    if step == len(recorded):
+        goes_on = "the recorded episode ends here"
+    lines = (
+        f"env: {name} before step {step} of {len(recorded)} of episode {index}; all steps so far match",
+        f"also trace, episode, step; {goes_on}",
+    )
+    return "\n".join(map(show.printable, lines))
+
+
+def _prompt(names: dict[str, Any], banner: str) -> None:
+    if importlib.util.find_spec("IPython") is not None:
+        from IPython.terminal.embed import InteractiveShellEmbed
+
+        InteractiveShellEmbed(banner1=banner, user_ns=names, user_module=None)()
+        return
+    with suppress(ImportError):  # not in every Python
+        import readline  # noqa: F401 - gives the prompt history and editing
+    code.interact(banner, local=names, exitmsg="")

@@ -1,0 +1,63 @@
+"""Make the environment of a recorded episode again, and bring it to a recorded step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.replay.making import Making, replays
+from gym_trace.replay.resimulate import DIFFERS, MakeEnv
+
+
+def env_at(
+    trace: TraceLike,
+    episode: int,
+    step: int,
+    *,
+    render_mode: str | None = None,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> gymnasium.Env[Any, Any]:
+    """Return the recorded environment in the state that it had just before a recorded step.
+
+    The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
+    are compared, bit for bit. If the episode does not match alone, the ones before it in its lane are played first, as
+    verify_trace() does. To find that out, an episode that was reset without a seed is first played to its end.
+
+    The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
+    environment of the episode's lane. It has no autoreset.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        episode: index in the trace; negative ones count from its end.
+        step: 0 is after the reset; len(trace[episode]) is after the last step.
+        render_mode: of the environment; None: as recorded, but headless.
+        make_env, env_kwargs, trust: as for verify_trace(). make_env is called with render_mode= if it accepts that.
+
+    Raises:
+        ReplayDiverged: a result differs; names the first one.
+        EnvironmentUnavailable: the environment cannot be made here, or the episode cannot be replayed; says why.
+        InvalidOption: no such step.
+        IndexError: no such episode.
+        TraceNotFound, CorruptTrace
+    """
+    trace = as_trace(trace)
+    index = range(len(trace))[episode]
+    steps = len(trace[index])
+    if not 0 <= step <= steps:
+        raise InvalidOption(f"step={step}: episode {index} has {steps} steps; pass 0 to {steps}")
+    with closing(replays(trace, [index], Making(trust, env_kwargs, make_env), render_mode)) as playing:
+        played = next(playing)
+        verdict, env = played.replay.stand_at(played.position, step)
+    if env is not None:
+        return env
+    if verdict.verdict == DIFFERS:
+        note = f" ({verdict.reason})" if verdict.reason else ""
+        raise ReplayDiverged(f"episode {index}: the replay differs from the recording, {verdict.difference}{note}")
+    raise EnvironmentUnavailable(f"episode {index}: cannot be replayed: {verdict.reason}")

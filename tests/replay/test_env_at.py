@@ -1,0 +1,115 @@
+"""env_at: the environment in the state that it had at a recorded step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TransformReward
+from test_verification import PLAIN, Forgetful, needs_vectors, record
+from vectors import TraceRecordingVectorWrapper
+
+import gym_trace
+from gym_trace import Trace, open_trace
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.model.values import row_of
+from gym_trace.replay.compare import Comparison, EpisodeComparison
+
+IDS = [*PLAIN, "HalfCheetah-v5", "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"]
+PACKAGES = {"HalfCheetah-v5": "mujoco", "ALE/Pong-v5": "ale_py", "MiniGrid-DoorKey-5x5-v0": "minigrid"}
+
+
+def goes_on_as_recorded(trace: Trace, index: int, step: int, **options: Any) -> None:
+    """Assert that the environment continues as recorded, from a step to the end of the episode."""
+    episode, layouts = trace[index], trace.writer_of(index).about.layouts
+    compared = EpisodeComparison(Comparison(ignore=["infos"]), episode, layouts)
+    env = gym_trace.env_at(trace, index, step, **options)
+    for now in range(step, len(episode)):
+        assert compared.step(now, *env.step(row_of(episode.actions, now))) is None
+    env.close()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_the_environment_goes_on_as_recorded_from_any_step(env_id: str, tmp_path: Path) -> None:
+    package = PACKAGES.get(env_id)
+    if package is not None:
+        pytest.importorskip(package)
+    if env_id not in gymnasium.registry:
+        pytest.skip(f"no {env_id} here")
+    path = record(gymnasium.make(env_id), tmp_path / "trace", 3)
+    trace, random = open_trace(path), np.random.default_rng(1)
+    for index in range(len(trace)):
+        steps = len(trace[index])
+        for step in {0, steps, *random.integers(0, steps + 1, 2).tolist()}:
+            goes_on_as_recorded(trace, index, step)
+
+
+def test_an_unseeded_episode_is_reached_through_its_generator(tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "trace", 5, seeded=0))
+    goes_on_as_recorded(trace, 4, 7)
+    goes_on_as_recorded(trace, -1, 0)
+
+
+@needs_vectors
+def test_a_lane_becomes_a_single_environment(tmp_path: Path) -> None:
+    envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+    recorder = TraceRecordingVectorWrapper(envs, tmp_path / "trace")
+    recorder.action_space.seed(2)
+    recorder.reset(seed=4)
+    for _ in range(120):
+        recorder.step(recorder.action_space.sample())
+    recorder.close()
+    trace = open_trace(tmp_path / "trace")
+    for index in range(0, len(trace), 2):
+        goes_on_as_recorded(trace, index, len(trace[index]) // 2)
+
+
+def test_an_episode_of_a_view_is_counted_in_the_view(tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "trace", 4, seeded=0))
+    goes_on_as_recorded(trace[[3, 1]], 1, 5)
+
+
+def test_the_environment_has_the_render_mode_that_is_asked_for(tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "trace", 1))
+    env = gym_trace.env_at(trace, 0, 3, render_mode="rgb_array")
+    picture: Any = env.render()
+    assert picture.shape == (400, 600, 3)
+    env.close()
+
+
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    env = gymnasium.make("CartPole-v1")
+    trace = open_trace(record(TransformReward(env, lambda reward: reward), tmp_path / "trace", 1))
+
+    def changed() -> Any:
+        return TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 2 * reward)
+
+    with pytest.raises(ReplayDiverged, match=r"^episode 0: .* at step 0, rewards: recorded 1.0, seen 2.0$"):
+        gym_trace.env_at(trace, 0, 5, make_env=changed)
+    gym_trace.env_at(trace, 0, 0, make_env=changed).close()  # nothing before the step differs
+
+
+def test_an_environment_that_no_replay_repeats_diverges(tmp_path: Path) -> None:
+    trace = open_trace(record(Forgetful(length=9), tmp_path / "trace", 1))
+    with pytest.raises((ReplayDiverged, EnvironmentUnavailable), match=r"^episode 0: "):
+        gym_trace.env_at(trace, 0, 5, make_env=lambda: Forgetful(length=9))
+
+
+@pytest.mark.parametrize("step", [-1, 61, 10**9])
+def test_a_step_that_was_not_recorded_is_rejected(step: int, tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("Pendulum-v1"), tmp_path / "trace", 1))
+    with pytest.raises(InvalidOption, match=rf"^step={step}: episode 0 has 60 steps; pass 0 to 60$"):
+        gym_trace.env_at(trace, 0, step)
+    with pytest.raises(IndexError):
+        gym_trace.env_at(trace, 1, 0)
+
+
+def test_filtered_steps_cannot_be_repeated(tmp_path: Path) -> None:
+    path = record(gymnasium.make("Pendulum-v1"), tmp_path / "trace", 1, frame_filter=lambda step: step > 3)
+    trace = open_trace(path)
+    with pytest.raises(EnvironmentUnavailable, match=r"^episode 0: cannot be replayed: earlier steps were filtered"):
+        gym_trace.env_at(trace, 0, 5)
