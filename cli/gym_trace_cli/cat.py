@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 import gym_trace
 from gym_trace.printable import integer
 from gym_trace_cli import show
+from gym_trace_cli.column_tables import moments_table, notes_of, rows_of
 from gym_trace_cli.completion import step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
@@ -60,6 +61,7 @@ class StepSlice(TextOption):
     option("--steps-where CONDITION", "Only steps where this holds: 'reward < -5'.", default=None),
     option("--context N", "With --steps-where: N steps before and after, too.", click.IntRange(0), default=0),
     option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),
+    option("--summary", "One line per column: min, mean, max, NaN and a sparkline."),
 )
 @section(
     "Output",
@@ -79,6 +81,7 @@ def command(
     steps_where: str | None,
     context: int,
     columns: str | None,
+    summary: bool,
     form: str | None,
     as_json: bool,
     output: str | None,
@@ -100,6 +103,8 @@ def command(
     from gym_trace.formats.steps.windows import choose
 
     form = _form(form, as_json, output)
+    if summary and form not in ("table", "jsonl"):
+        raise click.UsageError(f"--summary: excludes --format {form}; pass --json or no format")
     if steps_where is None and context:
         raise click.UsageError("--context: needs --steps-where")
     if steps_where is not None and (form == "npz" or steps != slice(None)):
@@ -124,7 +129,9 @@ def command(
                 write_npz(trace, places, choice, out.buffer, steps, on_progress)
         else:
             windows = _windows(trace, places, choice, steps, steps_where, context, on_damage)
-            if form == "table":
+            if summary:
+                _print_summary(windows, form == "jsonl", out)
+            elif form == "table":
                 _print_table(windows, choice)
             else:
                 out.writelines(
@@ -212,6 +219,44 @@ def _print_table(windows: Iterator[Window], choice: Choice) -> None:
         show.table([show.printable(name) for name in names], rows, fitted=True)
     if not number:
         show.table(["episode", "step"], [])
+
+
+def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> None:
+    """Print one line per column of numbers, and one per column of other values."""
+    from gym_trace.formats.steps.windows import name_of
+    from gym_trace.statistics.columns import StepValues
+
+    values = StepValues()
+    with ProgressLine() as line:
+        done = 0
+        for window in windows:
+            for path, rows in window.columns.items():
+                if path[0] == "observations":  # the row before these steps is that after the last ones
+                    rows = rows[not window.opens : len(rows) - (window.has_placeholder and window.steps > 0)]
+                values.add(path, rows)
+            done += window.steps
+            line.update(show.count(done, "step"))
+    measured, varied, notes = [], [], []
+    for leaf in sorted(values.result(), key=lambda leaf: _ORDER.index(str(leaf["path"][0]))):
+        name, _ = name_of(leaf.pop("path")), leaf.pop("space")
+        if as_json:
+            out.write(json.dumps({"column": name, **leaf}, allow_nan=False) + "\n")
+            continue
+        label = show.printable(name)
+        if "distinct" in leaf:
+            exact = "" if leaf["distinct_is_exact"] else ">= "
+            varied.append([label, exact + show.count(leaf["distinct"]), ", ".join(leaf["examples"])])
+        else:
+            measured += rows_of(label, leaf)
+        notes += notes_of(label, leaf, "rows are not numbers of this shape")
+    if not as_json:
+        tables = [moments_table(measured, ("min", "mean", "max", "nan"), "column")]
+        tables += [(["column", "distinct", "examples"], varied)] if varied else []
+        for number, (headings, cells) in enumerate(tables):
+            click.echo("\n" * (number > 0), nl=False)
+            show.table(headings, cells, fitted=True)
+        for note in notes:
+            click.echo(note)
 
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import click
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.column_tables import MOST_ROWS, OVER_TIME, Table, index, moments_table, notes_of, rows_of
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.reports import ReportFile
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
 Summary = dict[str, Any]
-Table = tuple[list[str], list[list[str]]]
 _SPREAD = ("mean", "std", "min", "5 %", "25 %", "median", "75 %", "95 %", "max")
-_MOST_ROWS = 20  # of a leaf; --json has all of them
+_MOMENTS = ("count", "mean", "std", "min", "max")
 _BAR, _CHART = 20, 40  # characters
-_COUNTED = ("count", "nan", "inf")
+
+
+class PlotFile(ReportFile):
+    """--plot: a file for a picture."""
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
+            self.fail(f"{show.printable(value)}: unknown ending; choose a name that ends in .svg or .png", param, ctx)
+        return super().parsed(value, param, ctx)
 
 
 @headed("stats")
@@ -31,8 +43,14 @@ _COUNTED = ("count", "nan", "inf")
     option("--by NAME", "Also group by split, writer or outcome.", ["split", "writer", "outcome"]),
     option("--columns", "Also actions, observations and rewards (slow)."),
 )
-@section("Output", json_option)
-def command(directory: str, selection: Selection, by: str | None, columns: bool, as_json: bool) -> None:
+@section(
+    "Output",
+    option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", PlotFile()),
+    json_option,
+)
+def command(
+    directory: str, selection: Selection, by: str | None, columns: bool, plot: Path | None, as_json: bool
+) -> None:
     """Summarize episodes, returns, lengths, outcomes, throughput and bytes per column.
 
     Returns and lengths count complete episodes: terminated or truncated, with at
@@ -40,16 +58,23 @@ def command(directory: str, selection: Selection, by: str | None, columns: bool,
 
     \b
     gym-trace stats traces/cartpole --by split
+    gym-trace stats traces/cartpole --plot cartpole.svg
     """
+    if plot is not None:
+        from gym_trace.statistics.plot import plot_episodes  # first: a missing extra ends the command at once
     trace = selection.told(gym_trace.open_trace(directory))
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
+    if plot is not None:
+        plot_episodes(trace, plot, by=by)
     if as_json:
         show.json_line(summary, indent=2, allow_nan=False)
     else:
         if not selection.is_all:
             summary["chosen"] = f"{show.count(len(trace))} of {show.count(len(trace.whole), 'episode')}"
         _print_summary(summary)
+        if plot is not None:
+            click.echo(f"\nplot: {show.printable(plot)}")
 
 
 def _print_summary(summary: Summary) -> None:
@@ -181,9 +206,9 @@ def _groups_with_columns(summary: Summary) -> Iterator[tuple[str, Summary]]:
 def _print_columns(described: Summary, of: str) -> None:
     rewards = described["rewards"]
     show.title(f"rewards{of}")
-    objectives = [(f"rewards{_index(known['index'])}", known) for known in rewards["objectives"]]
+    objectives = [(f"rewards{index(known['index'])}", known) for known in rewards["objectives"]]
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
-    _print_tables([_moments_table(single + objectives), _counts_table(single)])
+    _print_tables([moments_table(single + objectives, _MOMENTS), _counts_table(single)])
     if rewards["misfits"]:
         click.echo(f"rewards: {show.count(rewards['misfits'])} skipped, not numbers")
     for name in ("actions", "observations"):
@@ -202,17 +227,11 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
         if "distinct" in leaf:
             distinct = f"{'' if leaf['distinct_is_exact'] else '>= '}{show.count(leaf['distinct'])}"
             varied.append([path, distinct, ", ".join(leaf["examples"])])
-        elif "all" in leaf:
-            measured.append((f"{path} (all of {' x '.join(map(str, leaf['shape']))})", leaf["all"]))
         else:
-            for known in leaf["dimensions"][:_MOST_ROWS]:
-                (measured if "mean" in known else counted).append((f"{path}{_index(known['index'])}", known))
-            if len(leaf["dimensions"]) > _MOST_ROWS:
-                notes.append(f"{path}: {show.count(len(leaf['dimensions']) - _MOST_ROWS)} more dimensions, see --json")
-        if leaf["misfits"]:
-            misfits = f"{show.count(leaf['misfits'])} of {show.count(leaf['rows'])}"
-            notes.append(f"{path}: {misfits} rows do not fit the space")
-    _print_tables([_moments_table(measured), _counts_table(counted), (["", "distinct", "examples"], varied)])
+            for label, known in rows_of(path, leaf):
+                (measured if "mean" in known else counted).append((label, known))
+        notes += notes_of(path, leaf)
+    _print_tables([moments_table(measured, _MOMENTS), _counts_table(counted), (["", "distinct", "examples"], varied)])
     for note in notes:
         click.echo(note)
 
@@ -223,21 +242,15 @@ def _print_tables(tables: list[Table]) -> None:
         show.table(headings, rows)
 
 
-def _index(index: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, index))}]" if index else ""
-
-
-def _moments_table(measured: list[tuple[str, Summary]]) -> Table:
-    names = ["count", "mean", "std", "min", "max"]
-    names += [name for name in ("nan", "inf") if any(known[name] for _, known in measured)]
-    return ["", *names], [
-        [label, *(show.count(known[name]) if name in _COUNTED else number(known[name]) for name in names)]
-        for label, known in measured
-    ]
-
-
 def _counts_table(counted: list[tuple[str, Summary]]) -> Table:
-    return ["", "value", "count", "share", ""], [[label, *cells] for label, tally in counted for cells in _tally(tally)]
+    headings, rows = ["", "value", "count", "share", ""], []
+    draws = show.draws() and any(
+        "mean" not in tally for _, tally in counted
+    )  # those with moments are drawn beside them
+    for label, tally in counted:
+        curves = chain([show.curve(tally["curve"], _BAR)], repeat("")) if draws else repeat("")
+        rows += [[label, *cells, curve] for cells, curve in zip(_tally(tally), curves)]
+    return [*headings, OVER_TIME if draws else ""], rows
 
 
 def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
@@ -247,9 +260,9 @@ def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
         left_out: list[int] = []
     else:
         ranked = sorted(tally["values"], key=lambda pair: -pair[1])
-        kept = sorted(ranked) if len(ranked) <= _MOST_ROWS else ranked[:_MOST_ROWS]
+        kept = sorted(ranked) if len(ranked) <= MOST_ROWS else ranked[:MOST_ROWS]
         counts = [(f"{value:.6g}" if isinstance(value, float) else str(value), count) for value, count in kept]
-        left_out = [count for _, count in ranked[_MOST_ROWS:]]
+        left_out = [count for _, count in ranked[MOST_ROWS:]]
     total = sum(count for _, count in counts) + sum(left_out)
     highest = max((count for _, count in counts), default=1)
     for value, count in counts:
@@ -260,7 +273,7 @@ def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _fewer_bins(edges: list[float], counts: list[int]) -> list[tuple[str, int]]:
-    together, bins = -(-len(counts) // _MOST_ROWS), []
+    together, bins = -(-len(counts) // MOST_ROWS), []
     for start in range(0, len(counts), together):
         end = min(start + together, len(counts))
         bins.append((f"{number(edges[start])} to {number(edges[end])}", sum(counts[start:end])))

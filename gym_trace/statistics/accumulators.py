@@ -21,6 +21,9 @@ FEW_VALUES = 10  # up to this many distinct values, a tally never becomes a hist
 BINS = 64
 KNOWN_VALUES = 10_000  # distinct non-numeric values are counted up to here
 EXAMPLES = 3
+POINTS = 40  # most points of a curve in a result
+_KEPT_POINTS = 256  # most points of a curve while it is made, before neighbours are joined
+_BLOCK_POINTS = 64  # points for one block of rows
 _BLOCK = 1 << 18  # elements summed at a time
 _BYTE = np.arange(256.0)
 _LARGEST = np.finfo(np.float64).max
@@ -124,6 +127,75 @@ def _moments_of(rows: Array) -> Moments:
             values = np.where(good, values - block.mean[:, None], 0.0)
         block.squares = np.einsum("ij,ij->i", values, values)
     return block
+
+
+class Curve:
+    """Means of consecutive, equally large groups of rows, for each column, in the order of the rows.
+
+    NaN and infinities are skipped. At most 2 * _KEPT_POINTS points are kept; then neighbours are joined, small ones
+    first, so that points stay about equally large. Merging appends the rows of the other curve.
+    """
+
+    def __init__(self, width: int):
+        self._rows: list[int] = []  # of each point
+        self._counts: list[Array] = []  # of finite values, (width,)
+        self._sums: list[Array] = []
+        self._width = width
+
+    def add(self, rows: Array) -> None:
+        """Add rows of numbers, (rows, width)."""
+        step = max(1, _BLOCK // max(1, self._width))
+        for start in range(0, len(rows), step):
+            block = rows[start : start + step]
+            bounds = np.linspace(0, len(block), min(_BLOCK_POINTS, len(block)) + 1).astype(np.int64)
+            begins, sizes = bounds[:-1], np.diff(bounds)
+            if block.dtype == np.uint8:  # pixels, which are finite
+                sums = np.add.reduceat(block, begins, axis=0, dtype=np.uint64).astype(np.float64)
+                counts = np.broadcast_to(sizes[:, None], sums.shape)
+            else:
+                values = block.astype(np.float64)
+                good = np.isfinite(values)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    sums = np.add.reduceat(np.where(good, values, 0.0), begins, axis=0)
+                counts = np.add.reduceat(good, begins, axis=0, dtype=np.int64)
+            self._extend(sizes.tolist(), list(counts), list(sums))
+
+    def merge(self, other: Curve) -> None:
+        self._extend(other._rows, other._counts, other._sums)
+
+    def _extend(self, rows: list[int], counts: list[Array], sums: list[Array]) -> None:
+        self._rows, self._counts, self._sums = self._rows + rows, self._counts + counts, self._sums + sums
+        if len(self._rows) > 2 * _KEPT_POINTS:
+            begins, gathered, enough = [0], 0, sum(self._rows) / _KEPT_POINTS
+            for i, size in enumerate(self._rows):
+                if gathered >= enough:
+                    begins.append(i)
+                    gathered = 0
+                gathered += size
+            self._rows = np.add.reduceat(self._rows, begins).tolist()
+            self._counts = list(np.add.reduceat(self._counts, begins, axis=0))
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._sums = list(np.add.reduceat(self._sums, begins, axis=0))
+
+    def result(self) -> list[list[float | None]]:
+        """Return at most POINTS means for each column; None where no value is finite."""
+        if not self._rows:
+            return [[] for _ in range(self._width)]
+        # The sums up to each bound; points that a bound divides are divided in proportion.
+        at = np.cumsum([0, *self._rows])
+        bounds = np.linspace(0, at[-1], min(POINTS, len(self._rows)) + 1)
+        counts, sums = np.array(self._counts, np.float64).T, np.array(self._sums).T
+        result = []
+        for count, total in zip(counts, sums):
+            with np.errstate(all="ignore"):
+                means = _between(at, total, bounds) / _between(at, count, bounds)
+            result.append([finite(mean) for mean in means])
+        return result
+
+
+def _between(at: Array, totals: Array, bounds: Array) -> Array:
+    """Return the sum of totals between neighbouring bounds. at: the bounds of the totals."""
+    return np.diff(np.interp(bounds, at, np.append(0.0, np.cumsum(totals))))
 
 
 class Tally:

@@ -13,7 +13,7 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.statistics.accumulators import Moments, Tally, Variety
+from gym_trace.statistics.accumulators import Curve, Moments, Tally, Variety
 
 DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
 DISTINCT_CATEGORIES = 4096  # same for discrete actions and observations
@@ -50,6 +50,25 @@ class ColumnValues:
         for values in self._leaves.values():
             described[str(values.leaf.path[0])].append(values.result())
         return described
+
+
+class StepValues:
+    """Statistics of any columns, without their spaces: of some steps, say."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[Any, LeafValues] = {}
+
+    def add(self, path: Path, rows: Array) -> None:
+        """Add rows of a column: numbers of one shape, or objects."""
+        dtype = rows.dtype if rows.dtype.kind in "biuf" else None
+        key = path, None if dtype is None else rows.shape[1:]
+        if key not in self._leaves:
+            self._leaves[key] = LeafValues(Leaf(path, dtype, rows.shape[1:]), {"type": None})
+        self._leaves[key].add(rows)
+
+    def result(self) -> list[dict[str, Any]]:
+        """Return the statistics of each column, in the order in which they came; see LeafValues.result."""
+        return [values.result() for values in self._leaves.values()]
 
 
 def describe_columns(
@@ -132,6 +151,7 @@ class LeafValues:
         self.misfits = 0  # rows that are not numbers with the shape of the space
         self._tallies: list[Tally] = []
         self._moments: Moments | None = None
+        self._curve: Curve | None = None
         self._variety: Variety | None = None
         size = math.prod(leaf.shape)
         by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
@@ -139,7 +159,9 @@ class LeafValues:
         self._width = size if by_dimension else 1
         if leaf.dtype is None:
             self._variety = Variety()
-        elif by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
+            return
+        self._curve = Curve(self._width)
+        if by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
             self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
         else:
             self._moments = Moments(self._width)
@@ -157,12 +179,13 @@ class LeafValues:
         numbers = numbers_in(rows, self.leaf.shape)
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
+            rows = array.reshape(-1, self._width) if array.size else np.empty((0, self._width))
+            if self._curve is not None:
+                self._curve.add(rows)
             if self._moments is not None:
-                self._moments.add(array.reshape(-1, self._width) if array.size else np.empty((0, self._width)))
-            else:
-                columns = array.reshape(len(array), len(self._tallies)).T
-                for tally, column in zip(self._tallies, columns):
-                    tally.add(column)
+                self._moments.add(rows)
+            for tally, column in zip(self._tallies, rows.T):
+                tally.add(column)
 
     def merge(self, other: LeafValues) -> None:
         self.rows += other.rows
@@ -171,19 +194,22 @@ class LeafValues:
             mine.merge(others)
         if self._moments is not None and other._moments is not None:
             self._moments.merge(other._moments)
+        if self._curve is not None and other._curve is not None:
+            self._curve.merge(other._curve)
         if self._variety is not None and other._variety is not None:
             self._variety.merge(other._variety)
 
     def result(self) -> dict[str, Any]:
         """Return path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (all
-        elements of all rows), or the distinct values."""
+        elements of all rows), or the distinct values. An entry has a curve; see accumulators.Curve."""
         common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
         common["misfits"] = self.misfits
         if self._variety is not None:
             return {**common, **self._variety.result()}
-        if self._moments is None:
-            return {**common, "dimensions": self._indexed([tally.result() for tally in self._tallies])}
-        described = self._moments.result()
+        tallies = [tally.result() for tally in self._tallies]
+        described = tallies if self._moments is None else self._moments.result()
+        if self._curve is not None:
+            described = [{**known, "curve": curve} for known, curve in zip(described, self._curve.result())]
         return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
 
     def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -209,36 +235,43 @@ class Rewards:
     def __init__(self) -> None:
         self.misfits = 0  # rewards that are neither a number nor an array of numbers
         self._moments = Moments(1)
+        self._curve = Curve(1)
         self._tally = Tally(DISTINCT_VALUES)
-        self._objectives: dict[int, Moments] = {}  # by number of objectives
+        self._objectives: dict[int, tuple[Moments, Curve]] = {}  # by number of objectives
 
     def add(self, rows: Array) -> None:
         if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
             several = rows.reshape(len(rows), -1)
-            self._of(several.shape[1]).add(several)
+            for accumulator in self._of(several.shape[1]):
+                accumulator.add(several)
             return
         numbers = numbers_in(rows, ())
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
             self._moments.add(array.reshape(-1, 1))
+            self._curve.add(array.reshape(-1, 1))
             self._tally.add(array)
 
     def merge(self, other: Rewards) -> None:
         self.misfits += other.misfits
         self._moments.merge(other._moments)
+        self._curve.merge(other._curve)
         self._tally.merge(other._tally)
-        for width, moments in other._objectives.items():
-            self._of(width).merge(moments)
+        for width, (moments, curve) in other._objectives.items():
+            mine = self._of(width)
+            mine[0].merge(moments)
+            mine[1].merge(curve)
 
-    def _of(self, width: int) -> Moments:
-        return self._objectives.setdefault(width, Moments(width))
+    def _of(self, width: int) -> tuple[Moments, Curve]:
+        return self._objectives.setdefault(width, (Moments(width), Curve(width)))
 
     def result(self) -> dict[str, Any]:
         """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
         objectives = [
-            {"index": [i], **known}
-            for _, moments in sorted(self._objectives.items())
-            for i, known in enumerate(moments.result())
+            {"index": [i], **known, "curve": points}
+            for width, (moments, curve) in sorted(self._objectives.items())
+            for i, (known, points) in enumerate(zip(moments.result(), curve.result()))
         ]
-        single = {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}
+        (moments,), (points,) = self._moments.result(), self._curve.result()
+        single = {**moments, "curve": points, "misfits": self.misfits, **self._tally.gathered().result()}
         return {**single, "objectives": objectives}

@@ -68,19 +68,18 @@ def summarize(
         are many; objectives: moments of each objective), actions and observations (one entry per leaf of the space, see
         columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary; moments for Box, per
         dimension, or over all elements if there are very many, as in images; number of distinct values and examples for
-        non-numeric values.
+        non-numeric values Each entry of numbers has a curve: at most 40 means of consecutive, equally large
+        groups of rows, in stored order, writer by writer; None where no value of a group is finite.
 
     Raises:
         TraceNotFound: no trace in the directory.
         InvalidOption: by is invalid.
         CorruptTrace: columns are damaged. Without columns, the call still works.
     """
-    if by is not None and by not in GROUPINGS:
-        raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     trace = as_trace(trace)
     codes = outcome_codes(trace.episodes)
-    names, of_writer, groups = _grouping(trace, by, codes)
-    facts = _facts(trace, codes, groups)
+    names, of_writer, groups = grouping(trace, by, codes)
+    facts = facts_of(trace, codes, groups)
     files = trace.readers if trace.whole is trace else None  # a view shares the files
     summary = {"directory": str(trace.directory), **_summary(facts, len(trace.episodes), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
@@ -106,11 +105,13 @@ def summarize(
     return summary
 
 
-def _grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], list[int], Array]:
+def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], list[int], Array]:
     """Return the names of the groups, the group of each writer (empty by outcome), and of each row of trace.episodes.
 
-    codes: the outcome of each row.
+    codes: the outcome of each row. Raises InvalidOption for another by.
     """
+    if by is not None and by not in GROUPINGS:
+        raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     if by == "outcome":
         return list(OUTCOMES), [], codes
     named = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
@@ -140,6 +141,10 @@ class Facts(NamedTuple):
     def take(self, places: Array) -> Facts:
         return Facts(*(array[places] for array in self))
 
+    def counted(self, by_outcome: bool) -> Array:
+        """Return the episodes whose return and length count: the complete ones; by outcome, all with a step."""
+        return self.lengths > 0 if by_outcome else self.complete
+
 
 def by_episode(table: Array) -> tuple[Array, Array]:
     """Return an order of the rows of Trace.episodes that joins the parts of episodes, and the positions of starts."""
@@ -150,7 +155,8 @@ def by_episode(table: Array) -> tuple[Array, Array]:
     return order, np.flatnonzero(opens)
 
 
-def _facts(trace: Trace, codes: Array, groups: Array) -> Facts:
+def facts_of(trace: Trace, codes: Array, groups: Array) -> Facts:
+    """Return the facts of each episode. codes, groups: outcome and group of each row of trace.episodes."""
     table = trace.episodes
     order, begin = by_episode(table)
     first = order[begin]
@@ -177,7 +183,7 @@ def _summary(facts: Facts, parts: int, writers: list[WriterReader] | None, of_ou
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
     running = _running_time(facts.start[ended], facts.duration[ended])
     outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
-    counted = facts.take(np.flatnonzero(facts.lengths > 0 if of_outcome else facts.complete))
+    counted = facts.take(np.flatnonzero(facts.counted(of_outcome)))
     several = ~np.isnan(counted.objectives).all(axis=1)
     by_start = counted.returns[np.argsort(counted.start, kind="stable")]
     return {

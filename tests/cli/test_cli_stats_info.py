@@ -75,7 +75,10 @@ def test_stats_draws_on_a_terminal(cartpole: Path, monkeypatch: pytest.MonkeyPat
     lines = _output("stats", cartpole.name, "--columns").splitlines()
     (curve,) = (line for line in lines if line.startswith("return over time"))
     assert set("▁█") <= set(curve)
-    assert any(line.startswith("actions") and line.endswith("█" * 20) for line in lines)
+    (counts,) = (line.split() for line in lines if line.startswith("actions") and "█" * 20 in line)
+    assert len(counts[-1]) == 20  # its sparkline, on the first of its rows
+    (moments,) = (line for line in lines if line.startswith("observations[3]"))
+    assert set("▁█") <= set(moments)
     assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
 
 

@@ -19,7 +19,7 @@ from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 from gym_trace import open_trace, summarize
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.statistics.accumulators import KNOWN_VALUES, Moments, Tally, Variety
+from gym_trace.statistics.accumulators import KNOWN_VALUES, POINTS, Curve, Moments, Tally, Variety
 from gym_trace.statistics.columns import DISTINCT_VALUES
 from gym_trace.statistics.summary import _running_time
 
@@ -438,6 +438,32 @@ def test_moments_lose_no_precision_far_from_zero() -> None:
     (known,) = moments.result()
     assert known["std"] == pytest.approx(noise.std(), rel=1e-4)
     assert known["mean"] - 1e12 == pytest.approx(noise.mean(), abs=1e-3)
+
+
+def _curve(pieces: list[Any]) -> list[float | None]:
+    curve = Curve(1)
+    for piece in pieces:
+        curve.add(np.array(piece)[:, None])
+    return curve.result()[0]
+
+
+def test_a_curve_does_not_depend_on_how_the_rows_come() -> None:
+    """Rows one by one, a few at a time, in large blocks and merged: the points stay about equally large."""
+    values = np.sin(np.linspace(0, 6, 30_000))
+    expected = [group.mean() for group in np.array_split(values, POINTS)]
+    parts, other = Curve(1), Curve(1)
+    parts.add(values[:12_000, None])
+    for piece in np.array_split(values[12_000:], 700):
+        other.add(piece[:, None])
+    parts.merge(other)
+    for curve in (_curve(np.array_split(values, 1000)), _curve([values]), parts.result()[0]):
+        assert curve == pytest.approx(expected, abs=0.02)
+
+
+def test_a_curve_skips_nan_and_has_gaps_without_values() -> None:
+    assert _curve([[1.0, float("nan"), float("inf")]]) == [1.0, None, None]
+    assert _curve([]) == []
+    assert _curve([np.array([3, 255], np.uint8), np.array([True])]) == [3.0, 255.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.int64, np.float16])

@@ -1,0 +1,56 @@
+"""Tables of column statistics, one row per column of numbers, with a sparkline on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from gym_trace_cli import show
+from gym_trace_cli.show import number
+
+Table = tuple[list[str], list[list[str]]]
+MOST_ROWS = 20  # of one leaf; --json has all of them
+OVER_TIME = "over time"  # heading of sparklines
+_COUNTED = ("count", "nan", "inf")
+_NARROWEST, _WIDEST = 8, 40  # characters of a sparkline
+
+
+def index(place: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, place))}]" if place else ""
+
+
+def rows_of(label: str, leaf: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return a label and the statistics of each dimension of a leaf, or of all of them together."""
+    if "all" in leaf:
+        return [(f"{label} (all of {' x '.join(map(str, leaf['shape']))})", leaf["all"])]
+    return [(f"{label}{index(known['index'])}", known) for known in leaf["dimensions"][:MOST_ROWS]]
+
+
+def notes_of(label: str, leaf: dict[str, Any], of: str = "rows do not fit the space") -> list[str]:
+    """Return what the rows of a leaf leave out."""
+    notes = []
+    if (more := len(leaf.get("dimensions", ())) - MOST_ROWS) > 0:
+        notes.append(f"{label}: {show.count(more)} more dimensions, see --json")
+    if leaf["misfits"]:
+        notes.append(f"{label}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} {of}")
+    return notes
+
+
+def moments_table(measured: list[tuple[str, dict[str, Any]]], names: Sequence[str], heading: str = "") -> Table:
+    """Return these statistics; nan and inf also if there are any, and on a terminal a sparkline as wide as fits."""
+    missing = [name for name in ("nan", "inf") if name not in names and any(known[name] for _, known in measured)]
+    names = [*names, *missing]
+    headings = [heading, *names]
+    rows = [
+        [label, *(show.count(known[name]) if name in _COUNTED else number(known[name]) for name in names)]
+        for label, known in measured
+    ]
+    if not show.draws() or not any(known["curve"] for _, known in measured):
+        return headings, rows
+    widths = [max(map(len, column)) for column in zip(headings, *rows)]
+    room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+    width = min(max(room, _NARROWEST), _WIDEST)
+    return [*headings, OVER_TIME], [
+        [*row, show.curve(known["curve"], width)] for row, (_, known) in zip(rows, measured)
+    ]
