@@ -74,7 +74,7 @@ def test_a_thousand_episodes_more_are_joined_and_no_extreme_is_lost(
     assert "line: mean, band: min to max" in " ".join(_texts(tmp_path / "drawn.svg"))
 
 
-def test_groups_have_a_legend_and_their_names_are_no_markup(tmp_path: Path) -> None:
+def test_group_names_with_math_signs_are_shown_as_they_are(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [3, 4], CountingEnv(length=3), split="_$x^2$ <b>")
     record_lengths(tmp_path / "t", [3, 4], CountingEnv(length=3), split="eval", on_exist="append")
     plot_episodes(tmp_path / "t", tmp_path / "p.svg", by="split")
