@@ -68,7 +68,9 @@ def _is_installed() -> bool:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> Project:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    # Python would load the compiled module of before if the source changes within a second and keeps its size.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return Project(pytester)
 
 

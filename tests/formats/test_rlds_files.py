@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rlds_of_others
 from cameras import assert_same, record
 from click.testing import CliRunner
 from gym_trace_cli.main import cli
@@ -19,6 +18,8 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 
 pytest.importorskip("google_crc32c")
 pytest.importorskip("PIL")
+
+import rlds_of_others
 
 from gym_trace.formats.rlds.examples import (
     ExampleWriter,

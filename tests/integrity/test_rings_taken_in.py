@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cradle
+import gymnasium
 import pytest
 import rings
 from damage import flip
@@ -198,6 +199,7 @@ for number, action in enumerate(batched_actions(env, 100000)):
 """
 
 
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("steps", [3, 300, 3000] if LONG else [300])
 def test_the_ring_of_a_killed_vector_environment_is_taken_in(tmp_path: Path, mode: str, steps: int) -> None:
