@@ -65,7 +65,7 @@ sanitize: $(VENV)/.dev
 
 # Whether the memory of the C core stays as it is over STEPS steps.
 flat: $(VENV)/.dev
-	GYM_TRACE_STEPS=$(or $(STEPS),10000000) $(BIN)/python -m pytest -q -s tests/recording/test_core.py -k flat
+	GYM_TRACE_STEPS=$(or $(STEPS),10000000) $(BIN)/python -m pytest -q -s tests/recording/test_core.py tests/recording/test_core_lanes.py -k grow
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_traces/make_samples.py

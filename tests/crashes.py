@@ -34,7 +34,7 @@ from mortals import Deadly, Diary, canon
 MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
 MEMORY_2 = Path("/sys/fs/cgroup")
 FAILED = 99 << 8  # status of a victim that failed instead of dying
-_NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/slab)"
+_NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/(slab|writer))"
 HERE = str(Path(__file__).parent)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from gym_trace.model.deltas import changed_words
-from gym_trace.ring.lanes.slab import put_batches
+from gym_trace.ring.lanes.slab import LaneSlab
 from gym_trace.ring.row_slab import RowSlab
 
-__all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state", "put_batches"]
+__all__ = ["CORE", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 
-_ABI = 8  # ABI of the compiled core that matches this version
+_ABI = 9  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
 
@@ -45,6 +45,7 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
     else:
         if _core.ABI == _ABI:  # otherwise a leftover of another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
-            changed_words, put_batches, CORE = _core.changed_words, _core.put_batches, "compiled"
+            LaneSlab = _core.LaneSlab  # type: ignore[assignment, misc]
+            changed_words, CORE = _core.changed_words, "compiled"
             if _as_numpy_says(_core.pcg64_state):
                 pcg64_state = _core.pcg64_state

@@ -79,40 +79,6 @@ def clear(memory: memoryview, at: int) -> None:
     _put_commit(memory, at + _COMMIT_AT, 0)
 
 
-class LaneLog:
-    """A log of the events of lanes.
-
-    Attributes:
-        position, end: where the next entry goes, and where the log ends.
-        steps: number of complete steps.
-
-    They change together with each entry, even if a signal interrupts the caller.
-    """
-
-    def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
-        self.position, self.end, self.steps = begin, end, 0
-        self._memory, self._mark = memory, sequence << 32
-        clear(memory, begin)
-
-    def left(self) -> int:
-        """Return the bytes left for further entries."""
-        return self.end - self.position - ENTRY.size
-
-    def append(self, kind: int, payload: bytes = b"", column: int = 0, a: int = 0, c: int = 0, d: int = 0) -> None:
-        """Append an entry. Raises LogFull."""
-        memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
-        following = at + _SIZE
-        if payload:
-            following += len(payload) + 7 & ~7
-        if following + _SIZE > self.end:
-            raise LogFull(following - at)
-        if payload:
-            memory[at + _SIZE : at + _SIZE + len(payload)] = payload
-        _put_commit(memory, following + _COMMIT_AT, 0)
-        _put_entry(memory, at, row, len(payload), kind, 0, column, a, 0, c, d, mark)
-        self.position, self._mark, self.steps = following, mark, row + (kind == STEP)
-
-
 def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
     """Return the offsets of the complete entries of a log, in order."""
     at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, list[int]()

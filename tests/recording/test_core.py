@@ -20,7 +20,6 @@ from odd_objects import Child, Flag, flag_for, reward_for, value_for
 
 from gym_trace.model.deltas import changed_words
 from gym_trace.model.layout import Layout, Leaf
-from gym_trace.ring.lanes.slab import put_batches
 from gym_trace.ring.log import FLAG, VALUE, LogFull
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.row_slab import RowSlab
@@ -472,71 +471,15 @@ def test_changed_words_of_incomparable_arrays_raise() -> None:
     assert core.changed_words(before, value, 1 << 62) == b""
 
 
-def batches_like(random: np.random.Generator, columns: tuple[Any, ...]) -> list[Any]:
-    """Return a batch for each column; sometimes one does not match its column."""
-    batches: list[Any] = []
-    for column in columns:
-        batch = random.integers(0, 2, column.shape[1:]).astype(column.dtype)
-        if batch.ndim and random.integers(3) == 0:
-            batch = [np.asfortranarray(batch), np.repeat(batch, 2, 0)[::2], batch[::-1]][random.integers(3)]
-        if random.integers(40) == 0:
-            odd = [batch.view(Child), batch.tolist(), batch[None], batch.astype("c8"), batch.astype(object), None]
-            batch = odd[random.integers(len(odd))]
-        batches.append(batch)
-    return batches
-
-
-@settings(max_examples=3 * settings().max_examples)
-@given(st.integers(0, 2**32))
-def test_batches_of_lanes_are_copied_as_in_pure_python(seed: int) -> None:
-    odd_batches(seed)
-
-
-def odd_batches(seed: int) -> None:
-    """Do random steps of random lanes."""
-    random = np.random.default_rng(seed)
-    found: list[tuple[Any, ...]] = [(), ()]
-    for _ in range(random.integers(1, 4)):
-        shape = int(random.integers(1, 5)), int(random.integers(1, 6)), *SHAPES[random.integers(len(SHAPES))]
-        column = np.zeros(shape, DTYPES[random.integers(len(DTYPES))])
-        is_by_time = bool(random.integers(2))
-        found = [
-            (*columns, column.copy() if is_by_time else column.swapaxes(0, 1).copy().swapaxes(0, 1))
-            for columns in found
-        ]
-    for _ in range(4):
-        batches, time = batches_like(random, found[0]), int(random.integers(min(map(len, found[0]))))
-        assert put_batches(found[0], time, batches) == core.put_batches(found[1], time, batches)
-        assert [column.tobytes() for column in found[0]] == [column.tobytes() for column in found[1]]
-
-
-def test_batches_without_a_matching_column_raise() -> None:
-    columns, batch = (np.zeros((3, 2)),), np.ones(2)
-    columns[0].flags.writeable = False
-    for error, args in [
-        (ValueError, (columns, 1, [batch])),
-        (IndexError, (columns, 3, [batch])),
-        (IndexError, (columns, -1, [batch])),
-        (TypeError, (columns, 1, [batch, batch])),
-        (TypeError, (columns, "1", [batch])),
-        (TypeError, (columns, 1)),
-    ]:
-        with pytest.raises(error):
-            core.put_batches(*args)
-    assert not columns[0].any()
-
-
 @pytest.mark.skipif("GYM_TRACE_STEPS" not in os.environ, reason="make flat: how many steps to watch the memory for")
 def test_memory_does_not_grow_over_many_steps() -> None:
     layout = cartpole()
     slab, memory = core.RowSlab(layout), memoryview(bytearray(1 << 18))
     observations = [np.zeros(4, "f4"), np.zeros(8, "f4")[::2], np.zeros(3)]
     rewards, over = [1.0, np.float64(2.0), 3, None], [False] * 90 + [True, np.True_, Flag(lambda: True)]
-    random, columns = np.random.default_rng(0), (np.zeros((3, 4)), np.zeros((3, 4, 5, 2), "f4"), np.zeros((3, 4), bool))
-    batches, peaks = [batches_like(random, columns) for _ in range(97)], []
+    peaks = []
     for _ in range(10):
         for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
-            core.put_batches(columns, i % 3, batches[i % 97])
             if not slab.rows or not slab.ask(i):
                 slab.begin(memory, 1 + i % 1000)
                 slab.release(1 << 62)

@@ -47,12 +47,13 @@ static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp 
     }
 }
 
-static int put_batch(PyArrayObject *column, PyObject *time, npy_intp item, PyArrayObject *batch)
+/* Copies a batch to an item of a column that is_like_item() has found. Returns 0; -1 with an exception. */
+static int put_batch(PyArrayObject *column, npy_intp item, PyArrayObject *batch)
 {
     npy_intp bytes = bytes_in_a_row(column, batch), width = PyArray_ITEMSIZE(batch);
     int is_matrix = PyArray_NDIM(batch) == 2 && (width == 4 || width == 8);
     if (!bytes || !(PyArray_IS_C_CONTIGUOUS(batch) || is_matrix) || PyArray_NBYTES(batch) > MOST_COPIED) {
-        return PyObject_SetItem((PyObject *)column, time, (PyObject *)batch);
+        return PySequence_SetItem((PyObject *)column, item, (PyObject *)batch);
     }
     char *to = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
     const char *from = PyArray_BYTES(batch);
@@ -71,33 +72,21 @@ static int put_batch(PyArrayObject *column, PyObject *time, npy_intp item, PyArr
     return 0;
 }
 
-/* put_batches(columns, time, batches), as in gym_trace/ring/lanes/slab.py. */
-static PyObject *put_batches(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+/* Copies batches to columns[item]. Returns 1; 0, without copying, if one does not match its column; -1 with an exception. */
+static int put_batches(PyObject *columns, npy_intp item, PyObject *const *batches, int count)
 {
-    if (count != 3 || !PyTuple_CheckExact(args[0]) || !PyList_CheckExact(args[2]) ||
-        PyTuple_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "put_batches() takes a tuple of columns, a time, and a list of one batch per column");
-        return NULL;
+    if (PyTuple_GET_SIZE(columns) != count) {
+        return 0;
     }
-    Py_ssize_t time = PyLong_AsSsize_t(args[1]), number = PyTuple_GET_SIZE(args[0]);
-    if (time == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < number; i++) {
-        PyObject *column = PyTuple_GET_ITEM(args[0], i);
-        if (!is_like_item(column, PyList_GET_ITEM(args[2], i))) {
-            Py_RETURN_FALSE;
-        }
-        if (time < 0 || time >= PyArray_DIM((PyArrayObject *)column, 0)) {
-            PyErr_SetString(PyExc_IndexError, "time out of range");
-            return NULL;
+    for (int i = 0; i < count; i++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, i);
+        if (!is_like_item(column, batches[i]) || item >= PyArray_DIM((PyArrayObject *)column, 0)) {
+            return 0;
         }
     }
-    for (Py_ssize_t i = 0; i < number; i++) {
-        PyArrayObject *column = (PyArrayObject *)PyTuple_GET_ITEM(args[0], i);
-        if (put_batch(column, args[1], time, (PyArrayObject *)PyList_GET_ITEM(args[2], i)) < 0) {
-            return NULL;
-        }
+    int failed = 0;
+    for (int i = 0; i < count && !failed; i++) {
+        failed = put_batch((PyArrayObject *)PyTuple_GET_ITEM(columns, i), item, (PyArrayObject *)batches[i]) < 0;
     }
-    Py_RETURN_TRUE;
+    return failed ? -1 : 1;
 }

@@ -1,17 +1,16 @@
-/* RowSlab of gym_trace/ring/row_slab.py in C: same methods, same results, same bytes in the slab.
+/* RowSlab of gym_trace/ring/row_slab.py and LaneSlab of gym_trace/ring/lanes/slab.py in C: same methods, same results, same
+ * bytes in the slab. Those files document the methods, and docs/FORMAT.md, section 8, the bytes.
  *
- * That file documents the methods, and docs/FORMAT.md, section 8, the bytes.
- *
- * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer. Layouts
- *   are checked in init().
+ * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer, and
+ *   put_batch(), to an item of an array. Layouts are checked in init().
  * - User code (__bool__) runs before any value is read; nothing read before it is used after it.
  * - A mark is stored after the data that it covers, with release order: other processes read at the same time.
  */
-#include "batches.h"
 #include "generators.h"
+#include "lane_slab.h"
 #include "row_slab.h"
 
-#define ABI 8 /* must equal the number in gym_trace/recording/core.py */
+#define ABI 9 /* must equal the number in gym_trace/recording/core.py */
 
 static PyObject *found_in(const char *module, const char *name)
 {
@@ -30,7 +29,6 @@ static long number_in(const char *module, const char *name)
 }
 
 static PyMethodDef functions[] = {
-    {"put_batches", (PyCFunction)(void (*)(void))put_batches, METH_FASTCALL, NULL},
     {"pcg64_state", (PyCFunction)(void (*)(void))pcg64_state, METH_FASTCALL, NULL},
     {"changed_words", (PyCFunction)(void (*)(void))changed_words, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -58,12 +56,13 @@ PyMODINIT_FUNC PyInit__core(void)
     Py_XDECREF(terminated);
     Py_XDECREF(truncated);
     Py_DECREF(outcomes);
-    if (PyErr_Occurred() || PyType_Ready(&RowSlabType) < 0) {
+    if (PyErr_Occurred() || PyType_Ready(&RowSlabType) < 0 || PyType_Ready(&LaneSlabType) < 0) {
         return NULL;
     }
     PyObject *core = PyModule_Create(&module);
     if (core == NULL || PyModule_AddIntConstant(core, "ABI", ABI) < 0 ||
-        PyModule_AddObjectRef(core, "RowSlab", (PyObject *)&RowSlabType) < 0) {
+        PyModule_AddObjectRef(core, "RowSlab", (PyObject *)&RowSlabType) < 0 ||
+        PyModule_AddObjectRef(core, "LaneSlab", (PyObject *)&LaneSlabType) < 0) {
         Py_XDECREF(core);
         return NULL;
     }

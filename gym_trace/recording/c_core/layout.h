@@ -110,17 +110,24 @@ static int read_node(PyObject *layout, PyObject *deltas, Tree *tree)
     return known;
 }
 
-static int read_tree(PyObject *layout, const char *name, Tree *tree)
+/* Reads a layout; deltas are the leaves whose values are followed. Returns 0; -1 with an exception. */
+static int read_root(PyObject *root, PyObject *deltas, Tree *tree)
 {
     forget_tree(tree);
-    PyObject *root = PyObject_GetAttrString(layout, name);
-    PyObject *deltas = root == NULL ? NULL : PyObject_GetAttrString(layout, "delta_leaves");
-    int known = deltas == NULL ? -1 : read_node(root, deltas, tree);
+    int known = read_node(root, deltas, tree);
     if (known <= 0) {
         forget_tree(tree);
     }
     tree->logs = tree->count != 1 || tree->nodes[0].leaf.dtype == NULL || tree->nodes[0].leaf.large;
+    return known < 0 ? -1 : 0;
+}
+
+static int read_tree(PyObject *layout, const char *name, Tree *tree)
+{
+    PyObject *root = PyObject_GetAttrString(layout, name);
+    PyObject *deltas = root == NULL ? NULL : PyObject_GetAttrString(layout, "delta_leaves");
+    int failed = deltas == NULL ? -1 : read_root(root, deltas, tree);
     Py_XDECREF(root);
     Py_XDECREF(deltas);
-    return known < 0 ? -1 : 0;
+    return failed;
 }

@@ -23,17 +23,12 @@ static int64_t nanoseconds(clockid_t clock)
 #define MONOTONIC CLOCK_MONOTONIC
 #endif
 
-/* Appends an entry. Returns 0; -1 with LogFull. */
-static int append_entry(RowSlab *self, const Entry *entry, const void *payload, int64_t length)
+/* Writes an entry, its mark last, and ends the log after it. */
+static void write_entry(const Py_buffer *buffer, int64_t at, uint64_t mark, uint32_t row, const Entry *entry,
+                        const void *payload, int64_t length)
 {
-    int64_t at = self->position;
-    if (!at || length > self->buffer.len || at + ENTRY + ((length + 7) & ~(int64_t)7) + ENTRY > self->at) {
-        PyErr_SetNone(log_full);
-        return -1;
-    }
-    int64_t following = at + ENTRY + ((length + 7) & ~(int64_t)7);
     char bytes[COMMIT_AT];
-    uint32_t row = (uint32_t)self->rows, size = (uint32_t)length, column = entry->column;
+    uint32_t size = (uint32_t)length, column = entry->column;
     uint16_t kind = (uint16_t)entry->kind, flags = (uint16_t)entry->flags;
     memcpy(bytes, &row, 4);
     memcpy(bytes + 4, &size, 4);
@@ -41,12 +36,23 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
     memcpy(bytes + 10, &flags, 2);
     memcpy(bytes + 12, &column, 4);
     memcpy(bytes + 16, entry->numbers, 32);
-    put(self, at + ENTRY, payload, length);
-    commit(self, following + COMMIT_AT, 0);
-    put(self, at, bytes, COMMIT_AT);
+    put(buffer, at + ENTRY, payload, length);
+    commit(buffer, at + entry_bytes(length) + COMMIT_AT, 0);
+    put(buffer, at, bytes, COMMIT_AT);
+    commit(buffer, at + COMMIT_AT, mark);
+}
+
+/* Appends an entry. Returns 0; -1 with LogFull. */
+static int append_entry(RowSlab *self, const Entry *entry, const void *payload, int64_t length)
+{
+    int64_t at = self->position;
+    if (!at || length > self->buffer.len || at + entry_bytes(length) + ENTRY > self->at) {
+        PyErr_SetNone(log_full);
+        return -1;
+    }
     self->count += 1;
-    commit(self, at + COMMIT_AT, self->tag | self->count);
-    self->position = following;
+    write_entry(&self->buffer, at, self->tag | self->count, (uint32_t)self->rows, entry, payload, length);
+    self->position = at + entry_bytes(length);
     self->logged = (long long)self->rows;
     set_floor(self);
     return 0;

@@ -4,7 +4,7 @@
 
 static inline void complete_row(RowSlab *self, int64_t at)
 {
-    commit(self, at + self->done, self->tag | (self->rows + 1));
+    commit(&self->buffer, at + self->done, self->tag | (self->rows + 1));
     self->at = at - self->size;
     self->rows += 1;
 }
@@ -17,12 +17,12 @@ static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *
     for (int i = 0; i < tree->count; i++) {
         const Node *node = &tree->nodes[i];
         if (node->children == IS_LEAF) {
-            put(self, at, value->bytes, node->leaf.size);
+            put(&self->buffer, at, value->bytes, node->leaf.size);
             at += node->leaf.size;
             value += 1;
         }
     }
-    put_padded(self, at, "", 0, end - at);
+    put_padded(&self->buffer, at, "", 0, end - at);
 }
 
 /* True if a row fits at an offset, and `log` bytes fit in the log. */
@@ -41,7 +41,7 @@ static PyObject *ask(RowSlab *self, PyObject *action)
     int accepted = has_room_for(self, at, parts.log + self->room), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
     if (accepted && !failed) {
         put_parts(self, at, &self->action, &parts, self->asked);
-        commit(self, at + self->asked, self->tag | (self->rows + 1));
+        commit(&self->buffer, at + self->asked, self->tag | (self->rows + 1));
     }
     let_go(&parts);
     return failed ? NULL : PyBool_FromLong(accepted);
@@ -91,7 +91,7 @@ static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
         failed = failed || (flags && append_flag(self, flags) < 0);
     }
     if (accepted && !failed) {
-        put(self, at + self->reward, &reward, 8);
+        put(&self->buffer, at + self->reward, &reward, 8);
         complete_with(self, at, &parts, noted, noted_end);
     }
     let_go(&parts);
@@ -106,8 +106,8 @@ static PyObject *ask_packed(RowSlab *self, PyObject *action)
     }
     int64_t at = row_at(self);
     if (at >= 0) {
-        put_padded(self, at, bytes.buf, bytes.len, self->asked);
-        commit(self, at + self->asked, self->tag | (self->rows + 1));
+        put_padded(&self->buffer, at, bytes.buf, bytes.len, self->asked);
+        commit(&self->buffer, at + self->asked, self->tag | (self->rows + 1));
     }
     PyBuffer_Release(&bytes);
     if (at < 0) {
@@ -134,8 +134,8 @@ static PyObject *answer_packed(RowSlab *self, PyObject *args)
         failed = append_flag(self, flags) < 0;
     }
     if (!failed) {
-        put(self, at + self->reward, &number, 8);
-        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        put(&self->buffer, at + self->reward, &number, 8);
+        put_padded(&self->buffer, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
         complete_row(self, at);
     }
     PyBuffer_Release(&bytes);
@@ -153,8 +153,8 @@ static PyObject *lead(RowSlab *self, PyObject *observation)
     }
     int64_t at = row_at(self);
     if (at >= 0) {
-        put_padded(self, at, "", 0, self->reward + 8); /* no action, no mark, no reward */
-        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        put_padded(&self->buffer, at, "", 0, self->reward + 8); /* no action, no mark, no reward */
+        put_padded(&self->buffer, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
         complete_row(self, at);
         self->ended = 0;
     }
@@ -184,13 +184,13 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     if (!self->answers || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int accepted = has_room_for(self, at, parts.log + ENTRY + ((length + 7) & ~(int64_t)7)), failed = 0;
+    int accepted = has_room_for(self, at, parts.log + entry_bytes(length)), failed = 0;
     if (accepted) {
         failed = append_parts(self, &self->observation, &parts) < 0;
         int64_t noted_end = self->position;
         failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
         if (!failed) {
-            put_padded(self, at, "", 0, self->reward + 8);
+            put_padded(&self->buffer, at, "", 0, self->reward + 8);
             complete_with(self, at, &parts, noted, noted_end);
             self->ended = 0;
         }

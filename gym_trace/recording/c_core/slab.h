@@ -75,21 +75,27 @@ typedef struct {
     char ended, only_floats, asks, answers;
 } RowSlab;
 
-static inline void put(RowSlab *self, int64_t offset, const void *bytes, int64_t size)
+/* Returns the bytes of a log entry with a payload of this size. */
+static inline int64_t entry_bytes(int64_t payload)
 {
-    memcpy((char *)self->buffer.buf + offset, bytes, (size_t)size);
+    return ENTRY + ((payload + 7) & ~(int64_t)7);
 }
 
-static inline void put_padded(RowSlab *self, int64_t offset, const void *bytes, int64_t size, int64_t room)
+static inline void put(const Py_buffer *buffer, int64_t offset, const void *bytes, int64_t size)
+{
+    memcpy((char *)buffer->buf + offset, bytes, (size_t)size);
+}
+
+static inline void put_padded(const Py_buffer *buffer, int64_t offset, const void *bytes, int64_t size, int64_t room)
 {
     size = size < room ? size : room;
-    put(self, offset, bytes, size);
-    memset((char *)self->buffer.buf + offset + size, 0, (size_t)(room - size));
+    put(buffer, offset, bytes, size);
+    memset((char *)buffer->buf + offset + size, 0, (size_t)(room - size));
 }
 
-static inline void commit(RowSlab *self, int64_t offset, uint64_t mark)
+static inline void commit(const Py_buffer *buffer, int64_t offset, uint64_t mark)
 {
-    atomic_store_explicit((_Atomic uint64_t *)((char *)self->buffer.buf + offset), mark, memory_order_release);
+    atomic_store_explicit((_Atomic uint64_t *)((char *)buffer->buf + offset), mark, memory_order_release);
     atomic_signal_fence(memory_order_seq_cst);
 }
 

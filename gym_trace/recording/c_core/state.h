@@ -4,10 +4,10 @@
 
 static PyObject *log_entries; /* gym_trace.ring.log.entries */
 
-/* Replaces the held memory by another memoryview, and steals the reference. Returns -1 with an exception if it is invalid. */
-static int hold_memory(RowSlab *self, PyObject *memory)
+/* Replaces held memory by another memoryview, and steals the reference. Returns -1 with an exception if it is invalid. */
+static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory)
 {
-    Py_buffer buffer, before = self->buffer;
+    Py_buffer buffer, before = *held_buffer;
     if (memory == NULL || PyObject_GetBuffer(memory, &buffer, PyBUF_WRITABLE) < 0) {
         Py_XDECREF(memory);
         return -1;
@@ -18,14 +18,22 @@ static int hold_memory(RowSlab *self, PyObject *memory)
         Py_DECREF(memory);
         return -1;
     }
-    PyObject *old = self->memory;
-    self->buffer = buffer;
-    self->memory = memory;
+    PyObject *old = *held;
+    *held_buffer = buffer;
+    *held = memory;
     if (before.obj != NULL) {
         PyBuffer_Release(&before);
     }
     Py_XDECREF(old);
     return 0;
+}
+
+/* Empties a slab and sets its sequence number. */
+static void begin_memory(const Py_buffer *buffer, uint64_t sequence)
+{
+    char zeros[64] = {0};
+    put(buffer, HEADER, zeros, 64);
+    commit(buffer, 0, sequence);
 }
 
 static PyObject *begin(RowSlab *self, PyObject *args)
@@ -43,12 +51,10 @@ static PyObject *begin(RowSlab *self, PyObject *args)
         return no_room();
     }
     Py_INCREF(memory);
-    if (hold_memory(self, memory) < 0) {
+    if (hold_memory(&self->memory, &self->buffer, memory) < 0) {
         return NULL;
     }
-    char zeros[64] = {0};
-    put(self, HEADER, zeros, 64);
-    commit(self, 0, sequence);
+    begin_memory(&self->buffer, sequence);
     self->sequence = sequence;
     self->tag = (uint64_t)sequence << 32;
     self->rows = self->count = self->noted_rows = 0;
@@ -116,21 +122,21 @@ static PyObject *drop(RowSlab *self, PyObject *most)
     for (unsigned long long i = 0; i < count && at + ENTRY <= self->position; i++) {
         memcpy(&row, (const char *)self->buffer.buf + at, 4);
         memcpy(&length, (const char *)self->buffer.buf + at + 4, 4);
-        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+        at += entry_bytes(length);
     }
     if (!self->position || count > self->count || at > self->position) {
         PyErr_SetString(PyExc_ValueError, "the log has fewer entries");
         return NULL;
     }
-    commit(self, at + COMMIT_AT, 0);
+    commit(&self->buffer, at + COMMIT_AT, 0);
     self->position = at;
     self->noted_rows = at < self->noted_end ? 0 : self->noted_rows;
     self->count = count;
     self->logged = count ? (long long)row : -1;
     set_floor(self);
     if (row_at(self) >= at + ENTRY) {
-        commit(self, self->at + self->asked, 0);
-        commit(self, self->at + self->done, 0);
+        commit(&self->buffer, self->at + self->asked, 0);
+        commit(&self->buffer, self->at + self->done, 0);
     }
     Py_RETURN_NONE;
 }
@@ -170,7 +176,7 @@ static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
         memcpy(&length, entry + 4, 4);
         memcpy(&kind, entry + 8, 2);
         memcpy(&column, entry + 12, 4);
-        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+        at += entry_bytes(length);
         if (at > self->noted_end) {
             break;
         }
@@ -206,7 +212,7 @@ static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
         PyObject *copy = PyByteArray_FromStringAndSize(self->buffer.buf, self->buffer.len);
         PyObject *memory = copy == NULL ? NULL : PyMemoryView_FromObject(copy);
         Py_XDECREF(copy);
-        if (hold_memory(self, memory) < 0) {
+        if (hold_memory(&self->memory, &self->buffer, memory) < 0) {
             return NULL;
         }
     }

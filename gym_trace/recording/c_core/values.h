@@ -135,7 +135,7 @@ static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
         return 0;
     }
     int64_t bytes = leaf->large ? value->length * (4 + PyArray_ITEMSIZE(leaf->before)) : text_bytes(value->length);
-    return ENTRY + ((bytes + 7) & ~(int64_t)7);
+    return entry_bytes(bytes);
 }
 
 /* The leaves of an observation or action. */
@@ -165,16 +165,12 @@ static int has_plain_keys(PyObject *dict)
     return 1;
 }
 
-static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts)
+/* Finds the values of the leaves below a node; runs no user code. Returns -1 if the value has another structure. */
+static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **leaves, int *count)
 {
     const Node *node = &tree->nodes[(*next)++];
     if (node->children == IS_LEAF) {
-        Value *value = &parts->values[parts->count];
-        if (read_value(&node->leaf, object, value) < 0) {
-            return -1;
-        }
-        parts->count += 1;
-        parts->log += log_bytes(&node->leaf, value);
+        leaves[(*count)++] = object;
         return 0;
     }
     if (node->keys != NULL) {
@@ -193,24 +189,41 @@ static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts
             PyErr_Clear();
             return -1;
         }
-        if (read_part(tree, next, part, parts) < 0) {
+        if (take_apart(tree, next, part, leaves, count) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
+/* Finds the values of all leaves, as borrowed references. Returns their number; -1 if the value has another structure. */
+static int leaves_of(const Tree *tree, PyObject *object, PyObject **leaves)
+{
+    int next = 0, count = 0;
+    return !tree->count || take_apart(tree, &next, object, leaves, &count) < 0 ? -1 : count;
+}
+
 /* Reads a value whose leaves all have exactly their types. Returns -1 for any other, and holds nothing: Python handles it. */
 static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
 {
-    int next = 0;
+    PyObject *leaves[MOST_NODES];
     parts->count = 0;
     parts->log = 0;
-    if (!tree->count || read_part(tree, &next, object, parts) < 0) {
-        let_go(parts);
-        return -1;
+    int found = leaves_of(tree, object, leaves);
+    for (int i = 0; parts->count < found; i++) {
+        const Node *node = &tree->nodes[i];
+        if (node->children != IS_LEAF) {
+            continue;
+        }
+        Value *value = &parts->values[parts->count];
+        if (read_value(&node->leaf, leaves[parts->count], value) < 0) {
+            let_go(parts);
+            return -1;
+        }
+        parts->count += 1;
+        parts->log += log_bytes(&node->leaf, value);
     }
-    return 0;
+    return found < 0 ? -1 : 0;
 }
 
 static int read_reward(const RowSlab *self, PyObject *reward, double *number)

@@ -13,16 +13,17 @@ from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout
 from gym_trace.model.values import Array
-from gym_trace.recording.core import put_batches
+from gym_trace.recording.core import LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
-from gym_trace.ring.lanes.autoreset import after_step
+from gym_trace.ring.lanes import slab as lane_slab
+from gym_trace.ring.lanes.autoreset import SAME_STEP, after_step
 from gym_trace.ring.lanes.contents import Contents
 from gym_trace.ring.lanes.decoder import decoded, pending_of
 from gym_trace.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
-from gym_trace.ring.lanes.slab import LaneSlab, Rooms, Step, log_bytes_for, rooms_of_no_slab
+from gym_trace.ring.lanes.writer import LaneWriter, Rooms, Step, log_bytes_for, rooms_of_no_slab
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
@@ -39,9 +40,11 @@ _SLABS = 3  # those, and the one that is being filled
 class LaneRecorder(Recorder):
     """One writer of a trace, fed with steps of all lanes at a time from one thread.
 
-    Before each step or reset the caller asks whether it is ready(), and sets .expecting; add() ends that. If the next
-    one finds it set, an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes
-    are cut, and each lane is recorded again from its next episode on.
+    A usual step is recorded by .slab: ask() and answer(). slab.ask() declines while anything is due, and both decline
+    what does not have the form of the columns. Then, and before each reset, the caller asks whether the recorder is
+    ready(), and sets .expecting; add() ends that. If the next step or reset finds it set, or actions without an answer,
+    an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes are cut, and each
+    lane is recorded again from its next episode on.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class LaneRecorder(Recorder):
     ):
         self._count = count
         leaves = list(observation.leaves()), list(action.leaves())
-        self._split_observations, self._split_actions = observation.split, action.split
+        self._trees = observation, action
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
         sizes = [leaf.row_size for leaf in itertools.chain(*leaves)]
         if max(sizes, default=0) > wire.MAX_COLUMN // 4:
@@ -73,13 +76,14 @@ class LaneRecorder(Recorder):
         _demand_room(self._layout.log + self._log_bytes + count * row_size)  # a reset, or last observations, in the log
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
-        self._asked: list[Rows] | LaneSlab | None = None  # actions that were not answered yet, or the slab they are in
+        self._left: list[Rows] | None = None  # actions without an answer when the process forked
         chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self._slab: LaneSlab | None = None  # the one that is being filled
+        self.slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
+        self._writer: LaneWriter | None = None  # of the slab that is being filled
         self._state: LaneState | None = None  # of the lanes when it was begun
         self._next_state: LaneState | None = None  # that to begin the next one with
         self._until = 0  # when to turn the slab, in nanoseconds of the monotonic clock
@@ -93,12 +97,17 @@ class LaneRecorder(Recorder):
         _demand_room(size)
         return Ring(self._storage, self.writer_id, LANES, self._layout.described(), _SLABS, size)
 
+    def _notice(self) -> None:
+        super()._notice()
+        self.slab.hold()
+
     def _submit(self) -> None:
-        slab = self._slab
-        if slab is None or self.failed or slab.sequence <= self._out.submitted:
+        writer = self._writer
+        self.slab.hold()
+        if writer is None or self.failed or writer.sequence <= self._out.submitted:
             return
         try:
-            segments, state = self._decoded(slab)
+            segments, state = self._decoded(writer)
         except Exception as error:  # of any kind: told like one of writing
             raise_if_of_signal(error)
             self._out.fail(error)
@@ -108,22 +117,22 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        self._out.submit(slab.sequence, segments, pending_of(self.asked(), state.lanes))
+        self._out.submit(writer.sequence, segments, pending_of(self.asked(), state.lanes))
 
-    def _decoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
+    def _decoded(self, writer: LaneWriter) -> tuple[list[Segment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
         with held_back():  # libraries turn the exception of a signal handler into one of theirs
-            contents = Contents(self._layout, slab.sequence, slab.memory)
+            contents = Contents(self._layout, writer.sequence, writer.memory)
             return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
     def _turn(self) -> None:
-        if self._slab is not None and not self._slab.is_empty:
+        if self._writer is not None and not self._writer.is_empty:
             self._submit()
             self._begin(0)
 
     def _begin(self, log_bytes: int) -> None:
         """Continue in the next slab, whose log has room for an entry of log_bytes."""
-        before, state = self._slab, self._next_state
+        before, state = self._writer, self._next_state
         packed = b"" if state is None else state.packed(self._layout.filtered)
         if before is not None:
             log_bytes += before.asked_bytes
@@ -140,14 +149,13 @@ class LaneRecorder(Recorder):
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        payloads = (0, 0) if before is None else before.payloads
-        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches, payloads)
-        asked = self.asked()
+        payloads, asked = (0, 0) if before is None else before.payloads, self.asked()
+        slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
+        writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
         if asked is not None:
-            slab.ask(asked)
-            self._asked = slab if isinstance(self._asked, LaneSlab) else asked
+            writer.ask(asked)
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
-        self._slab, self._state = slab, state
+        self.slab, self._writer, self._state, self._left = slab, writer, state, None
 
     def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
         """Replace a ring that is too small, or not mapped, once all its content is written."""
@@ -161,140 +169,104 @@ class LaneRecorder(Recorder):
                     self._out.fail(error)
         return self._ring or ring
 
-    def _put(self, put: Callable[[LaneSlab, Any], None], what: Any) -> None:
+    def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
         """Write an event, or actions, to the slab, or to the next one if there is no room."""
-        slab, out = self._slab, self._out
-        if slab is None or slab.sequence <= out.submitted:
+        writer, out = self._writer, self._out
+        if writer is None or writer.sequence <= out.submitted:
             self._begin(0)
-            slab = self._slab
-        while slab is not None and out.failure is None:
+            writer = self._writer
+        while writer is not None and out.failure is None:
             try:
-                put(slab, what)
+                put(writer, what)
                 return
             except LogFull as full:
                 self._submit()
                 self._begin(full.args[0])
-                slab = self._slab
+                writer = self._writer
 
     # -- steps and resets ----------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Make room for an event; return False if it would not be recorded. Raises RecordingError, once."""
-        slab, out, is_usual = self._slab, self._out, self.limit and not self.expecting and not self._closed
-        if is_usual and slab and slab.sequence > out.submitted and out.failure is None and not slab.is_full:
-            return True
         if not self.limit:
             self.limit = 1
             self._complain()
             self.report()
         if self._closed or self.failed:
             return False
-        if self.expecting:
-            self._asked = None
-            self._put(LaneSlab.end, End(None, time.time_ns(), time.monotonic_ns()))
+        if self.expecting or self.slab.asked:
+            self._put(LaneWriter.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
-        slab = self._slab
-        if slab is None or slab.sequence <= self._out.submitted:
+        writer = self._writer
+        if writer is None or writer.sequence <= self._out.submitted:
             self._begin(0)
-        elif slab.is_full or self._is_due:
+        elif writer.is_full or self._is_due:
             self._is_due = False
             self._turn()
         if self.failed:
             self.report()
-        return not self.failed
+            return False
+        self.slab.release(self._until)
+        if not self.limit:  # checked last: another thread may have set it
+            self.slab.hold()
+        return True
 
     def ask(self, actions: list[Rows]) -> None:
         """Record the actions of the next step. The recorder owns them from now on."""
-        self._put(LaneSlab.ask, actions)
-        self._asked = actions
-
-    def ask_usual(self, actions: Any) -> bool:
-        """Do ask() if all actions are arrays exactly as the space says; otherwise return False."""
-        slab = self._slab
-        try:
-            if slab is None or not slab.ask_usual(self._split_actions(actions)):
-                return False
-        except Exception as error:  # of other people's making, or there is no room
-            raise_if_of_signal(error)
-            return False
-        self._asked = slab
-        return True
+        self._put(LaneWriter.ask, actions)
+        self.expecting = False  # the slab knows
 
     def asked(self) -> list[Rows] | None:
         """Return the actions of a step that has not returned, one per leaf; None without one."""
-        return self._asked.asked_usual() if isinstance(self._asked, LaneSlab) else self._asked
-
-    def step_usual(
-        self, observations: Any, rewards: Any, terminations: Any, truncations: Any, utc: int, monotonic: int
-    ) -> bool:
-        """Do add() if all results of the step are arrays with the form of the columns; otherwise return False."""
-        slab = self._slab
-        if slab is None or slab is not self._asked:
-            return False
-        try:
-            batches = [*self._split_observations(observations), rewards, terminations, truncations]
-            if not slab.step_usual(batches, utc, monotonic):
-                return False
-        except Exception as error:  # as above
-            raise_if_of_signal(error)
-            return False
-        self._added(monotonic)
-        return True
+        return self._left if self._writer is None else self._writer.asked()
 
     def add(self, event: Reset | Step) -> None:
         """Record an event. The recorder owns its arrays from now on."""
         if self._closed:  # while the environment was at it
             return
-        self._put(LaneSlab.step if isinstance(event, Step) else LaneSlab.reset, event)
-        self._added(event.monotonic)
-
-    def _added(self, monotonic: int) -> None:
-        self._asked = None
+        self._put(LaneWriter.step if isinstance(event, Step) else LaneWriter.reset, event)
         self.expecting = False
-        if monotonic > self._until:
+        if event.monotonic > self._until:
             self._turn()
 
     def rooms(self) -> Rooms:
         """Return the output arrays for the next step: the same ones if asked again."""
-        slab = self._slab
-        if slab is None:  # in a child that was forked within the step
+        if self._writer is None:  # in a child that was forked within the step
             self._begin(0)
-            slab = self._slab
-        rooms = None if slab is None else slab.rooms()
+        rooms = None if self._writer is None else self._writer.rooms()
         return rooms or rooms_of_no_slab(self._layout)
 
     def reward_room(self, dtype: np.dtype[Any]) -> Array:
         """Return the output array for rewards of this type."""
-        room = None if self._slab is None else self._slab.reward_room(dtype)
+        room = None if self._writer is None else self._writer.reward_room(dtype)
         return np.empty(self._count, dtype) if room is None else room
 
     @property
     def has_steps(self) -> bool:
-        return self._slab is not None
+        return self._writer is not None
 
     def end(self, outcome: int) -> None:
-        self._asked = None
-        if self._slab is not None:
-            self._put(LaneSlab.end, End(outcome, time.time_ns(), time.monotonic_ns()))
+        if self._writer is not None:
+            self._put(LaneWriter.end, End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
     def _position(self) -> Any:
-        return None if self._slab is None else (self._slab.sequence, self._slab.position)
+        return None if self._writer is None else (self._writer.sequence, self.slab.position)
 
     def _let_go(self) -> None:
-        self._slab = None
+        self._left, self._writer = self.asked(), None
 
     def open_run(self) -> LaneState | None:
         """Return the state that another recorder needs to continue the open episodes, or None."""
-        if self._closed or self.failed or self.expecting:
+        if self._closed or self.failed or self.expecting or self.slab.asked:
             return None
-        slab, state = self._slab, self._next_state
-        if slab is not None and slab.sequence > self._out.submitted:
+        writer, state = self._writer, self._next_state
+        if writer is not None and writer.sequence > self._out.submitted:
             try:
-                _, state = self._decoded(slab)
+                _, state = self._decoded(writer)
             except Exception as error:  # of any kind: it is met again, and told, when the slab is full
                 raise_if_of_signal(error)
                 return None
@@ -309,6 +281,7 @@ class LaneRecorder(Recorder):
 
 
 not_to_be_interrupted(__file__)
+not_to_be_interrupted(lane_slab.__file__)
 
 
 def _demand_room(slab_bytes: int) -> None:

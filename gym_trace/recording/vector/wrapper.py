@@ -31,7 +31,7 @@ from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_
 from gym_trace.recording.vector.recorder import LaneRecorder
 from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.ring.lanes.entries import More, Reset
-from gym_trace.ring.lanes.slab import Step
+from gym_trace.ring.lanes.writer import Step
 from gym_trace.ring.segment import Rows
 from gym_trace.storage.local import LocalStorage
 
@@ -198,21 +198,34 @@ class TraceRecordingVectorWrapper(_Wrapper):
         recorder, notes = self._recorder, self._notes
         if notes:  # of this step, whatever becomes of it
             self._notes = {}
-        if not recorder.ready():
+        if not recorder.slab.ask(actions) and not (recorder.ready() and self._asked(actions)):
             return self.env.step(actions)
-        recorder.expecting = True
-        if not recorder.ask_usual(actions):
-            try:
-                packed_actions = self._actions.step(actions, recorder.rooms().actions)
-            except Exception as error:  # anything: other people's objects, as below
-                self._cannot_tell("actions of a step", error)
-                return self.env.step(actions)
-            recorder.ask(packed_actions)
-        result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
-        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         has_more = self._has_more or notes
-        if not has_more and recorder.step_usual(observations, rewards, terminations, truncations, utc, monotonic):
-            return result
+        if has_more or not recorder.slab.answer(observations, rewards, terminations, truncations):
+            self._answered(result, notes)
+        return result
+
+    def _asked(self, actions: Any) -> bool:
+        """Record actions that slab.ask() has declined; return False if that is impossible."""
+        recorder = self._recorder
+        if recorder.slab.ask(actions):
+            return True
+        recorder.expecting = True
+        try:
+            packed_actions = self._actions.step(actions, recorder.rooms().actions)
+        except Exception as error:  # anything: other people's objects, as below
+            self._cannot_tell("actions of a step", error)
+            return False
+        recorder.ask(packed_actions)
+        return True
+
+    def _answered(self, result: tuple[Any, Any, Any, Any, dict[str, Any]], notes: dict[str, Rows]) -> None:
+        """Record the results of a step that slab.answer() has declined, or that has more to record."""
+        recorder = self._recorder
+        recorder.expecting = True
+        observations, rewards, terminations, truncations, infos = result
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
             rooms = recorder.rooms()
             packed_rewards: Rows = rooms.rewards
@@ -226,7 +239,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 packed_rewards = self._packed_rewards(rewards)
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations of a step", error)
-            return result
+            return
         ids = kept = finals = step_infos = reset_infos = None
         if recorder.filters is not None:
             ids, kept = recorder.filters.step(rewards, terminated | truncated)
@@ -245,11 +258,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
             packed_observations = self._observations.step(observations, rooms.observations)
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
-            return result
+            return
         more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
         asked = recorder.asked() or []
         recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
-        return result
 
     def close(self, **kwargs: Any) -> None:
         """Save the trace, then close the environment. Closing twice is fine."""

@@ -1,0 +1,295 @@
+/* LaneSlab of gym_trace/ring/lanes/slab.py in C: same methods, same results, same bytes in the slab. */
+#pragma once
+#include "batches.h"
+#include "layout.h"
+#include "state.h"
+
+enum { ASK = 20, STEP = 21, MOST_BATCHES = MOST_NODES + 3 };
+
+typedef struct {
+    PyObject_HEAD
+    Tree action, observation;
+    PyObject *memory; /* a memoryview */
+    Py_buffer buffer; /* buffer of memory, held as long as memory */
+    uint64_t tag;     /* sequence number, shifted to its position in marks */
+    uint64_t count;   /* number of log entries */
+    unsigned long long sequence, steps;
+    long long position, end, last; /* offsets in the log: see the Python twin */
+    long long until, times;
+    PyObject *actions, *answers; /* tuples of columns, time first; NULL: ask() falls back */
+    unsigned int code;           /* the type of rewards */
+    char same_step, is_held, asked;
+} LaneSlab;
+
+static int lane_init(LaneSlab *self, PyObject *args, PyObject *names)
+{
+    static char *words[] = {"observation", "action", "times", "same_step", NULL};
+    PyObject *observation, *action;
+    long long times;
+    int same_step;
+    if (self->times) {
+        PyErr_SetString(PyExc_TypeError, "LaneSlab can be initialized only once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, names, "OOLp:LaneSlab", words, &observation, &action, &times, &same_step)) {
+        return -1;
+    }
+    if (times < 1 || times > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "a slab has 1 to 2**32 - 1 steps");
+        return -1;
+    }
+    PyObject *no_deltas = PyTuple_New(0);
+    int failed = no_deltas == NULL || read_root(observation, no_deltas, &self->observation) < 0 ||
+                 read_root(action, no_deltas, &self->action) < 0;
+    Py_XDECREF(no_deltas);
+    if (failed) {
+        return -1;
+    }
+    self->times = times;
+    self->same_step = (char)same_step;
+    self->is_held = 1;
+    return 0;
+}
+
+static void lane_dealloc(LaneSlab *self)
+{
+    forget_tree(&self->action);
+    forget_tree(&self->observation);
+    Py_XDECREF(self->actions);
+    Py_XDECREF(self->answers);
+    if (self->memory != NULL) {
+        PyBuffer_Release(&self->buffer);
+        Py_DECREF(self->memory);
+    }
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* begin(memory, sequence, log) */
+static PyObject *lane_begin(LaneSlab *self, PyObject *args)
+{
+    PyObject *memory;
+    unsigned long long sequence;
+    long long log;
+    if (!PyArg_ParseTuple(args, "O!KL:begin", &PyMemoryView_Type, &memory, &sequence, &log)) {
+        return NULL;
+    }
+    if (sequence > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "sequence number exceeds 32 bits");
+        return NULL;
+    }
+    Py_ssize_t length = PyMemoryView_GET_BUFFER(memory)->len;
+    if (log < HEADER || log % 8 || log > length - ENTRY) {
+        PyErr_SetString(PyExc_ValueError, "no room for a log");
+        return NULL;
+    }
+    Py_INCREF(memory);
+    if (hold_memory(&self->memory, &self->buffer, memory) < 0) {
+        return NULL;
+    }
+    Py_CLEAR(self->actions);
+    Py_CLEAR(self->answers);
+    begin_memory(&self->buffer, sequence);
+    commit(&self->buffer, log + COMMIT_AT, 0);
+    self->sequence = sequence;
+    self->tag = (uint64_t)sequence << 32;
+    self->count = self->steps = 0;
+    self->position = log;
+    self->end = self->last = self->buffer.len;
+    self->asked = 0;
+    self->is_held = 1;
+    Py_RETURN_NONE;
+}
+
+/* expect(actions, answers, code) */
+static PyObject *lane_expect(LaneSlab *self, PyObject *args)
+{
+    PyObject *actions, *answers;
+    long code;
+    if (!PyArg_ParseTuple(args, "O!O!l:expect", &PyTuple_Type, &actions, &PyTuple_Type, &answers, &code)) {
+        return NULL;
+    }
+    if (code < 0 || code > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "number out of range for a type of rewards");
+        return NULL;
+    }
+    Py_XSETREF(self->actions, Py_NewRef(actions));
+    Py_XSETREF(self->answers, Py_NewRef(answers));
+    self->code = (unsigned int)code;
+    Py_RETURN_NONE;
+}
+
+static PyObject *lane_hold(LaneSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    self->is_held = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *lane_release(LaneSlab *self, PyObject *until)
+{
+    long long time = PyLong_AsLongLong(until);
+    if (time == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    self->until = time;
+    self->is_held = 0;
+    Py_RETURN_NONE;
+}
+
+/* Appends an entry. Returns 0; -1 with LogFull(bytes). */
+static int lane_append_entry(LaneSlab *self, const Entry *entry, const void *payload, int64_t length)
+{
+    if (self->memory == NULL || length > self->buffer.len ||
+        self->position + entry_bytes(length) + ENTRY > self->end) {
+        PyObject *bytes = PyLong_FromLongLong(entry_bytes(length));
+        if (bytes != NULL) {
+            PyErr_SetObject(log_full, bytes);
+            Py_DECREF(bytes);
+        }
+        return -1;
+    }
+    self->count += 1;
+    write_entry(&self->buffer, self->position, self->tag | self->count, (uint32_t)self->steps, entry, payload, length);
+    self->position += entry_bytes(length);
+    self->steps += entry->kind == STEP;
+    self->asked = entry->kind == ASK;
+    return 0;
+}
+
+static inline int lane_has_room(const LaneSlab *self)
+{
+    return self->memory != NULL && self->steps < (unsigned long long)self->times &&
+           self->position + 2 * ENTRY <= self->end;
+}
+
+static PyObject *lane_ask(LaneSlab *self, PyObject *actions)
+{
+    PyObject *batches[MOST_BATCHES], *columns = self->actions;
+    if (self->is_held || self->asked || self->position > self->last || columns == NULL || !lane_has_room(self)) {
+        Py_RETURN_FALSE;
+    }
+    int count = leaves_of(&self->action, actions, batches);
+    Py_INCREF(columns); /* while NumPy copies, another thread may run */
+    int done = count < 0 ? 0 : put_batches(columns, (npy_intp)self->steps, batches, count);
+    Py_DECREF(columns);
+    if (done > 0) {
+        Entry entry = {ASK, 0, 0, {0, 0, 0, 0}};
+        done = lane_append_entry(self, &entry, "", 0) < 0 ? -1 : 1;
+    }
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+/* True if a flag in an item of a column is set. */
+static int is_any_set(PyArrayObject *column, npy_intp item)
+{
+    const char *flags = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
+    if (PyArray_NDIM(column) != 2 || PyArray_ITEMSIZE(column) != 1) {
+        return 1;
+    }
+    for (npy_intp lane = 0; lane < PyArray_DIM(column, 1); lane++) {
+        if (flags[lane * PyArray_STRIDE(column, 1)]) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* answer(observations, rewards, terminations, truncations) */
+static PyObject *lane_answer(LaneSlab *self, PyObject *const *args, Py_ssize_t given)
+{
+    PyObject *batches[MOST_BATCHES], *columns = self->answers;
+    if (given != 4) {
+        PyErr_SetString(PyExc_TypeError, "answer() takes observations, rewards, terminations, truncations");
+        return NULL;
+    }
+    if (!self->asked || columns == NULL || !lane_has_room(self)) {
+        Py_RETURN_FALSE;
+    }
+    Entry entry = {STEP, 0, self->code, {0, 0, nanoseconds(CLOCK_REALTIME), nanoseconds(MONOTONIC)}};
+    int count = entry.numbers[3] > self->until ? -1 : leaves_of(&self->observation, args[0], batches);
+    if (count < 0) {
+        Py_RETURN_FALSE;
+    }
+    memcpy(batches + count, args + 1, 3 * sizeof(PyObject *));
+    npy_intp item = (npy_intp)self->steps;
+    Py_INCREF(columns); /* as above */
+    int done = put_batches(columns, item, batches, count + 3);
+    for (int i = count + 1; done > 0 && self->same_step && i < count + 3; i++) {
+        done = !is_any_set((PyArrayObject *)PyTuple_GET_ITEM(columns, i), item); /* else last observations are stored, too */
+    }
+    Py_DECREF(columns);
+    if (done > 0) {
+        done = lane_append_entry(self, &entry, "", 0) < 0 ? -1 : 1;
+    }
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+/* append(kind, payload, column, a, c, d) */
+static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
+{
+    static char *words[] = {"kind", "payload", "column", "a", "c", "d", NULL};
+    Entry entry = {0, 0, 0, {0, 0, 0, 0}};
+    long long kind, column = 0, a = 0, c = 0, d = 0;
+    Py_buffer payload = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, names, "L|y*LLLL:append", words, &kind, &payload, &column, &a, &c, &d)) {
+        return NULL;
+    }
+    int failed = kind < 0 || kind > UINT16_MAX || column < 0 || column > UINT32_MAX;
+    if (failed) {
+        PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
+    }
+    else {
+        entry.kind = (unsigned int)kind;
+        entry.column = (unsigned int)column;
+        entry.numbers[0] = a;
+        entry.numbers[2] = c;
+        entry.numbers[3] = d;
+        failed = lane_append_entry(self, &entry, payload.obj == NULL ? "" : payload.buf, payload.len) < 0;
+    }
+    if (payload.obj != NULL) {
+        PyBuffer_Release(&payload);
+    }
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *lane_left(LaneSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLongLong(self->end - self->position - ENTRY);
+}
+
+static PyMethodDef lane_methods[] = {
+    {"begin", (PyCFunction)lane_begin, METH_VARARGS, NULL},
+    {"expect", (PyCFunction)lane_expect, METH_VARARGS, NULL},
+    {"hold", (PyCFunction)lane_hold, METH_NOARGS, NULL},
+    {"release", (PyCFunction)lane_release, METH_O, NULL},
+    {"ask", (PyCFunction)lane_ask, METH_O, NULL},
+    {"answer", (PyCFunction)(void (*)(void))lane_answer, METH_FASTCALL, NULL},
+    {"append", (PyCFunction)(void (*)(void))lane_append, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"left", (PyCFunction)lane_left, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef lane_members[] = {
+    {"memory", T_OBJECT_EX, offsetof(LaneSlab, memory), READONLY, NULL},
+    {"sequence", T_ULONGLONG, offsetof(LaneSlab, sequence), READONLY, NULL},
+    {"steps", T_ULONGLONG, offsetof(LaneSlab, steps), READONLY, NULL},
+    {"position", T_LONGLONG, offsetof(LaneSlab, position), READONLY, NULL},
+    {"end", T_LONGLONG, offsetof(LaneSlab, end), READONLY, NULL},
+    {"last", T_LONGLONG, offsetof(LaneSlab, last), 0, NULL},
+    {"asked", T_BOOL, offsetof(LaneSlab, asked), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject LaneSlabType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gym_trace.recording._core.LaneSlab",
+    .tp_doc = "Writes steps of all lanes to a slab, like gym_trace.ring.lanes.slab.LaneSlab.",
+    .tp_basicsize = sizeof(LaneSlab),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)lane_init,
+    .tp_dealloc = (destructor)lane_dealloc,
+    .tp_methods = lane_methods,
+    .tp_members = lane_members,
+};

@@ -1,0 +1,306 @@
+"""The C core records steps of lanes with the results and bytes of the pure Python slab, for any input."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odd_objects import Child, tree_value_for
+from test_core import leaf, leaks
+from test_core_trees import tree_for
+
+from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.ring.lanes.slab import LaneSlab
+from gym_trace.ring.log import ASK, RESET, STEP, LogFull, entries
+
+core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
+
+NEVER = 1 << 62
+RAISED = (ValueError, OverflowError, TypeError, LogFull)
+TIMES = 32  # offset of the times in an entry; there are two
+
+
+def of_lanes(layout: Layout, lanes: int) -> Layout:
+    """Return the layout of a batch."""
+    if isinstance(layout, Leaf):
+        return Leaf(layout.path, layout.dtype, (lanes, *layout.shape))
+    return Branch(layout.keys, [of_lanes(child, lanes) for child in layout.children])
+
+
+class Both:
+    """A slab in Python and one in C that get the same calls."""
+
+    def __init__(self, observation: Layout, action: Layout, random: np.random.Generator, lanes: int, same_step: bool):
+        self._random, self._lanes, self._sequence = random, lanes, 0
+        self.steps = int(random.integers(1, 6))
+        self.trees = [of_lanes(tree, lanes) for tree in (observation, action)]
+        self.slabs = [kind(observation, action, self.steps, same_step) for kind in (LaneSlab, core.LaneSlab)]
+        self._since = time.time_ns(), time.monotonic_ns()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a slab in used memory."""
+        self._sequence += 1
+        size, self._log = 8 * int(self._random.integers(30, 200)), 8 * int(self._random.integers(8, 20))
+        before = self._random.bytes(size)
+        self.columns: list[list[np.ndarray]] = [[], []]
+        for slab in self.slabs:
+            slab.begin(memoryview(bytearray(before)), self._sequence, self._log)
+        self.expect()
+        self.do("release", NEVER)
+
+    def expect(self) -> None:
+        """Give the slabs columns: of each leaf, of rewards, and of flags."""
+        fixed = [leaf("r", ["f8", "f4", "i2"][self._random.integers(3)]), leaf("t", "?"), leaf("t", "?")]
+        leaves = [*self.trees[1].leaves(), *self.trees[0].leaves(), *(of_lanes(one, self._lanes) for one in fixed)]
+        if any(one.dtype is None for one in leaves):
+            return
+        actions, code = len(list(self.trees[1].leaves())), int(self._random.integers(9))
+        orders = self._random.integers(0, 2, len(leaves))
+        self.columns = [[_column(self.steps, *one) for one in zip(leaves, orders)] for _ in self.slabs]
+        for slab, columns in zip(self.slabs, self.columns):
+            slab.expect(tuple(columns[:actions]), tuple(columns[actions:]), code)
+
+    def do(self, name: str, *args: Any, **named: Any) -> Any:
+        """Call a method of both; both must return or raise the same."""
+        results = [_outcome(getattr(slab, name), args, named) for slab in self.slabs]
+        assert results[0] == results[1], f"{name}{args}: {results}"
+        self.compare()
+        return results[0]
+
+    def compare(self) -> None:
+        names = ("steps", "position", "end", "last", "asked", "sequence")
+        states = [[getattr(slab, name) for name in names] for slab in self.slabs]
+        assert states[0] == states[1]
+        for slab in self.slabs:
+            for entry in entries(slab.memory, self._log, slab.end, slab.sequence):
+                if entry.kind == STEP and entry.c:
+                    assert self._since[0] <= entry.c <= time.time_ns()
+                    assert self._since[1] <= entry.d <= time.monotonic_ns()
+                    slab.memory[entry.at + TIMES : entry.at + TIMES + 16] = bytes(16)
+        assert self.slabs[0].memory == self.slabs[1].memory
+        assert [column.tobytes() for column in self.columns[0]] == [column.tobytes() for column in self.columns[1]]
+
+
+def _column(times: int, batch: Leaf, is_by_time: int) -> np.ndarray:
+    column = np.zeros((times, *batch.shape), batch.dtype)
+    return column if is_by_time else column.swapaxes(0, 1).copy().swapaxes(0, 1)
+
+
+def _outcome(method: Any, args: Any, named: Any) -> Any:
+    try:
+        return method(*args, **named)
+    except RAISED as error:
+        return (type(error), error.args) if isinstance(error, LogFull) else type(error)
+
+
+def odd_lane_run(seed: int) -> None:
+    """Do random steps of random lanes, most of them usual."""
+    random = np.random.default_rng(seed)
+    trees = [tree_for(random, name) for name in ("observations", "actions")]
+    if random.random() < 0.5:  # no leaf without a column
+        trees = [
+            leaf("observations", "f4", (3,)),
+            Branch(["a", 1], [leaf("actions", "i8"), leaf("actions", "?", (2,))]),
+        ]
+    both = Both(*trees, random, int(random.integers(4)), bool(random.integers(2)))
+    for _ in range(int(random.integers(30))):
+        chosen = random.integers(30)
+        if chosen == 0:
+            both.do("hold")
+        elif chosen == 1:
+            both.do("append", RESET, random.bytes(int(random.integers(60))), a=-(2**63), d=2**63 - 1)
+        elif chosen == 2:
+            both.do("append", int(random.integers(20, 26)), **{str(random.choice(["column", "a"])): 7})
+        elif chosen == 3:
+            both.expect()
+        elif chosen == 4:
+            last = int(random.integers(both.slabs[0].end + 9))
+            for slab in both.slabs:
+                slab.last = last
+        elif chosen == 5:
+            both.begin()
+        elif chosen < 8:
+            both.do("release", NEVER if chosen == 6 else 0)
+        if both.slabs[0].steps == both.steps:
+            both.begin()
+        both.do("left")
+        odd = random.random() < 0.2
+        both.do("ask", tree_value_for(random, both.trees[1]) if odd else usual(random, both.trees[1]))
+        odd = random.random() < 0.2
+        observations = tree_value_for(random, both.trees[0]) if odd else usual(random, both.trees[0])
+        both.do("answer", observations, *rewards_and_flags(random, both))
+
+
+def usual(random: np.random.Generator, layout: Layout) -> Any:
+    """Return a batch as the space says; some arrays are strided."""
+    if isinstance(layout, Leaf):
+        array = random.integers(0, 2, layout.shape).astype(layout.dtype or "f4")
+        orders = [array, np.asfortranarray(array), np.repeat(array, 2, 0)[::2], array[::-1]]
+        return orders[random.integers(4)] if array.ndim else array
+    parts = [usual(random, child) for child in layout.children]
+    return tuple(parts) if layout.keys is None else dict(zip(layout.keys, parts))
+
+
+def rewards_and_flags(random: np.random.Generator, both: Both) -> list[Any]:
+    columns = both.columns[0][-3:] or [np.zeros((1, 2)), np.zeros((1, 2), bool), np.zeros((1, 2), bool)]
+    batches: list[Any] = [(random.random(column.shape[1:]) < 0.1).astype(column.dtype) for column in columns]
+    if random.random() < 0.1:
+        one = random.integers(3)
+        odd = [batches[one].view(Child), batches[one].tolist(), batches[one][None], batches[one].astype("c8"), None]
+        batches[one] = odd[random.integers(len(odd))]
+    return batches
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(st.integers(0, 2**32))
+def test_the_c_core_writes_the_bytes_of_pure_python(seed: int) -> None:
+    odd_lane_run(seed)
+
+
+def cartpoles(kind: Any = core.LaneSlab, lanes: int = 2, times: int = 3, size: int = 4096) -> Any:
+    """Return a slab that accepts steps, and a column for each part."""
+    slab = kind(leaf("o", "f4", (4,)), leaf("a", "i8"), times, False)
+    slab.begin(memoryview(bytearray(size)), 7, 64)
+    forms: list[Any] = [("i8", ()), ("f4", (4,)), ("f8", ()), ("?", ()), ("?", ())]
+    columns = [np.zeros((times, lanes, *shape), dtype) for dtype, shape in forms]
+    slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
+    slab.release(NEVER)
+    return slab, columns
+
+
+def answers(lanes: int = 2) -> list[np.ndarray]:
+    flags = np.zeros(lanes, bool)
+    return [np.ones((lanes, 4), "f4"), np.ones(lanes), flags, flags]
+
+
+@pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
+def test_a_slab_takes_as_many_steps_as_it_has_room_for(kind: Any) -> None:
+    slab, columns = cartpoles(kind)
+    for step in range(3):
+        assert not slab.answer(*answers())
+        assert slab.ask(np.array([step, 9]))
+        assert slab.asked
+        assert not slab.ask(np.array([step, 9]))
+        assert slab.answer(*answers())
+        assert not slab.asked
+    assert not slab.ask(np.array([1, 2]))
+    assert columns[0].tolist() == [[0, 9], [1, 9], [2, 9]]
+    kinds = [entry.kind for entry in entries(slab.memory, 64, 4096, 7)]
+    assert kinds == [ASK, STEP] * 3
+
+
+@pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
+def test_a_step_is_declined_when_the_log_has_no_room_for_it(kind: Any) -> None:
+    slab, _ = cartpoles(kind, size=64 + 3 * 56)
+    assert slab.ask(np.array([1, 2]))
+    assert slab.answer(*answers())
+    assert not slab.ask(np.array([1, 2]))
+    with pytest.raises(LogFull) as caught:
+        slab.append(RESET, bytes(9))
+    assert caught.value.args == (72,)
+
+
+@pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
+def test_an_answer_after_its_time_is_declined(kind: Any) -> None:
+    slab, _ = cartpoles(kind)
+    slab.release(time.monotonic_ns() - 1)
+    assert slab.ask(np.array([1, 2]))
+    assert not slab.answer(*answers())
+    slab.release(NEVER)
+    assert slab.answer(*answers())
+
+
+def test_invalid_memory_numbers_and_columns_raise() -> None:
+    slab, columns = cartpoles()
+    good = memoryview(bytearray(4096))
+    columns[0].flags.writeable = False
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        *((TypeError, "", lambda args=args: slab.begin(*args)) for args in ((bytearray(4096), 1, 64), (good, 1), ())),
+        (BufferError, "", lambda: slab.begin(memoryview(bytes(4096)), 1, 64)),
+        (ValueError, "aligned", lambda: slab.begin(memoryview(bytearray(4104))[1:4097], 1, 64)),
+        (BufferError, "", lambda: slab.begin(memoryview(bytearray(8192))[::2], 1, 64)),
+        (OverflowError, "", lambda: slab.begin(good, 1 << 32, 64)),
+        *((ValueError, "log", lambda at=at: slab.begin(good, 1, at)) for at in (0, 68, -8, 4096, 4048, 1 << 62)),
+        (ValueError, "log", lambda: slab.begin(memoryview(bytearray(8)), 1, 64)),
+        (TypeError, "", lambda: slab.expect([], (), 1)),
+        (OverflowError, "", lambda: slab.expect((), (), -1)),
+        (OverflowError, "", lambda: slab.append(1 << 16)),
+        (OverflowError, "", lambda: slab.append(1, column=-1)),
+        (TypeError, "", lambda: slab.append(1, "text")),
+        (TypeError, "", lambda: slab.release("1")),
+        (TypeError, "", lambda: slab.answer(1, 2, 3)),
+        (AttributeError, "", lambda: setattr(slab, "steps", 10**6)),
+        (TypeError, "once", lambda: slab.__init__(leaf("o", "f4"), leaf("a", "f4"), 1, False)),
+        (ValueError, "steps", lambda: core.LaneSlab(leaf("o", "f4"), leaf("a", "f4"), 0, False)),
+        (AttributeError, "", lambda: core.LaneSlab(None, None, 1, False)),
+        (ValueError, "read-only", lambda: slab.ask(np.array([1, 2]))),
+    ]
+    before = bytes(slab.memory)
+    for error, match, call in wrong:
+        with pytest.raises(error, match=match or None):
+            call()
+    assert (bytes(slab.memory), slab.steps, slab.sequence) == (before, 0, 7)
+
+
+def test_an_uninitialized_slab_writes_nothing() -> None:
+    for slab in (core.LaneSlab.__new__(core.LaneSlab), core.LaneSlab(leaf("o", "f4"), leaf("a", "f4"), 1, False)):
+        slab.expect((), (), 1)
+        slab.release(NEVER)
+        assert not slab.ask(np.zeros(1, "f4"))
+        assert not slab.answer(np.zeros(1, "f4"), *answers(1)[1:])
+        with pytest.raises(LogFull):
+            slab.append(RESET)
+
+
+def test_invalid_columns_are_not_filled() -> None:
+    slab, columns = cartpoles()
+    for odd in ((None,), (), (np.zeros(3),), (np.zeros((0, 2), "i8"),), (columns[0], columns[0])):
+        slab.expect(odd, tuple(columns[1:]), 1)
+        assert not slab.ask(np.array([1, 2]))
+
+
+def test_the_c_core_leaks_no_references() -> None:
+    layout, memory = leaf("o", "f4", (4,)), memoryview(bytearray(1 << 16))
+    _, columns = cartpoles()
+    action, (observations, rewards, *flags) = np.array([1, 2]), answers()
+    held = [layout, layout.dtype, memory, columns, *columns, action, observations, rewards, *flags, LogFull]
+
+    def use() -> None:
+        slab = core.LaneSlab(layout, leaf("a", "i8"), 3, True)
+        for sequence in (1, 2):
+            slab.begin(memory, sequence, 64)
+            for _ in range(2):
+                slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
+            slab.release(NEVER)
+            for seen in (observations, None):
+                slab.ask(action)
+                slab.answer(seen, rewards, *flags)
+            with pytest.raises(LogFull):
+                slab.append(RESET, bytes(1 << 17))
+
+    use()
+    leaked = np.min([leaks(use, 300, held) for _ in range(3)], 0)  # as in test_core
+    assert leaked.max() < 150, leaked
+
+
+@pytest.mark.skipif("GYM_TRACE_STEPS" not in os.environ, reason="make flat: how many steps to watch the memory for")
+def test_memory_does_not_grow_over_many_steps_of_lanes() -> None:
+    slab, columns = cartpoles(times=100, size=1 << 16)
+    action, strided, results, peaks = np.array([1, 2]), np.arange(4)[::2], answers(), []
+    for _ in range(10):
+        for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
+            if not slab.ask(strided if i % 7 == 0 else action):
+                slab.begin(slab.memory, 1 + i % 1000, 64)
+                slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
+                slab.release(NEVER)
+            slab.answer(*results)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            peaks.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    assert peaks[-1] - peaks[1] < 1 << 20
