@@ -1,0 +1,259 @@
+// The questions the page asks, with the types of their answers.
+
+import { doubles, parse } from "./container.ts";
+import { decimate, type Curves } from "./curves.ts";
+import type { Source } from "./source.ts";
+
+export interface TraceFacts {
+  trace: number;
+  name: string;
+  title?: string | null;
+  env_id: string | null;
+  episodes: number;
+  steps: number;
+  live: boolean;
+  lanes: number | null;
+  damage: number;
+  damage_notes?: string[];
+  version: number;
+  renderable: boolean;
+  facts?: [string, string][];
+}
+
+export interface ColumnFacts {
+  name: string;
+  group: string;
+  kind: "numeric" | "frames" | "text" | "bytes";
+  shape: number[];
+  dtype: string;
+  items: number;
+  labels: string[] | null;
+  rows: number;
+  frame_shape: [number, number] | null;
+}
+
+export interface EpisodeFacts {
+  trace: number;
+  episode: number;
+  length: number;
+  return: number | null;
+  outcome: string;
+  lane: number | null;
+  seed: number | string | null;
+  flag: Flag;
+  live: boolean;
+  damage: string[];
+  frames: string[];
+  renderable: boolean;
+  columns: ColumnFacts[];
+  facts: [string, string][];
+  fps: number | null;
+  version: number;
+}
+
+export type Flag = "good" | "bad" | "look" | null;
+
+export interface ListColumn {
+  name: string;
+  kind: "number" | "text";
+  title: string;
+}
+
+/** A part of the list of episodes: its columns, and what each row holds in them. */
+export interface Rows {
+  total: number;
+  matched: number;
+  offset: number;
+  count: number;
+  columns: ListColumn[];
+  value(column: string, row: number): number | string | null;
+}
+
+export interface Bins {
+  edges: number[];
+  counts: number[];
+  nan: number;
+}
+
+export interface Names {
+  names: string[];
+  counts: number[];
+}
+
+export interface Histograms {
+  return: Bins;
+  length: Bins;
+  outcome: Names;
+  flag: Names;
+  matched: number;
+  total: number;
+  terms: { return: string; length: string; outcome: string; flag?: string };
+}
+
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+
+export interface StepFacts {
+  step: number;
+  [key: string]: Json;
+}
+
+export interface Difference {
+  same: boolean;
+  step: number | null;
+  column: string | null;
+  a: string | null;
+  b: string | null;
+  note: string | null;
+}
+
+export interface Changes {
+  version: number;
+  traces: { trace: number; version: number; episodes: number; steps: number; live: boolean }[];
+}
+
+export interface Job {
+  done: number;
+  of: number;
+  state: "running" | "ready" | "failed";
+  error?: string;
+}
+
+export interface EpisodeId {
+  trace: number;
+  episode: number;
+}
+
+export interface ListQuery {
+  where: string;
+  search: string;
+  sort: string;
+}
+
+export const STEPS_BLOCK = 32;
+export const FRAMES_BLOCK = 16;
+export const LIST_BLOCK = 200;
+
+const query = (values: Record<string, string | number>): string =>
+  Object.entries(values).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
+
+export class Api {
+  private readonly whole = new Map<string, Promise<Curves>>(); // columns of a saved page
+
+  constructor(readonly source: Source) {}
+
+  private async json<T>(path: string, signal?: AbortSignal): Promise<T> {
+    return JSON.parse(new TextDecoder().decode(await this.source.bytes(path, signal))) as T;
+  }
+
+  traces(): Promise<TraceFacts[]> {
+    return this.json("/api/traces");
+  }
+
+  /** Return the rows from `offset` on; a saved page returns all, unsorted. */
+  async episodes(trace: number, list: ListQuery, offset: number, limit: number, signal?: AbortSignal): Promise<Rows> {
+    const path = this.source.saved
+      ? `/api/episodes?trace=${trace}`
+      : `/api/episodes?${query({ trace, where: list.where, search: list.search, sort: list.sort, offset, limit })}`;
+    const { head, arrays } = parse(await this.source.bytes(path, signal));
+    const facts = head as unknown as { total: number; matched: number; columns: ListColumn[]; texts?: Record<string, { words: string[]; codes: string }> };
+    const values = new Map<string, Float64Array>();
+    for (const [name, column] of arrays) values.set(name, doubles(column));
+    const texts = facts.texts ?? {};
+    const value = (column: string, row: number): number | string | null => {
+      const text = texts[column];
+      if (text) return text.words[values.get(text.codes)?.[row] ?? -1] ?? null;
+      const found = values.get(column)?.[row];
+      return found === undefined || Number.isNaN(found) ? null : found;
+    };
+    const count = values.get("episode")?.length ?? 0;
+    return { total: facts.total, matched: facts.matched, columns: facts.columns, offset: this.source.saved ? 0 : offset, count, value };
+  }
+
+  histograms(trace: number, list: { where: string; search: string }, signal?: AbortSignal): Promise<Histograms> {
+    if (this.source.saved) return this.json(`/api/histograms?trace=${trace}`);
+    return this.json(`/api/histograms?${query({ trace, where: list.where, search: list.search })}`, signal);
+  }
+
+  episode({ trace, episode }: EpisodeId): Promise<EpisodeFacts> {
+    return this.json(`/api/episode?${query({ trace, episode })}`);
+  }
+
+  /** Return rows [from, to) of some items of a column, at most two points a pixel. */
+  async curves(id: EpisodeId, column: string, items: [number, number], from: number, to: number, pixels: number, signal?: AbortSignal): Promise<Curves> {
+    const at = { trace: id.trace, episode: id.episode, column };
+    if (!this.source.saved) {
+      const path = `/api/plot?${query({ ...at, from, to, pixels, items: `${items[0]}:${items[1]}` })}`;
+      return readCurves(await this.source.bytes(path, signal));
+    }
+    const path = `/api/plot?${query({ ...at, full: 1 })}`;
+    let whole = this.whole.get(path);
+    if (!whole) {
+      whole = this.source.bytes(path).then(readCurves);
+      this.whole.set(path, whole);
+    }
+    return decimate(await whole, items, from, to, pixels);
+  }
+
+  async steps(id: EpisodeId, block: number, signal?: AbortSignal): Promise<StepFacts[]> {
+    const from = block * STEPS_BLOCK;
+    const { steps } = await this.json<{ steps: StepFacts[] }>(`/api/steps?${query({ trace: id.trace, episode: id.episode, from, count: STEPS_BLOCK })}`, signal);
+    return steps;
+  }
+
+  /** Return the pictures of a block, encoded as they came, by row. */
+  async frames(id: EpisodeId, column: string, block: number, signal?: AbortSignal): Promise<Map<number, Blob>> {
+    const values = { trace: id.trace, episode: id.episode, column, from: block * FRAMES_BLOCK, count: FRAMES_BLOCK, scale: 1 };
+    const { head, arrays } = parse(await this.source.bytes(`/api/frames?${query(values)}`, signal));
+    const type = String(head.mime);
+    return new Map([...arrays].map(([row, picture]) => [Number(row), new Blob([picture.bytes], { type })]));
+  }
+
+  compare(a: EpisodeId, b: EpisodeId): Promise<Difference> {
+    return this.json(`/api/compare?${query({ a: `${a.trace}:${a.episode}`, b: `${b.trace}:${b.episode}` })}`);
+  }
+
+  changes(since: number, signal: AbortSignal): Promise<Changes> {
+    return this.json(`/api/changes?since=${since}`, signal);
+  }
+
+  filterLines(trace: number): Promise<{ lines: { title: string; line: string }[] }> {
+    return this.json(`/api/filter?trace=${trace}`);
+  }
+
+  flag(id: EpisodeId, flag: Flag): Promise<unknown> {
+    return this.source.post("/api/flags", { ...id, flag });
+  }
+
+  async startRendering(id: EpisodeId, trust: boolean): Promise<string> {
+    const { job } = (await this.source.post("/api/render", { ...id, trust })) as { job: string };
+    return job;
+  }
+
+  rendering(job: string): Promise<Job> {
+    return this.json(`/api/render?${query({ job })}`);
+  }
+}
+
+function readCurves(bytes: Uint8Array<ArrayBuffer>): Curves {
+  const { head, arrays } = parse(bytes);
+  const column = (name: string): Float64Array | null => {
+    const found = arrays.get(name);
+    return found ? doubles(found) : null;
+  };
+  const x = column("x") ?? new Float64Array(0);
+  const y = column("y");
+  const low = y ?? column("low") ?? new Float64Array(0);
+  const items = x.length ? low.length / x.length : arrays.get(y ? "y" : "low")?.shape[0] ?? 0;
+  return {
+    x,
+    low,
+    high: y ?? column("high") ?? new Float64Array(0),
+    odd: column("odd"),
+    items,
+    decimated: head.decimated === true,
+    bin: typeof head.bin === "number" ? head.bin : 1,
+    rows: Number(head.rows),
+    nan: Number(head.nan ?? 0),
+    infinite: Number(head.infinite ?? 0),
+  };
+}

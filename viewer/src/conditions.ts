@@ -1,0 +1,42 @@
+// How brushes become conditions of --where and are found again in the text.
+
+import { exact } from "./words.ts";
+
+const NUMBER = "-?[\\d.]+(?:e[+-]?\\d+)?";
+const escaped = (text: string): string => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
+const rangeTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])(${NUMBER}) <= ${escaped(column)} <=? (${NUMBER})(?![\\w.])`, "i");
+const nameTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])${escaped(column)} == ("(?:[^"\\\\]|\\\\.)*")`);
+
+/** The range of a column that the condition asks for, if it was made by a brush. */
+export function brushed(where: string, column: string): [number, number] | null {
+  const found = rangeTerm(column).exec(where);
+  return found ? [Number(found[1]), Number(found[2])] : null;
+}
+
+export function chosenName(where: string, column: string): string | null {
+  const found = nameTerm(column).exec(where);
+  return found ? (JSON.parse(found[1]!) as string) : null;
+}
+
+/** Put the range of a column into a condition, in place of the one before; null takes it out. */
+export function withRange(where: string, column: string, range: [number, number] | null, closed: boolean): string {
+  const term = range && `${exact(range[0])} <= ${column} ${closed ? "<=" : "<"} ${exact(range[1])}`;
+  return replaced(where, rangeTerm(column), term);
+}
+
+export function withName(where: string, column: string, name: string | null): string {
+  return replaced(where, nameTerm(column), name === null ? null : `${column} == ${JSON.stringify(name)}`);
+}
+
+function replaced(where: string, old: RegExp, term: string | null): string {
+  if (old.test(where)) {
+    if (term !== null) return where.replace(old, () => term);
+    const bare = new RegExp(` and ${old.source}|${old.source} and |${old.source}`, old.flags);
+    return where.replace(bare, "").trim();
+  }
+  if (term === null) return where;
+  const rest = where.trim();
+  if (!rest) return term;
+  return `${/\bor\b/.test(rest) ? `(${rest})` : rest} and ${term}`;
+}

@@ -1,0 +1,56 @@
+// Some items of a column over a range of rows, each row or the minimum and maximum of each bin of rows.
+
+export interface Curves {
+  x: Float64Array; // rows, or the first row of each bin
+  low: Float64Array; // (items, x.length)
+  high: Float64Array; // the same array as `low` where nothing is decimated
+  odd: Float64Array | null; // 1 where a row or bin holds NaN or an infinity
+  items: number;
+  decimated: boolean;
+  bin: number; // rows a bin
+  rows: number; // of the column in all
+  nan: number;
+  infinite: number;
+}
+
+/** Return rows [from, to) of some items of a whole column, in bins aligned to their width, as the server does it. */
+export function decimate(whole: Curves, items: [number, number], from: number, to: number, pixels: number): Curves {
+  const total = whole.x.length;
+  const first = Math.max(0, from);
+  const last = Math.min(total, to);
+  const [begin, end] = [items[0], Math.min(items[1], whole.items)];
+  const bin = last - first <= 2 * pixels ? 1 : Math.ceil((last - first) / pixels);
+  const start = Math.floor(first / bin) * bin;
+  const count = Math.max(0, Math.ceil((last - start) / bin));
+  const x = Float64Array.from({ length: count }, (_, i) => start + i * bin);
+  const low = new Float64Array(count * (end - begin)).fill(NaN);
+  const high = bin === 1 ? low : new Float64Array(low.length).fill(NaN);
+  const odd = new Float64Array(count);
+  let [nan, infinite] = [0, 0];
+  for (let item = begin; item < end; item++) {
+    const base = (item - begin) * count;
+    for (let row = start; row < last; row++) {
+      const value = whole.low[item * total + row]!;
+      const at = Math.floor((row - start) / bin);
+      if (!Number.isFinite(value)) {
+        odd[at] = 1;
+        if (row >= first) Number.isNaN(value) ? nan++ : infinite++;
+        if (bin === 1) low[base + at] = value;
+      } else {
+        if (!(low[base + at]! <= value)) low[base + at] = value;
+        if (!(high[base + at]! >= value)) high[base + at] = value;
+      }
+    }
+  }
+  return { x, low, high, odd, items: end - begin, decimated: bin > 1, bin, rows: whole.rows, nan, infinite };
+}
+
+/** Return the values of an item at a row: one number, or the range of its bin; null outside of what is loaded. */
+export function valueAt(curves: Curves, item: number, row: number): [number, number] | null {
+  const first = curves.x[0];
+  if (first === undefined) return null;
+  const at = Math.floor((row - first) / curves.bin);
+  if (at < 0 || at >= curves.x.length) return null;
+  const index = item * curves.x.length + at;
+  return [curves.low[index]!, curves.high[index]!];
+}

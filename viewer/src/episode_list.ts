@@ -1,0 +1,234 @@
+// The list of episodes. Only the rows in sight exist; they are fetched in blocks, so a million rows cost as much as a hundred.
+
+import { LIST_BLOCK, type ListColumn, type ListQuery, type Rows } from "./api.ts";
+import { fill, h, icon, set } from "./dom.ts";
+import { count, short } from "./words.ts";
+import { debounced, FLAG_NAMES, isAbort, type Page } from "./view.ts";
+
+const ROW = 30; // pixels, as in app.css
+const TALLEST = 8_000_000; // pixels; browsers stop at 17 to 33 million
+const KEPT_BLOCKS = 40;
+
+/** Widths in the grid; columns that are not named here share what is left. */
+const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "6.2em", outcome: "7.5em", return: "7em", length: "6em", lane: "4.5em", seed: "8em" };
+
+export const outcomeKind = (outcome: string): string =>
+  outcome === "terminated" ? "terminated" : outcome === "truncated" ? "truncated" : outcome === "running" || outcome === "live" || outcome === "open" ? "running" : "broken";
+
+export class EpisodeList {
+  readonly element: HTMLElement;
+  private readonly head = h("div", { class: "row head", role: "row" });
+  private readonly space = h("div", { class: "space" });
+  private readonly body = h("div", { class: "window", role: "presentation" }, [this.space]);
+  private readonly blocks = new Map<number, Rows>();
+  private readonly asked = new Map<number, AbortController>();
+  private query: ListQuery = { where: "", search: "", sort: "" };
+  private columns: ListColumn[] = [];
+  private total = 0;
+  private active = 0;
+  private chosen: ((row: number) => void) | null = null;
+  private order: Uint32Array | null = null; // of a saved page, which sorts its rows itself
+  private readonly refill = debounced(60, () => this.fetchVisible());
+
+  constructor(private readonly page: Page, private readonly trace: number, private readonly sorted: (sort: string) => void) {
+    this.element = h("div", { class: "episodes", role: "grid", "aria-label": "Episodes", tabindex: 0 }, [this.head, this.body]);
+    this.body.addEventListener("scroll", () => this.draw(), { passive: true });
+    this.element.addEventListener("keydown", (event) => this.key(event));
+    this.element.addEventListener("focus", () => this.draw());
+    new ResizeObserver(() => this.draw()).observe(this.body);
+  }
+
+  /** Show the first rows of a query and return its facts; Refused if the condition is wrong. */
+  async show(query: ListQuery, signal: AbortSignal): Promise<Rows> {
+    const rows = await this.page.api.episodes(this.trace, query, 0, LIST_BLOCK, signal);
+    const fresh = JSON.stringify(query) !== JSON.stringify(this.query);
+    this.query = query;
+    for (const controller of this.asked.values()) controller.abort();
+    this.asked.clear();
+    this.blocks.clear();
+    this.blocks.set(0, rows);
+    this.columns = rows.columns;
+    this.total = rows.matched;
+    this.order = this.page.api.source.saved ? sortedRows(rows, query) : null;
+    if (this.order) this.total = this.order.length;
+    if (fresh) {
+      this.active = 0;
+      this.body.scrollTop = 0;
+    }
+    this.active = Math.min(this.active, Math.max(0, this.total - 1));
+    this.space.style.height = `${Math.min(this.total * ROW, TALLEST)}px`;
+    this.element.style.setProperty("--columns", this.columns.map(({ name }) => WIDTHS[name] ?? "minmax(6em, 1fr)").join(" "));
+    set(this.element, { "aria-rowcount": this.total + 1 });
+    this.drawHead();
+    this.draw();
+    return rows;
+  }
+
+  /** Return the episode before (-1) or after (1) another in the order of the list, as far as it is loaded. */
+  neighbour(episode: number, by: -1 | 1): number | null {
+    for (const [number, rows] of this.blocks) {
+      for (let i = 0; i < rows.count; i++) {
+        const row = number * LIST_BLOCK + i;
+        if (this.value("episode", row) === episode) return this.value("episode", row + by) as number | null;
+      }
+    }
+    return null;
+  }
+
+  onOpen(chosen: (episode: number) => void): void {
+    this.chosen = (row) => {
+      const episode = this.value("episode", row);
+      if (typeof episode === "number") chosen(episode);
+    };
+  }
+
+  get length(): number {
+    return this.total;
+  }
+
+  get activeEpisode(): number | null {
+    const episode = this.value("episode", this.active);
+    return typeof episode === "number" ? episode : null;
+  }
+
+  private value(column: string, row: number): number | string | null {
+    if (row < 0 || row >= this.total) return null;
+    if (this.order) return this.blocks.get(0)!.value(column, this.order[row]!);
+    const block = this.blocks.get(Math.floor(row / LIST_BLOCK));
+    return block ? block.value(column, row - block.offset) : null;
+  }
+
+  private loaded(row: number): boolean {
+    return this.order !== null || this.blocks.has(Math.floor(row / LIST_BLOCK));
+  }
+
+  private drawHead(): void {
+    const descending = this.query.sort.startsWith("-");
+    const by = this.query.sort.replace(/^-/, "");
+    fill(this.head, this.columns.map(({ name, title, kind }) => {
+      const on = by === name;
+      const sort = on ? (descending ? "descending" : "ascending") : "none";
+      const next = on ? (descending ? "" : `-${name}`) : name;
+      return h("div", { class: `cell ${kind} ${name}`, role: "columnheader", "aria-sort": sort }, [
+        h("button", { type: "button", title: `Sort by ${title}` }, [title, on && icon(descending ? "down" : "up")], { click: () => this.sorted(next) }),
+      ]);
+    }));
+  }
+
+  /** The first row in sight, and how many. Beyond TALLEST pixels the scroll bar stands for a part of the rows. */
+  private visible(): [number, number] {
+    const seen = Math.ceil(this.body.clientHeight / ROW) + 1;
+    const scrollable = this.space.offsetHeight - this.body.clientHeight;
+    const hidden = Math.max(0, this.total * ROW - this.body.clientHeight);
+    const pixels = this.total * ROW <= TALLEST ? this.body.scrollTop : scrollable > 0 ? (this.body.scrollTop / scrollable) * hidden : 0;
+    return [Math.min(Math.floor(pixels / ROW), Math.max(0, this.total - 1)), seen];
+  }
+
+  private top(row: number): number {
+    if (this.total * ROW <= TALLEST) return row * ROW;
+    const hidden = this.total * ROW - this.body.clientHeight;
+    const scrollable = TALLEST - this.body.clientHeight;
+    return (Math.min(row * ROW, hidden) / hidden) * scrollable;
+  }
+
+  private draw(): void {
+    const [first, seen] = this.visible();
+    const last = Math.min(this.total, first + seen);
+    const exact = this.total * ROW <= TALLEST;
+    const rows: HTMLElement[] = [];
+    for (let row = first; row < last; row++) {
+      const element = this.row(row);
+      element.style.transform = `translateY(${exact ? row * ROW : this.body.scrollTop + (row - first) * ROW}px)`;
+      rows.push(element);
+    }
+    fill(this.space, rows);
+    set(this.element, { "aria-activedescendant": this.total ? `row-${this.active}` : null });
+    if (rows.some((_, i) => !this.loaded(first + i))) this.refill();
+  }
+
+  private row(row: number): HTMLElement {
+    const open = (): void => {
+      this.active = row;
+      this.chosen?.(row);
+    };
+    const attributes = { class: row === this.active ? "row active" : "row", role: "row", id: `row-${row}`, "aria-rowindex": row + 2, "aria-selected": String(row === this.active) };
+    if (!this.loaded(row)) return h("div", { ...attributes, class: "row waiting" }, [h("div", { class: "cell" }, ["…"])]);
+    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} ${name}`, role: "gridcell" }, [cell(name, this.value(name, row))])), { click: open });
+  }
+
+  private fetchVisible(): void {
+    const [first, seen] = this.visible();
+    const wanted = new Set([Math.floor(first / LIST_BLOCK), Math.floor(Math.min(this.total - 1, first + seen) / LIST_BLOCK)]);
+    for (const [block, controller] of this.asked) if (!wanted.has(block)) controller.abort();
+    for (const block of wanted) if (!this.blocks.has(block) && !this.asked.has(block)) void this.fetch(block);
+  }
+
+  private async fetch(block: number): Promise<void> {
+    const controller = new AbortController();
+    this.asked.set(block, controller);
+    try {
+      const rows = await this.page.api.episodes(this.trace, this.query, block * LIST_BLOCK, LIST_BLOCK, controller.signal);
+      if (controller.signal.aborted) return;
+      this.blocks.set(block, rows);
+      for (const old of this.blocks.keys()) {
+        if (this.blocks.size <= KEPT_BLOCKS) break;
+        this.blocks.delete(old);
+      }
+      this.draw();
+    } catch (error) {
+      if (!isAbort(error)) this.page.fail(error);
+    } finally {
+      if (this.asked.get(block) === controller) this.asked.delete(block);
+    }
+  }
+
+  private key(event: KeyboardEvent): void {
+    const seen = Math.max(1, Math.floor(this.body.clientHeight / ROW) - 1);
+    const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: seen, PageUp: -seen, Home: -this.total, End: this.total };
+    const by = steps[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== this.element) return;
+    if (by !== undefined) {
+      this.active = Math.max(0, Math.min(this.total - 1, this.active + by));
+      const [first, shown] = this.visible();
+      const lastWhole = first + shown - 3;
+      if (this.active < first) this.body.scrollTop = this.top(this.active);
+      else if (this.active > lastWhole) this.body.scrollTop = this.top(Math.max(0, this.active - shown + 3));
+      this.draw();
+    } else if (event.key === "Enter") {
+      this.chosen?.(this.active);
+    } else {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+function cell(name: string, value: number | string | null): Node | string {
+  if (value === null || value === "") return name === "flag" ? "" : "–";
+  if (name === "outcome") return h("span", { class: `outcome ${outcomeKind(String(value))}` }, [value]);
+  if (name === "flag") return flagMark(String(value));
+  if (typeof value === "number") return name === "episode" || name === "seed" || name === "lane" ? String(value) : name === "length" ? count(value) : short(value, 5);
+  return value;
+}
+
+export function flagMark(flag: string): HTMLElement {
+  return h("span", { class: `flag ${flag}` }, [FLAG_NAMES[flag as keyof typeof FLAG_NAMES] ?? flag]);
+}
+
+/** Rows of a saved page in the order that is asked for, those that hold the text searched for. */
+function sortedRows(rows: Rows, { sort, search }: ListQuery): Uint32Array {
+  const column = sort.replace(/^-/, "");
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const sought = search.toLowerCase();
+  const holds = (row: number): boolean => !sought || rows.columns.some(({ name }) => String(rows.value(name, row) ?? "").toLowerCase().includes(sought));
+  const found = Array.from({ length: rows.count }, (_, row) => row).filter(holds);
+  if (column) {
+    found.sort((a, b) => {
+      const [left, right] = [rows.value(column, a), rows.value(column, b)];
+      if (left === null || right === null) return Number(left === null) - Number(right === null);
+      return left === right ? a - b : (left < right ? -1 : 1) * sign;
+    });
+  }
+  return Uint32Array.from(found);
+}

@@ -1,0 +1,196 @@
+// A trace at a glance: what it is, how its episodes are distributed, and the list of them.
+
+import type { Changes, Histograms, TraceFacts } from "./api.ts";
+import { brushed, chosenName, withName, withRange } from "./conditions.ts";
+import { fill, h, icon, set } from "./dom.ts";
+import { EpisodeList, outcomeKind } from "./episode_list.ts";
+import { Histogram, NamedBars } from "./histogram.ts";
+import type { Route } from "./route.ts";
+import { Refused } from "./source.ts";
+import { count, plural } from "./words.ts";
+import { debounced, isAbort, Latest, type Page, type View } from "./view.ts";
+
+export class Overview implements View {
+  readonly element = h("main", { class: "overview" });
+  readonly list: EpisodeList;
+  private readonly head = h("div", { class: "trace-head" });
+  private readonly notes = h("div", { class: "banners" });
+  private readonly search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search episodes", class: "search" });
+  private readonly where = h("input", { type: "text", placeholder: "return > 100 and steps < 50", "aria-label": "Condition", class: "where", spellcheck: "false", autocomplete: "off", autocapitalize: "off" });
+  private readonly problem = h("p", { class: "problem", role: "alert", hidden: true, id: "where-problem" });
+  private readonly matched = h("output", { class: "matched" });
+  private readonly returns = new Histogram("return", (range) => this.brush("return", range));
+  private readonly lengths = new Histogram("length", (range) => this.brush("length", range));
+  private readonly outcomes = new NamedBars("outcome", (name) => this.choose("outcome", name));
+  private readonly flags = new NamedBars("flag", (name) => this.choose("flag", name));
+  private readonly filter = h("div", { class: "filter-lines" });
+  private readonly latest = new Latest();
+  private all: Histograms | null = null;
+  private readonly typed = debounced(250, () => this.page.go({ where: this.where.value.trim(), search: this.search.value.trim() }, true));
+  private readonly again = debounced(400, () => void this.load(true));
+
+  constructor(private readonly page: Page, readonly trace: number, private route: Route) {
+    this.list = new EpisodeList(page, trace, (sort) => page.go({ sort }, true));
+    this.list.onOpen((episode) => page.go({ episode, step: 0, compare: null, zoom: null }));
+    this.search.addEventListener("input", this.typed);
+    this.where.addEventListener("input", this.typed);
+    for (const field of [this.search, this.where]) {
+      field.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") field.blur();
+        if (event.key === "Enter") {
+          this.typed.cancel();
+          page.go({ where: this.where.value.trim(), search: this.search.value.trim() }, true);
+        }
+      });
+    }
+    const saved = page.api.source.saved;
+    this.element.append(
+      this.head, this.notes,
+      h("div", { class: "query" }, [
+        this.search,
+        !saved && h("label", { class: "where-field" }, [h("span", { class: "prompt", "aria-hidden": "true" }, ["where"]), this.where]),
+        this.matched,
+      ]),
+      this.problem,
+      h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, h("div", { class: "names" }, [this.outcomes.element, this.flags.element])]),
+      this.list.element,
+      this.filter,
+    );
+    this.drawHead();
+    this.fields(route);
+    void this.load(false);
+  }
+
+  update(route: Route): void {
+    const before = this.route;
+    this.route = route;
+    this.fields(route);
+    if (before.where !== route.where || before.search !== route.search || before.sort !== route.sort) void this.load(false);
+  }
+
+  changed(changes: Changes): void {
+    if (!changes.traces.some(({ trace }) => trace === this.trace)) return;
+    this.drawHead();
+    this.again();
+  }
+
+  key(event: KeyboardEvent): boolean {
+    switch (event.key) {
+      case "/": this.search.focus(); this.search.select(); return true;
+      case "w": this.where.focus(); return true;
+      case "ArrowDown":
+      case "ArrowUp": this.list.element.focus(); return true;
+      case "Enter": {
+        const episode = this.list.activeEpisode;
+        if (episode !== null) this.page.go({ episode, step: 0, compare: null, zoom: null });
+        return true;
+      }
+    }
+    return false;
+  }
+
+  close(): void {
+    this.latest.cancel();
+    this.typed.cancel();
+    this.again.cancel();
+  }
+
+  redraw(): void {}
+
+  private get facts(): TraceFacts {
+    return this.page.traces.find(({ trace }) => trace === this.trace)!;
+  }
+
+  private fields(route: Route): void {
+    if (document.activeElement !== this.search) this.search.value = route.search;
+    if (document.activeElement !== this.where) this.where.value = route.where;
+  }
+
+  private drawHead(): void {
+    const { name, title, env_id, episodes, steps, live, lanes, damage, damage_notes = [], facts = [] } = this.facts;
+    fill(this.head, [
+      h("div", { class: "title" }, [h("h1", {}, [title || name]), live && h("span", { class: "live" }, ["live"])]),
+      h("p", { class: "numbers" }, [
+        env_id !== null && h("span", { class: "env" }, [env_id]),
+        h("span", {}, [plural(episodes, "episode")]),
+        h("span", {}, [plural(steps, "step")]),
+        lanes !== null && lanes > 1 && h("span", {}, [plural(lanes, "lane")]),
+      ]),
+      facts.length > 0 && h("details", { class: "about" }, [h("summary", {}, ["About"]), h("dl", {}, facts.flatMap(([key, value]) => [h("dt", {}, [key]), h("dd", {}, [value])]))]),
+    ]);
+    fill(this.notes, [
+      damage > 0 && h("div", { class: "banner bad" }, [
+        h("b", {}, ["Damaged"]), ` ${plural(damage, "damaged part")}; everything else is shown. `, h("code", {}, ["gym-trace repair"]), " keeps the readable episodes.",
+        damage_notes.length > 0 && h("details", {}, [h("summary", {}, ["Details"]), h("ul", {}, damage_notes.map((note) => h("li", {}, [note])))]),
+      ]),
+    ]);
+  }
+
+  /** Fetch the list and the histograms; `grown` says that the trace itself has changed. */
+  private async load(grown: boolean): Promise<void> {
+    const signal = this.latest.next();
+    const { where, search, sort } = this.route;
+    try {
+      const rows = await this.list.show({ where, search, sort }, signal);
+      if (signal.aborted) return;
+      const matched = search && this.page.api.source.saved ? this.list.length : rows.matched;
+      this.problem.hidden = true;
+      set(this.where, { "aria-invalid": null, "aria-describedby": null });
+      this.matched.textContent = matched === rows.total ? plural(rows.total, "episode") : `${count(matched)} of ${plural(rows.total, "episode")}`;
+      if (!this.all || grown) this.all = await this.page.api.histograms(this.trace, { where: "", search: "" }, signal);
+      const some = where || search ? await this.page.api.histograms(this.trace, { where, search }, signal) : this.all;
+      if (signal.aborted) return;
+      this.drawHistograms(this.all, some);
+      if (!this.page.api.source.saved) await this.drawFilter();
+    } catch (error) {
+      if (isAbort(error)) return;
+      if (error instanceof Refused && error.status === 400 && where) {
+        this.problem.hidden = false;
+        fill(this.problem, [error.message, error.hint !== null && h("span", { class: "hint" }, [error.hint])]);
+        set(this.where, { "aria-invalid": "true", "aria-describedby": "where-problem" });
+      } else {
+        this.page.fail(error);
+      }
+    }
+  }
+
+  private drawHistograms(all: Histograms, some: Histograms): void {
+    const { where } = this.route;
+    const { terms } = all;
+    this.returns.show(all.return, some.return, brushed(where, terms.return));
+    this.lengths.show(all.length, some.length, brushed(where, terms.length));
+    this.outcomes.show(all.outcome, some.outcome, chosenName(where, terms.outcome), outcomeKind);
+    const flagged = all.flag.counts.some((number) => number > 0);
+    this.flags.element.hidden = !flagged;
+    if (flagged) this.flags.show(all.flag, some.flag, chosenName(where, terms.flag ?? "flag"), (name) => `flag-${name}`);
+  }
+
+  private brush(of: "return" | "length", range: [number, number] | null): void {
+    if (!this.all || this.page.api.source.saved) return;
+    const edges = this.all[of].edges;
+    const closed = range !== null && range[1] === edges[edges.length - 1];
+    this.page.go({ where: withRange(this.route.where, this.all.terms[of], range, closed) }, true);
+  }
+
+  private choose(of: "outcome" | "flag", name: string): void {
+    if (!this.all || this.page.api.source.saved) return;
+    const column = this.all.terms[of] ?? of;
+    this.page.go({ where: withName(this.route.where, column, chosenName(this.route.where, column) === name ? null : name) }, true);
+  }
+
+  /** The command that keeps what is flagged. */
+  private async drawFilter(): Promise<void> {
+    if (!this.all?.flag.counts.some((number) => number > 0)) {
+      fill(this.filter, []);
+      return;
+    }
+    const { lines } = await this.page.api.filterLines(this.trace);
+    fill(this.filter, lines.map(({ title, line }) => h("div", { class: "command" }, [
+      h("span", { class: "quiet" }, [title]),
+      h("code", {}, [line]),
+      h("button", { type: "button", class: "icon-button", "aria-label": "Copy the command", title: "Copy" }, [icon("copy")], {
+        click: () => void navigator.clipboard.writeText(line).then(() => this.page.say("The command is copied."), (error: unknown) => this.page.fail(error)),
+      }),
+    ])));
+  }
+}

@@ -1,0 +1,449 @@
+// One episode, or two side by side: pictures, plots and values at one position.
+
+import type { Changes, Difference, EpisodeFacts, EpisodeId, Flag } from "./api.ts";
+import { askConsent, askEpisode } from "./dialogs.ts";
+import { fill, h, icon, type Child } from "./dom.ts";
+import { outcomeKind } from "./episode_list.ts";
+import { FrameStore, Picture } from "./frames.ts";
+import { PlotStack } from "./plots.ts";
+import type { Route } from "./route.ts";
+import { Refused } from "./source.ts";
+import { StepPanel } from "./step_panel.ts";
+import { SPEEDS, Transport } from "./transport.ts";
+import { count, plural, short } from "./words.ts";
+import { FLAG_NAMES, type Page, type View } from "./view.ts";
+
+const DEFAULT_FPS = 30;
+const FLAG_KEYS: Record<string, Exclude<Flag, null>> = { g: "good", b: "bad", l: "look" };
+const POLL = 300; // milliseconds between questions about a rendering
+
+interface Side {
+  id: EpisodeId;
+  facts: EpisodeFacts;
+  frames: FrameStore | null;
+  picture: Picture;
+}
+
+export class Player implements View {
+  readonly element = h("main", { class: "player", tabindex: -1 });
+  private readonly head = h("div", { class: "episode-head" });
+  private readonly banner = h("div", { class: "banners" });
+  private readonly pictures = h("div", { class: "pictures" });
+  private readonly chooser = h("select", { class: "chooser", "aria-label": "Picture" });
+  private readonly stage: HTMLElement;
+  private readonly plots: PlotStack;
+  private readonly transport: Transport;
+  private readonly panel: StepPanel;
+  private sides: Side[] = [];
+  private difference: Difference | null = null;
+  private position = 0;
+  private playing = false;
+  private speed = 1;
+  private clock = { time: 0, row: 0 };
+  private frame = 0;
+  private routeTimer = 0;
+  private loading = 0; // counts loads, so that a late answer is known as one
+  private closed = false;
+  private shownRoute: Route;
+
+  constructor(private readonly page: Page, route: Route) {
+    this.shownRoute = route;
+    const failed = (error: unknown): void => this.page.fail(error);
+    this.plots = new PlotStack(page.api, { seek: (row) => this.seek(row), zoom: (zoom) => this.page.go({ zoom }, true), failed });
+    this.panel = new StepPanel(page.api, failed);
+    this.transport = new Transport({
+      toggle: () => this.toggle(),
+      seek: (row) => this.seek(row),
+      by: (steps) => this.seek(this.position + steps),
+      speed: (speed) => this.setSpeed(speed),
+    });
+    this.chooser.addEventListener("change", () => this.page.go({ picture: this.chooser.value }, true));
+    this.stage = h("div", { class: "stage" }, [this.pictures, this.chooser, this.panel.element]);
+    this.element.append(this.head, this.banner, h("div", { class: "columns" }, [this.stage, this.plots.element]), this.transport.element);
+    void this.load(route);
+  }
+
+  update(route: Route): void {
+    const before = this.shownRoute;
+    this.shownRoute = route;
+    const same = before.trace === route.trace && before.episode === route.episode && JSON.stringify(before.compare) === JSON.stringify(route.compare);
+    if (!same) {
+      this.pause();
+      void this.load(route);
+      return;
+    }
+    if (!this.sides.length) return;
+    if (before.picture !== route.picture) this.openPictures();
+    this.plots.setZoom(route.zoom);
+    if (route.step !== this.position && route.step !== before.step) this.seek(route.step);
+  }
+
+  changed(changes: Changes): void {
+    const grown = this.sides.some(({ id, facts }) => {
+      const now = changes.traces.find(({ trace }) => trace === id.trace);
+      return now !== undefined && (facts.live || now.version !== facts.version);
+    });
+    if (grown) void this.grow();
+  }
+
+  /** Colours have changed. */
+  redraw(): void {
+    this.plots.redraw();
+  }
+
+  close(): void {
+    this.closed = true;
+    this.loading++;
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.routeTimer);
+    for (const { frames } of this.sides) frames?.close();
+    this.plots.close();
+    this.panel.close();
+  }
+
+  key(event: KeyboardEvent): boolean {
+    const by = event.shiftKey ? 10 : 1;
+    switch (event.key) {
+      case " ": this.toggle(); return true;
+      case "ArrowLeft": this.seek(this.position - by); return true;
+      case "ArrowRight": this.seek(this.position + by); return true;
+      case "Home": this.seek(0); return true;
+      case "End": this.seek(this.length); return true;
+      case "[": this.setSpeed(SPEEDS[SPEEDS.indexOf(this.speed) - 1] ?? this.speed); return true;
+      case "]": this.setSpeed(SPEEDS[SPEEDS.indexOf(this.speed) + 1] ?? this.speed); return true;
+      case "+":
+      case "=": this.zoomBy(0.5); return true;
+      case "-": this.zoomBy(2); return true;
+      case "0": this.page.go({ zoom: null }, true); return true;
+      case "n": this.neighbour(1); return true;
+      case "p": this.neighbour(-1); return true;
+      case "c": void this.askCompare(); return true;
+      case "d": if (this.difference?.step != null) this.seek(this.difference.step); return true;
+      case "Escape": this.page.go({ episode: null, compare: null, step: 0, zoom: null }); return true;
+    }
+    const flag = FLAG_KEYS[event.key];
+    if (flag && !this.page.api.source.saved) {
+      void this.flag(flag);
+      return true;
+    }
+    return false;
+  }
+
+  private get length(): number {
+    return Math.max(0, ...this.sides.map(({ facts }) => facts.length));
+  }
+
+  private async load(route: Route): Promise<void> {
+    const turn = ++this.loading;
+    const ids: EpisodeId[] = [{ trace: route.trace!, episode: route.episode! }];
+    if (route.compare) ids.push(route.compare);
+    this.element.classList.add("loading");
+    try {
+      const facts = await Promise.all(ids.map((id) => this.page.api.episode(id)));
+      const difference = ids.length === 2 ? await this.page.api.compare(ids[0]!, ids[1]!) : null;
+      if (turn !== this.loading) return;
+      for (const { frames } of this.sides) frames?.close();
+      this.sides = ids.map((id, i) => ({ id, facts: facts[i]!, frames: null, picture: new Picture(`Episode ${id.episode}`) }));
+      this.difference = difference;
+      this.element.classList.toggle("two", ids.length === 2);
+      this.position = Math.min(route.step, this.length);
+      this.openPictures();
+      this.panel.show(ids);
+      this.plots.setZoom(null);
+      this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })), difference?.step ?? null);
+      this.plots.setZoom(route.zoom);
+      this.drawHead();
+      this.seek(this.position);
+      this.element.focus({ preventScroll: true });
+    } catch (error) {
+      if (turn !== this.loading) return;
+      fill(this.banner, [h("p", { class: "banner bad", role: "alert" }, [error instanceof Error ? error.message : String(error)])]);
+      this.page.fail(error);
+    } finally {
+      if (turn === this.loading) this.element.classList.remove("loading");
+    }
+  }
+
+  /** A live episode has grown, or a flag or a rendering has changed. */
+  private async grow(): Promise<void> {
+    const turn = this.loading;
+    try {
+      const facts = await Promise.all(this.sides.map(({ id }) => this.page.api.episode(id)));
+      if (turn !== this.loading) return;
+      const longer = facts.some(({ length }, i) => length !== this.sides[i]!.facts.length);
+      const pictured = facts.some(({ frames }, i) => frames.join() !== this.sides[i]!.facts.frames.join());
+      const atEnd = this.position === this.length;
+      this.sides.forEach((side, i) => {
+        side.facts = facts[i]!;
+        side.frames?.grow(rowsOf(side.facts, side.frames.column));
+      });
+      this.drawHead();
+      if (pictured) this.openPictures();
+      if (!longer) return;
+      this.panel.grow();
+      this.plots.grow(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
+      this.seek(atEnd ? this.length : this.position);
+    } catch (error) {
+      this.page.fail(error);
+    }
+  }
+
+  private openPictures(): void {
+    const names = [...new Set(this.sides.flatMap(({ facts }) => facts.frames))];
+    const wanted = this.shownRoute.picture ?? "";
+    const chosen = names.includes(wanted) ? wanted : names.includes("render") ? "render" : names[0];
+    for (const side of this.sides) {
+      side.frames?.close();
+      side.frames = null;
+      if (chosen === undefined || !side.facts.frames.includes(chosen)) continue;
+      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (error) => this.page.fail(error));
+    }
+    fill(this.chooser, names.map((name) => h("option", { value: name, selected: name === chosen }, [name === "render" ? "rendered again" : name])));
+    this.chooser.hidden = names.length < 2;
+    const traces = this.page.traces;
+    fill(this.pictures, [
+      ...this.sides.map(({ frames, picture, id }) => {
+        picture.title(this.sides.length === 2 ? `${traces.length > 1 ? `${traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}` : "");
+        return frames && picture.element;
+      }),
+      this.renderButton(chosen === undefined),
+    ]);
+    this.pictures.hidden = this.pictures.childElementCount === 0;
+    this.element.classList.toggle("no-pictures", chosen === undefined);
+    this.drawPictures();
+  }
+
+  private renderButton(alone: boolean): Child {
+    const some = this.sides.filter(({ facts }) => facts.renderable && !facts.frames.includes("render"));
+    if (!some.length || this.page.api.source.saved) return null;
+    const note = h("span", { class: "quiet" }, [alone ? "No pictures were recorded. The environment can run the episode again." : "The environment can run the episode again."]);
+    const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Rendering" });
+    const button = h("button", { type: "button", class: "button" }, [some.length === 2 ? "Render both" : "Render"], {
+      click: () => void this.render(some.map(({ id }) => id), button, bar, note),
+    });
+    return h("div", { class: "render" }, [note, bar, button]);
+  }
+
+  private async render(ids: EpisodeId[], button: HTMLButtonElement, bar: HTMLProgressElement, note: HTMLElement): Promise<void> {
+    button.disabled = true;
+    try {
+      for (const id of ids) {
+        const job = await this.startRendering(id);
+        if (job === null) {
+          button.disabled = false;
+          return;
+        }
+        bar.hidden = false;
+        for (;;) {
+          const { done, of, state, error } = await this.page.api.rendering(job);
+          if (this.closed) return;
+          bar.max = Math.max(1, of);
+          bar.value = done;
+          note.textContent = `${count(done)} of ${plural(of, "step")} rendered`;
+          if (state === "failed") throw new Error(error ?? "The episode could not be rendered.");
+          if (state === "ready") break;
+          await new Promise((resolve) => setTimeout(resolve, POLL));
+        }
+      }
+      await this.grow();
+    } catch (error) {
+      note.textContent = error instanceof Error ? error.message : String(error);
+      bar.hidden = true;
+      button.disabled = false;
+      this.page.fail(error);
+    }
+  }
+
+  /** Start a rendering, after consent if code outside of Gymnasium would run; null if the reader says no. */
+  private async startRendering(id: EpisodeId): Promise<string | null> {
+    try {
+      return await this.page.api.startRendering(id, false);
+    } catch (error) {
+      if (!(error instanceof Refused) || error.consent === null) throw error;
+      return (await askConsent(error.consent)) ? this.page.api.startRendering(id, true) : null;
+    }
+  }
+
+  private drawHead(): void {
+    const [side, other] = this.sides;
+    if (!side) return;
+    const { facts } = side;
+    const saved = this.page.api.source.saved;
+    const fact = (name: string, value: string): HTMLElement => h("span", { class: "fact" }, [h("span", { class: "quiet" }, [name]), " ", value]);
+    const step = (by: -1 | 1, label: string): HTMLElement =>
+      h("button", { type: "button", class: "icon-button", "aria-label": label, title: label }, [icon(by < 0 ? "left" : "right")], { click: () => this.neighbour(by) });
+    const flags = saved ? [] : Object.entries(FLAG_KEYS).map(([key, flag]) =>
+      h("button", { type: "button", class: `flag-button ${flag}`, "aria-pressed": String(facts.flag === flag), title: `Flag as ${FLAG_NAMES[flag]} (${key})` }, [FLAG_NAMES[flag]], { click: () => void this.flag(flag) }));
+    fill(this.head, [
+      h("div", { class: "title" }, [
+        step(-1, "Previous episode (p)"),
+        h("h1", {}, [`Episode ${facts.episode}`]),
+        step(1, "Next episode (n)"),
+        h("span", { class: `outcome ${outcomeKind(facts.outcome)}` }, [facts.outcome]),
+        facts.live && h("span", { class: "live" }, ["live"]),
+        saved && facts.flag !== null && h("span", { class: `flag ${facts.flag}` }, [FLAG_NAMES[facts.flag]]),
+      ]),
+      h("div", { class: "numbers" }, [
+        facts.return !== null && fact("return", short(facts.return, 6)),
+        fact("length", count(facts.length)),
+        facts.lane !== null && fact("lane", String(facts.lane)),
+        facts.seed !== null && fact("seed", String(facts.seed)),
+        facts.facts.length > 0 && h("details", { class: "about" }, [h("summary", {}, ["About"]), h("dl", {}, facts.facts.flatMap(([name, value]) => [h("dt", {}, [name]), h("dd", {}, [value])]))]),
+      ]),
+      h("div", { class: "actions" }, [
+        h("div", { class: "flags", role: "group", "aria-label": "Flag" }, flags),
+        !saved && (other
+          ? h("button", { type: "button", class: "button" }, [icon("close"), "End comparison"], { click: () => this.page.go({ compare: null }) })
+          : h("button", { type: "button", class: "button", title: "Compare with another episode (c)" }, [icon("compare"), "Compare"], { click: () => void this.askCompare() })),
+      ]),
+    ]);
+    fill(this.banner, [
+      ...this.sides.flatMap(({ facts: { damage, episode } }) => damage.map((text) => h("p", { class: "banner bad" }, [h("b", {}, ["Damaged"]), other ? ` Episode ${episode}: ` : " ", text]))),
+      other && this.differenceBanner(),
+    ]);
+    this.transport.show(this.length, this.difference?.step ?? null, false);
+  }
+
+  private differenceBanner(): Child {
+    const difference = this.difference;
+    const [a, b] = this.sides;
+    if (!difference || !a || !b) return null;
+    const name = ({ id }: Side): string => `${this.page.traces.length > 1 ? `${this.page.traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}`;
+    if (difference.same) return h("p", { class: "banner same" }, [h("b", {}, ["Same"]), ` ${name(a)} and ${name(b)} hold the same values, bit for bit.`]);
+    const go = difference.step === null ? null : h("button", { type: "button", class: "button", title: "Go there (d)" }, ["Go there"], { click: () => this.seek(difference.step!) });
+    return h("div", { class: "banner difference" }, [
+      h("p", {}, [
+        h("b", {}, [difference.step === null ? "Different" : `First difference at step ${count(difference.step)}`]),
+        difference.column !== null && ` in ${difference.column}`,
+        difference.note !== null && `: ${difference.note}`,
+      ]),
+      difference.a !== null && difference.b !== null && h("p", { class: "sides" }, [h("code", {}, [difference.a]), h("span", { class: "quiet" }, [name(a)]), h("code", {}, [difference.b]), h("span", { class: "quiet" }, [name(b)])]),
+      go,
+    ]);
+  }
+
+  private seek(row: number): void {
+    if (!this.sides.length) return;
+    this.position = Math.max(0, Math.min(this.length, Math.round(row)));
+    if (this.playing) this.clock = { time: performance.now(), row: this.position };
+    this.draw();
+    clearTimeout(this.routeTimer);
+    // Browsers limit how often an address may change.
+    this.routeTimer = window.setTimeout(() => this.page.go({ step: this.position }, true), this.playing ? 1000 : 200);
+  }
+
+  private draw(): void {
+    this.transport.setPosition(this.position);
+    this.drawPictures();
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => {
+      this.plots.setPosition(this.position);
+      this.panel.setPosition(this.position);
+      if (this.playing) this.advance();
+    });
+  }
+
+  private drawPictures(): void {
+    for (const { frames, picture, facts } of this.sides) {
+      if (!frames) continue;
+      const row = Math.min(this.position, rowsOf(facts, frames.column) - 1);
+      picture.show(row, frames.get(row));
+    }
+  }
+
+  private toggle(): void {
+    if (this.playing) {
+      this.pause();
+      return;
+    }
+    if (this.position >= this.length) this.seek(0);
+    this.playing = true;
+    this.clock = { time: performance.now(), row: this.position };
+    this.transport.setPlaying(true);
+    this.draw();
+  }
+
+  private pause(): void {
+    this.playing = false;
+    this.transport.setPlaying(false);
+    this.page.go({ step: this.position }, true);
+  }
+
+  private setSpeed(speed: number): void {
+    this.speed = speed;
+    this.clock = { time: performance.now(), row: this.position };
+    this.transport.setSpeed(speed);
+    this.page.say(`Speed ${speed}×`);
+  }
+
+  /** Go where the clock says, but not past pictures that have not arrived. */
+  private advance(): void {
+    const fps = (this.sides[0]?.facts.fps ?? DEFAULT_FPS) * this.speed;
+    const now = performance.now();
+    const row = Math.min(this.length, Math.floor(this.clock.row + ((now - this.clock.time) / 1000) * fps));
+    const ready = this.sides.every(({ frames, facts }) => !frames || frames.has(Math.min(row, rowsOf(facts, frames.column) - 1)));
+    if (!ready) {
+      this.clock = { time: now, row: this.position };
+      for (const { frames, facts } of this.sides) frames?.get(Math.min(row, rowsOf(facts, frames.column) - 1));
+      this.frame = requestAnimationFrame(() => this.playing && this.advance());
+      return;
+    }
+    if (row !== this.position) {
+      this.position = row;
+      this.transport.setPosition(row);
+      this.drawPictures();
+      this.plots.setPosition(row);
+      this.panel.setPosition(row);
+      if (row >= this.length && !this.sides.some(({ facts }) => facts.live)) {
+        this.pause();
+        return;
+      }
+    }
+    this.frame = requestAnimationFrame(() => this.playing && this.advance());
+  }
+
+  private zoomBy(factor: number): void {
+    const [from, to] = this.plots.zoom;
+    const width = Math.max(4, (to - from) * factor);
+    if (width >= this.length) {
+      this.page.go({ zoom: null }, true);
+      return;
+    }
+    const begin = Math.max(0, Math.min(this.length - width, this.position - width / 2));
+    this.page.go({ zoom: [Math.round(begin), Math.round(begin + width)] }, true);
+  }
+
+  private neighbour(by: -1 | 1): void {
+    const { trace, episode } = this.sides[0]?.id ?? { trace: 0, episode: 0 };
+    const episodes = this.page.neighbours(trace, episode, by);
+    if (episodes === null) this.page.say(by < 0 ? "This is the first episode." : "This is the last episode.");
+    else this.page.go({ episode: episodes, step: 0, zoom: null });
+  }
+
+  private async askCompare(): Promise<void> {
+    const { trace, episode } = this.sides[0]!.id;
+    const traces = this.page.traces;
+    const elsewhere = traces.find((one) => one.trace !== trace && one.episodes > episode);
+    const answer = await askEpisode(traces, elsewhere?.trace ?? trace, elsewhere ? episode : episode > 0 ? episode - 1 : 1);
+    if (answer) this.page.go({ compare: answer });
+  }
+
+  private async flag(flag: Exclude<Flag, null>): Promise<void> {
+    const side = this.sides[0];
+    if (!side) return;
+    const next = side.facts.flag === flag ? null : flag;
+    try {
+      await this.page.api.flag(side.id, next);
+      side.facts.flag = next;
+      this.drawHead();
+      this.page.say(next === null ? `Episode ${side.id.episode} has no flag now.` : `Episode ${side.id.episode} is flagged as ${FLAG_NAMES[next]}.`);
+    } catch (error) {
+      this.page.fail(error);
+    }
+  }
+}
+
+function rowsOf(facts: EpisodeFacts, column: string): number {
+  return Math.max(1, facts.columns.find(({ name }) => name === column)?.rows ?? facts.length + 1);
+}
+

@@ -1,0 +1,484 @@
+// Plots of the columns of an episode on one time axis: one position, one zoom, one pointer for all of them.
+
+import uPlot from "uplot";
+import type { Api, ColumnFacts, EpisodeId } from "./api.ts";
+import { valueAt, type Curves } from "./curves.ts";
+import { fill, h, set } from "./dom.ts";
+import { count, itemName, range, short } from "./words.ts";
+import { isAbort, Latest } from "./view.ts";
+
+const HEIGHT = 92;
+const AXIS = 54; // pixels at the left of every plot
+const PER_PLOT = 6; // items; more are hard to tell apart
+const OPEN_PLOTS = 4; // of a column; the rest are folded up
+const FETCH_PAUSE = 40; // milliseconds after a zoom
+
+export const COLOURS = 10;
+
+export interface Shown {
+  id: EpisodeId;
+  columns: ColumnFacts[];
+  length: number;
+}
+
+/** What the plots tell the player. */
+export interface PlotEvents {
+  seek(row: number): void;
+  zoom(range: [number, number] | null): void;
+  failed(error: unknown): void;
+}
+
+interface Panel {
+  element: HTMLElement;
+  column: ColumnFacts;
+  items: [number, number];
+  body: HTMLElement;
+  tag: HTMLElement;
+  legend: HTMLElement;
+  values: HTMLElement[];
+  hidden: Set<number>;
+  cursor: HTMLElement;
+  marker: HTMLElement;
+  plot: uPlot | null;
+  curves: (Curves | null)[]; // of the episode and of the one it is compared with
+  latest: Latest;
+  visible: boolean;
+  stale: boolean;
+}
+
+export class PlotStack {
+  readonly element = h("section", { class: "plots", "aria-label": "Plots" });
+  private readonly panels: Panel[] = [];
+  private readonly axis = h("div", { class: "axis", "aria-hidden": "true" });
+  private axisPlot: uPlot | null = null;
+  private shown: Shown[] = [];
+  private view: [number, number] = [0, 1];
+  private zoomed = false;
+  private position = 0;
+  private hover: number | null = null;
+  private difference: number | null = null;
+  private timer = 0;
+  private readonly sizes = new ResizeObserver(() => this.resized());
+  private readonly sight = new IntersectionObserver((entries) => this.sighted(entries), { rootMargin: "200px" });
+
+  constructor(private readonly api: Api, private readonly events: PlotEvents) {
+    this.sizes.observe(this.element);
+  }
+
+  /** Show an episode, and the one it is compared with, from scratch. */
+  show(shown: Shown[], difference: number | null): void {
+    this.drop();
+    this.shown = shown;
+    this.difference = difference;
+    if (!this.zoomed) this.view = this.whole();
+    const columns = shown[0]!.columns.filter(({ kind }) => kind === "numeric");
+    fill(this.element, [this.axis, ...columns.sort((a, b) => order(a) - order(b)).map((column) => this.group(column))]);
+    this.drawAxis();
+  }
+
+  /** The episode has grown: fetch its plots again, keep what is chosen. */
+  grow(shown: Shown[]): void {
+    this.shown = shown;
+    if (!this.zoomed) this.view = this.whole();
+    for (const panel of this.panels) panel.column = shown[0]!.columns.find(({ name }) => name === panel.column.name) ?? panel.column;
+    this.refresh();
+    this.drawAxis();
+  }
+
+  setPosition(row: number): void {
+    this.position = row;
+    for (const panel of this.panels) {
+      if (!panel.visible) continue;
+      this.place(panel);
+      if (this.hover === null) this.legend(panel);
+    }
+    if (this.axisPlot) this.placeAxis();
+  }
+
+  setZoom(range: [number, number] | null): void {
+    const whole = this.whole();
+    this.zoomed = range !== null;
+    const view: [number, number] = range ? [Math.max(0, range[0]), Math.min(whole[1], Math.max(range[1], range[0] + 2))] : whole;
+    if (view[0] === this.view[0] && view[1] === this.view[1]) return;
+    this.view = view;
+    this.refresh();
+    this.drawAxis();
+  }
+
+  get zoom(): [number, number] {
+    return this.view;
+  }
+
+  /** Colours or sizes have changed: draw everything again. */
+  redraw(): void {
+    for (const panel of this.panels) this.draw(panel, true);
+    this.drawAxis();
+  }
+
+  close(): void {
+    this.drop();
+    this.sizes.disconnect();
+    this.sight.disconnect();
+  }
+
+  private drop(): void {
+    clearTimeout(this.timer);
+    for (const panel of this.panels.splice(0)) {
+      panel.latest.cancel();
+      panel.plot?.destroy();
+      this.sight.unobserve(panel.element);
+    }
+    this.axisPlot?.destroy();
+    this.axisPlot = null;
+  }
+
+  private whole(): [number, number] {
+    return [0, Math.max(1, ...this.shown.map(({ length }) => length))];
+  }
+
+  private group(column: ColumnFacts): HTMLElement {
+    const panels: Panel[] = [];
+    const pieces = Math.ceil(column.items / PER_PLOT);
+    const each = Math.ceil(column.items / Math.max(1, pieces)); // 17 items are 6, 6 and 5
+    for (let first = 0; first < column.items; first += each) panels.push(this.panel(column, [first, Math.min(column.items, first + each)]));
+    this.panels.push(...panels);
+    for (const panel of panels) this.sight.observe(panel.element);
+    const elements = panels.map(({ element }) => element);
+    if (panels.length <= OPEN_PLOTS) return h("div", { class: "group" }, elements);
+    return h("div", { class: "group" }, [
+      ...elements.slice(0, OPEN_PLOTS),
+      h("details", {}, [h("summary", {}, [`${column.name}: ${count(column.items - OPEN_PLOTS * each)} more`]), ...elements.slice(OPEN_PLOTS)]),
+    ]);
+  }
+
+  private panel(column: ColumnFacts, items: [number, number]): Panel {
+    const several = column.items > 1;
+    const name = several && column.items > PER_PLOT ? `${column.name}` : column.name;
+    const tag = h("span", { class: "tags" });
+    const legend = h("div", { class: "legend" });
+    const body = h("div", { class: "plot", role: "img" });
+    const panel: Panel = {
+      element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [name]), legend, tag]), body]),
+      column, items, body, tag, legend,
+      values: [], hidden: new Set(), plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
+      cursor: h("div", { class: "position" }),
+      marker: h("div", { class: "difference" }),
+    };
+    for (let item = items[0]; item < items[1]; item++) {
+      const value = h("span", { class: "value" });
+      panel.values.push(value);
+      const label = column.labels?.[item] ?? (several ? itemName(item, column.shape) : "");
+      const button = h("button", { type: "button", class: `series-${colour(column, item)}`, "aria-pressed": "true", title: `${column.name}${several ? ` ${label}` : ""}: show or hide` },
+        [h("span", { class: "swatch", "aria-hidden": "true" }), label && h("span", { class: "label" }, [label]), value],
+        { click: (event) => this.toggle(panel, item - items[0], button, event) });
+      legend.append(button);
+    }
+    panel.element.setAttribute("data-column", column.name);
+    return panel;
+  }
+
+  private toggle(panel: Panel, item: number, button: HTMLElement, event: MouseEvent): void {
+    const all = panel.values.length;
+    if (event.shiftKey || event.altKey) {
+      const alone = panel.hidden.size === all - 1 && !panel.hidden.has(item);
+      panel.hidden = new Set(alone ? [] : Array.from({ length: all }, (_, i) => i).filter((i) => i !== item));
+    } else if (!panel.hidden.delete(item)) {
+      panel.hidden.add(item);
+    }
+    [...button.parentElement!.children].forEach((child, i) => set(child, { "aria-pressed": String(!panel.hidden.has(i)) }));
+    this.draw(panel, true);
+  }
+
+  private sighted(entries: IntersectionObserverEntry[]): void {
+    for (const entry of entries) {
+      const panel = this.panels.find(({ element }) => element === entry.target);
+      if (!panel) continue;
+      panel.visible = entry.isIntersecting;
+      if (panel.visible && panel.stale) void this.fetch(panel);
+      if (panel.visible) {
+        this.place(panel);
+        this.legend(panel);
+      }
+    }
+  }
+
+  private refresh(): void {
+    for (const panel of this.panels) panel.stale = true;
+    for (const panel of this.panels) panel.plot?.setScale("x", { min: this.view[0], max: this.view[1] });
+    for (const panel of this.panels) if (panel.visible) this.place(panel);
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => {
+      for (const panel of this.panels) if (panel.visible) void this.fetch(panel);
+    }, FETCH_PAUSE);
+  }
+
+  private get width(): number {
+    return Math.max(160, this.element.clientWidth);
+  }
+
+  private async fetch(panel: Panel): Promise<void> {
+    const pixels = Math.max(50, Math.round(this.width - AXIS));
+    const signal = panel.latest.next();
+    panel.stale = false;
+    const [from, to] = this.view;
+    try {
+      const curves = await Promise.all(this.shown.map(async ({ id, columns }) => {
+        const column = columns.find(({ name }) => name === panel.column.name);
+        if (!column || column.kind !== "numeric" || column.items < panel.items[1]) return null;
+        return this.api.curves(id, column.name, panel.items, Math.max(0, Math.floor(from) - 1), Math.ceil(to) + 1, pixels, signal);
+      }));
+      if (signal.aborted) return;
+      panel.curves = curves;
+      this.draw(panel, false);
+    } catch (error) {
+      if (isAbort(error)) return;
+      fill(panel.tag, [h("span", { class: "tag bad" }, [error instanceof Error ? error.message : String(error)])]);
+      this.events.failed(error);
+    }
+  }
+
+  private resized(): void {
+    for (const panel of this.panels) {
+      if (panel.plot && panel.plot.width !== this.width) {
+        panel.plot.setSize({ width: this.width, height: HEIGHT });
+        this.place(panel);
+        panel.stale = true;
+        if (panel.visible) void this.fetch(panel);
+      }
+    }
+    if (this.axisPlot && this.axisPlot.width !== this.width) this.drawAxis();
+  }
+
+  private draw(panel: Panel, again: boolean): void {
+    if (!panel.curves.length) return;
+    const data = this.aligned(panel);
+    const lines = data.length - 1;
+    if (panel.plot && (again || panel.plot.series.length - 1 !== lines)) {
+      panel.plot.destroy();
+      panel.plot = null;
+    }
+    if (panel.plot) {
+      panel.plot.setData(data, false);
+      panel.plot.setScale("x", { min: this.view[0], max: this.view[1] });
+    } else {
+      panel.plot = this.plot(panel, data);
+      panel.plot.over.append(panel.marker, panel.cursor);
+    }
+    this.tags(panel);
+    this.place(panel);
+    this.legend(panel);
+  }
+
+  /** Items of one episode after the other on common rows. A bin is two points: its minimum and its maximum. */
+  private aligned(panel: Panel): uPlot.AlignedData {
+    const tables = panel.curves.map((curves): uPlot.AlignedData => (curves ? table(curves) : [[]]));
+    return tables.length === 1 ? tables[0]! : uPlot.join(tables);
+  }
+
+  private plot(panel: Panel, data: uPlot.AlignedData): uPlot {
+    const style = getComputedStyle(document.documentElement);
+    const variable = (name: string): string => style.getPropertyValue(name).trim();
+    const whole = /^[<|=]?[iub]/.test(panel.column.dtype);
+    const stepped = uPlot.paths.stepped!({ align: 1 });
+    const series: uPlot.Series[] = [{}];
+    panel.curves.forEach((curves, other) => {
+      for (let item = 0; item < (curves?.items ?? 0); item++) {
+        series.push({
+          scale: "y",
+          show: !panel.hidden.has(item),
+          stroke: variable(`--series-${colour(panel.column, panel.items[0] + item)}`),
+          width: other ? 1 : 1.35,
+          points: { show: (curves?.rows ?? 0) < 3, size: 5 },
+          ...(other ? { dash: [3, 3] } : {}),
+          ...(whole && !curves?.decimated ? { paths: stepped } : {}),
+        });
+      }
+    });
+    const font = `11px ${variable("--sans")}`;
+    const options: uPlot.Options = {
+      width: this.width,
+      height: HEIGHT,
+      padding: [6, 12, 6, 0],
+      legend: { show: false },
+      scales: { x: { time: false, range: () => this.view }, y: { range: (_, low, high) => padded(low, high) } },
+      axes: [
+        { show: false },
+        { scale: "y", size: AXIS, gap: 6, font, stroke: variable("--quiet"), ticks: { show: false }, grid: { stroke: variable("--grid"), width: 1 }, space: 26, values: (_, splits) => splits.map((value) => short(value)) },
+      ],
+      series,
+      cursor: {
+        y: false,
+        points: { show: false },
+        sync: { key: "gym-trace" },
+        drag: { x: true, y: false, setScale: false, dist: 4 },
+        bind: { dblclick: () => () => { this.events.zoom(null); return null; } },
+      },
+      hooks: {
+        setSelect: [(plot) => this.selected(plot)],
+        setCursor: [(plot) => this.hovered(panel, plot)],
+        drawSeries: [],
+        draw: [(plot) => this.marks(panel, plot, variable("--bad"))],
+      },
+    };
+    fill(panel.body, []);
+    const plot = new uPlot(options, data, panel.body);
+    this.pointer(plot);
+    return plot;
+  }
+
+  /** A click seeks; a finger that moves sideways scrubs. */
+  private pointer(plot: uPlot): void {
+    let down: number | null = null;
+    const rowAt = (event: MouseEvent): number => Math.round(plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+    plot.over.addEventListener("pointerdown", (event) => {
+      down = event.clientX;
+      if (event.pointerType === "touch") plot.over.setPointerCapture(event.pointerId);
+    });
+    plot.over.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "touch" && down !== null) this.events.seek(rowAt(event));
+    });
+    plot.over.addEventListener("pointerup", (event) => {
+      if (down !== null && Math.abs(event.clientX - down) < 4) this.events.seek(rowAt(event));
+      down = null;
+    });
+    plot.over.addEventListener("pointercancel", () => (down = null));
+  }
+
+  private selected(plot: uPlot): void {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    const from = Math.max(0, Math.floor(plot.posToVal(left, "x")));
+    const to = Math.ceil(plot.posToVal(left + width, "x"));
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.events.zoom([from, Math.max(to, from + 2)]);
+  }
+
+  private hovered(panel: Panel, plot: uPlot): void {
+    const left = plot.cursor.left ?? -1;
+    this.hover = left < 0 ? null : Math.round(plot.posToVal(left, "x"));
+    if (panel.visible) this.legend(panel);
+    if (this.axisPlot) this.placeAxis();
+  }
+
+  private legend(panel: Panel): void {
+    const row = this.hover ?? this.position;
+    panel.values.forEach((element, item) => {
+      const texts = panel.curves.map((curves) => {
+        const value = curves && valueAt(curves, item, row);
+        return value ? range(value) : "–";
+      });
+      const text = texts.length === 2 && texts[0] === texts[1] ? texts[0]! : texts.join(" · ");
+      if (element.textContent !== text) element.textContent = text;
+    });
+  }
+
+  private tags(panel: Panel): void {
+    const all = panel.curves.filter((curves) => curves !== null);
+    const decimated = all.find((curves) => curves.decimated);
+    const nan = all.reduce((total, curves) => total + curves.nan, 0);
+    const infinite = all.reduce((total, curves) => total + curves.infinite, 0);
+    fill(panel.tag, [
+      nan > 0 && h("span", { class: "tag bad" }, [`${count(nan)} NaN`]),
+      infinite > 0 && h("span", { class: "tag bad" }, [`${count(infinite)} ∞`]),
+      decimated && h("span", { class: "tag", title: `Minimum and maximum of each ${count(decimated.bin)} steps: spikes stay` }, ["decimated"]),
+    ]);
+    const several = panel.items[1] - panel.items[0] > 1 ? ` ${panel.items[0]} to ${panel.items[1] - 1}` : "";
+    set(panel.body, { "aria-label": `Plot of ${panel.column.name}${several}, steps ${count(this.view[0])} to ${count(this.view[1])}` });
+  }
+
+  /** Ticks at the top where a value is NaN or infinite. */
+  private marks(panel: Panel, plot: uPlot, colour: string): void {
+    for (const curves of panel.curves) {
+      if (!curves?.odd) continue;
+      plot.ctx.fillStyle = colour;
+      for (let i = 0; i < curves.odd.length; i++) {
+        if (!curves.odd[i]) continue;
+        const x = plot.valToPos(curves.x[i]! + (curves.bin - 1) / 2, "x", true);
+        if (x >= plot.bbox.left - 1 && x <= plot.bbox.left + plot.bbox.width + 1) plot.ctx.fillRect(x - devicePixelRatio, plot.bbox.top - 4 * devicePixelRatio, 2 * devicePixelRatio, 6 * devicePixelRatio);
+      }
+    }
+  }
+
+  private place(panel: Panel): void {
+    if (!panel.plot) return;
+    const at = (row: number | null, element: HTMLElement): void => {
+      const inside = row !== null && row >= this.view[0] && row <= this.view[1];
+      element.hidden = !inside;
+      if (inside) element.style.transform = `translateX(${panel.plot!.valToPos(row, "x")}px)`;
+    };
+    at(this.position, panel.cursor);
+    at(this.difference, panel.marker);
+  }
+
+  private readonly bubble = h("div", { class: "bubble" });
+
+  private drawAxis(): void {
+    this.axisPlot?.destroy();
+    fill(this.axis, []);
+    if (!this.element.clientWidth) return;
+    const style = getComputedStyle(document.documentElement);
+    const quiet = style.getPropertyValue("--quiet").trim();
+    this.axisPlot = new uPlot({
+      width: this.width,
+      height: 24,
+      padding: [0, 12, 0, AXIS],
+      legend: { show: false },
+      cursor: { show: false },
+      scales: { x: { time: false, range: () => this.view } },
+      axes: [{ size: 24, gap: 4, stroke: quiet, font: `11px ${style.getPropertyValue("--sans").trim()}`, ticks: { size: 4, width: 1, stroke: quiet }, grid: { show: false }, incrs: STEPS, values: (_, splits) => splits.map(count) }],
+      series: [{}],
+    }, [[this.view[0], this.view[1]]], this.axis);
+    this.axis.append(this.bubble);
+    this.placeAxis();
+  }
+
+  private placeAxis(): void {
+    const row = this.hover ?? this.position;
+    const [from, to] = this.view;
+    const part = (row - from) / (to - from);
+    this.bubble.hidden = part < 0 || part > 1;
+    this.bubble.classList.toggle("hover", this.hover !== null);
+    this.bubble.textContent = count(row);
+    this.bubble.style.transform = `translateX(${AXIS + part * (this.width - AXIS - 12)}px) translateX(-50%)`;
+  }
+}
+
+/** Ticks of whole steps: 1, 2, 5, 10, … */
+const STEPS = Array.from({ length: 36 }, (_, i) => [1, 2, 5][i % 3]! * 10 ** Math.floor(i / 3));
+
+/** Fixed colours: return and rewards have their own, items of a column have theirs by number. */
+function colour(column: ColumnFacts, item: number): number | string {
+  if (column.name === "return") return "return";
+  if (column.name === "rewards") return "rewards";
+  return item % COLOURS;
+}
+
+const GROUPS = ["return", "rewards", "actions", "observations", "annotations", "infos", "flags"];
+
+function order(column: ColumnFacts): number {
+  const group = GROUPS.indexOf(column.name === "return" ? "return" : column.group);
+  return group < 0 ? GROUPS.length : group;
+}
+
+function table(curves: Curves): uPlot.AlignedData {
+  const points = curves.x.length;
+  const finite = (value: number | undefined): number | null => (value !== undefined && Number.isFinite(value) ? value : null);
+  const lines: (number | null)[][] = [];
+  if (!curves.decimated) {
+    for (let item = 0; item < curves.items; item++) lines.push(Array.from({ length: points }, (_, i) => finite(curves.low[item * points + i])));
+    return [Array.from(curves.x), ...lines] as uPlot.AlignedData;
+  }
+  const x = Array.from({ length: 2 * points }, (_, i) => curves.x[i >> 1]! + ((i & 1) * curves.bin) / 2);
+  for (let item = 0; item < curves.items; item++) {
+    lines.push(x.map((_, i) => finite((i & 1 ? curves.high : curves.low)[item * points + (i >> 1)])));
+  }
+  return [x, ...lines] as uPlot.AlignedData;
+}
+
+/** The range of an axis, with some air; one value lies in the middle. */
+function padded(low: number | null, high: number | null): [number, number] {
+  if (low === null || high === null || low === undefined || high === undefined) return [0, 1];
+  if (low === high) return [low - Math.max(Math.abs(low) * 0.1, 0.5), high + Math.max(Math.abs(high) * 0.1, 0.5)];
+  const air = (high - low) * 0.06;
+  return [low - air, high + air];
+}

@@ -1,0 +1,92 @@
+// Where answers come from: the server, or the data inside a saved page.
+
+import { parse, type Container } from "./container.ts";
+
+export class Refused extends Error {
+  constructor(message: string, readonly hint: string | null, readonly status: number, readonly consent: string | null = null) {
+    super(message);
+  }
+}
+
+export interface Source {
+  readonly saved: boolean;
+  readonly page: "server" | "saved" | "notebook";
+  readonly start: string;
+  bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
+  post(path: string, body: unknown): Promise<unknown>;
+}
+
+class Server implements Source {
+  readonly saved = false;
+  readonly page = "server";
+  readonly start = "";
+
+  async bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    const response = await reach(path, { signal: signal ?? null });
+    if (!response.ok) throw await refusal(response);
+    return new Uint8Array(await response.arrayBuffer());
+  }
+
+  async post(path: string, body: unknown): Promise<unknown> {
+    const headers = { "Content-Type": "application/json", "X-Requested-With": "gym-trace-viewer" };
+    const response = await reach(path, { method: "POST", headers, body: JSON.stringify(body) });
+    if (!response.ok) throw await refusal(response);
+    return response.json();
+  }
+}
+
+async function reach(path: string, options: RequestInit): Promise<Response> {
+  try {
+    return await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new Refused("The server does not answer.", "Is gym-trace view still running?", 0);
+  }
+}
+
+async function refusal(response: Response): Promise<Refused> {
+  const text = await response.text();
+  let body: { error?: string; hint?: string; consent?: string } = {};
+  if (response.headers.get("Content-Type")?.startsWith("application/json")) body = JSON.parse(text) as typeof body;
+  return new Refused(body.error ?? `The server answered ${response.status}.`, body.hint ?? null, response.status, body.consent ?? null);
+}
+
+class Saved implements Source {
+  readonly saved = true;
+  readonly page: "saved" | "notebook";
+  readonly start: string;
+
+  constructor(private readonly container: Container) {
+    this.page = container.head.page === "notebook" ? "notebook" : "saved";
+    this.start = typeof container.head.start === "string" ? container.head.start : "";
+  }
+
+  bytes(path: string): Promise<Uint8Array<ArrayBuffer>> {
+    const found = this.container.arrays.get(path);
+    if (found) return Promise.resolve(found.bytes);
+    return Promise.reject(new Refused("This is not in the saved page.", null, 404));
+  }
+
+  post(): Promise<unknown> {
+    return Promise.reject(new Refused("A saved page cannot be changed.", null, 405));
+  }
+}
+
+/** Return the data inside this page if there is some, else the server. */
+export async function openSource(): Promise<Source> {
+  const script = document.querySelector('script[type="application/x-gym-trace-saved"]');
+  if (!script) return new Server();
+  const packed = fromBase64((script.textContent ?? "").trim());
+  script.remove();
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Saved(parse(new Uint8Array(await new Response(unpacked).arrayBuffer())));
+}
+
+function fromBase64(text: string): Uint8Array<ArrayBuffer> {
+  const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
+  if (native) return native.call(Uint8Array, text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}

@@ -1,0 +1,40 @@
+// Numbers and names as people read them.
+
+const GROUPED = new Intl.NumberFormat("en-US");
+
+/** A whole number with separators. */
+export const count = (value: number): string => GROUPED.format(value);
+
+/** "1 episode", "2 episodes". */
+export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** A number with at most `digits` significant digits, whole numbers in full. */
+export function short(value: number, digits = 4): string {
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  let text: string;
+  if (Number.isInteger(value) && size < 1e15) text = size >= 1e4 ? count(size) : String(size);
+  else if (size >= 1e6 || size < 1e-4) text = size.toExponential(Math.max(0, digits - 2)).replace("e+", "e");
+  else text = String(Number(size.toPrecision(digits)));
+  return value < 0 ? `−${text}` : text;
+}
+
+/** The value of a bin: one number, or a range. */
+export function range([low, high]: [number, number]): string {
+  return low === high || (Number.isNaN(low) && Number.isNaN(high)) ? short(low) : `${short(low, 3)} … ${short(high, 3)}`;
+}
+
+/** A condition's number: exact, and with a point only where it has one. */
+export const exact = (value: number): string => String(value);
+
+/** The name of an item of a column: "[2, 1]" for item 5 of shape (3, 2). */
+export function itemName(item: number, shape: number[]): string {
+  const parts: number[] = [];
+  let rest = item;
+  for (const size of [...shape].reverse()) {
+    parts.unshift(rest % size);
+    rest = Math.floor(rest / size);
+  }
+  return `[${parts.join(", ")}]`;
+}
