@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against bench-batches bench-training clean
+.PHONY: demo test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -69,6 +69,14 @@ flat: $(VENV)/.dev
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_traces/make_samples.py
+
+# The page of gym-trace view, from viewer/ into gym_trace/viewer/static; needs Node 20 or newer with npm.
+viewer: viewer/node_modules/.installed
+	cd viewer && npm run --silent build
+
+viewer/node_modules/.installed: viewer/package-lock.json
+	cd viewer && npm ci --silent --no-audit --no-fund
+	touch $@
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation

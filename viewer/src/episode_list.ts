@@ -1,7 +1,7 @@
 // The list of episodes. Only the rows in sight exist; they are fetched in blocks, so a million rows cost as much as a hundred.
 
 import { LIST_BLOCK, type ListColumn, type ListQuery, type Rows } from "./api.ts";
-import { fill, h, icon, set } from "./dom.ts";
+import { fill, h, icon, set, svg } from "./dom.ts";
 import { count, short } from "./words.ts";
 import { debounced, FLAG_NAMES, isAbort, type Page } from "./view.ts";
 
@@ -24,6 +24,7 @@ export class EpisodeList {
   private readonly asked = new Map<number, AbortController>();
   private query: ListQuery = { where: "", search: "", sort: "" };
   private columns: ListColumn[] = [];
+  private ends: Record<string, [number, number]> = {};
   private total = 0;
   private active = 0;
   private chosen: ((row: number) => void) | null = null;
@@ -62,6 +63,12 @@ export class EpisodeList {
     this.drawHead();
     this.draw();
     return rows;
+  }
+
+  /** The smallest and largest values of columns that are shown as bars. */
+  scale(ends: Record<string, [number, number]>): void {
+    this.ends = ends;
+    this.draw();
   }
 
   /** Return the episode before (-1) or after (1) another in the order of the list, as far as it is loaded. */
@@ -109,7 +116,7 @@ export class EpisodeList {
       const on = by === name;
       const sort = on ? (descending ? "descending" : "ascending") : "none";
       const next = on ? (descending ? "" : `-${name}`) : name;
-      return h("div", { class: `cell ${kind} ${name}`, role: "columnheader", "aria-sort": sort }, [
+      return h("div", { class: `cell ${kind} of-${name}`, role: "columnheader", "aria-sort": sort }, [
         h("button", { type: "button", title: `Sort by ${title}` }, [title, on && icon(descending ? "down" : "up")], { click: () => this.sorted(next) }),
       ]);
     }));
@@ -153,7 +160,19 @@ export class EpisodeList {
     };
     const attributes = { class: row === this.active ? "row active" : "row", role: "row", id: `row-${row}`, "aria-rowindex": row + 2, "aria-selected": String(row === this.active) };
     if (!this.loaded(row)) return h("div", { ...attributes, class: "row waiting" }, [h("div", { class: "cell" }, ["…"])]);
-    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} ${name}`, role: "gridcell" }, [cell(name, this.value(name, row))])), { click: open });
+    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [this.bar(name, row), cell(name, this.value(name, row))])), { click: open });
+  }
+
+  /** A bar from zero to the value, on the scale of the whole trace. */
+  private bar(name: string, row: number): SVGElement | null {
+    const ends = this.ends[name];
+    const value = this.value(name, row);
+    if (!ends || typeof value !== "number" || !Number.isFinite(value)) return null;
+    const [low, high] = [Math.min(0, ends[0]), Math.max(0, ends[1])];
+    const at = (number: number): number => ((number - low) / (high - low || 1)) * 100;
+    return svg("svg", { class: "bar", viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" }, [
+      svg("rect", { x: Math.min(at(0), at(value)), width: Math.max(0.6, Math.abs(at(value) - at(0))), height: 6 }),
+    ]);
   }
 
   private fetchVisible(): void {

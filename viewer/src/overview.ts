@@ -1,6 +1,6 @@
 // A trace at a glance: what it is, how its episodes are distributed, and the list of them.
 
-import type { Changes, Histograms, TraceFacts } from "./api.ts";
+import type { Bins, Changes, Histograms, TraceFacts } from "./api.ts";
 import { brushed, chosenName, withName, withRange } from "./conditions.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
@@ -157,6 +157,8 @@ export class Overview implements View {
   private drawHistograms(all: Histograms, some: Histograms): void {
     const { where } = this.route;
     const { terms } = all;
+    const ends = ({ edges }: Bins): [number, number] => [edges[0] ?? 0, edges[edges.length - 1] ?? 0];
+    this.list.scale({ return: ends(all.return), length: ends(all.length) });
     this.returns.show(all.return, some.return, brushed(where, terms.return));
     this.lengths.show(all.length, some.length, brushed(where, terms.length));
     this.outcomes.show(all.outcome, some.outcome, chosenName(where, terms.outcome), outcomeKind);

@@ -7,9 +7,12 @@ import { fill, h, set } from "./dom.ts";
 import { count, itemName, range, short } from "./words.ts";
 import { isAbort, Latest } from "./view.ts";
 
-const HEIGHT = 92;
+const HEIGHT = 92; // pixels of a plot whose lines share an axis
+const LANE = 30; // pixels of a line that has a lane of its own
 const AXIS = 54; // pixels at the left of every plot
+const RIGHT = 22;
 const PER_PLOT = 6; // items; more are hard to tell apart
+const SHARING = 2; // items that share an axis; more get a lane each
 const OPEN_PLOTS = 4; // of a column; the rest are folded up
 const FETCH_PAUSE = 40; // milliseconds after a zoom
 
@@ -37,6 +40,7 @@ interface Panel {
   legend: HTMLElement;
   values: HTMLElement[];
   hidden: Set<number>;
+  lanes: boolean;
   cursor: HTMLElement;
   marker: HTMLElement;
   plot: uPlot | null;
@@ -160,7 +164,7 @@ export class PlotStack {
     const panel: Panel = {
       element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [name]), legend, tag]), body]),
       column, items, body, tag, legend,
-      values: [], hidden: new Set(), plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
+      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
       marker: h("div", { class: "difference" }),
     };
@@ -172,6 +176,17 @@ export class PlotStack {
         [h("span", { class: "swatch", "aria-hidden": "true" }), label && h("span", { class: "label" }, [label]), value],
         { click: (event) => this.toggle(panel, item - items[0], button, event) });
       legend.append(button);
+    }
+    if (panel.values.length > 1) {
+      const label = (): string => (panel.lanes ? "overlay" : "separate");
+      const button = h("button", { type: "button", class: "mode", title: "Lines on one axis, or each in a lane of its own" }, [label()], {
+        click: () => {
+          panel.lanes = !panel.lanes;
+          button.textContent = label();
+          this.draw(panel, true);
+        },
+      });
+      tag.before(button);
     }
     panel.element.setAttribute("data-column", column.name);
     return panel;
@@ -217,7 +232,7 @@ export class PlotStack {
   }
 
   private async fetch(panel: Panel): Promise<void> {
-    const pixels = Math.max(50, Math.round(this.width - AXIS));
+    const pixels = Math.max(50, Math.round(this.width - AXIS - RIGHT));
     const signal = panel.latest.next();
     panel.stale = false;
     const [from, to] = this.view;
@@ -240,7 +255,7 @@ export class PlotStack {
   private resized(): void {
     for (const panel of this.panels) {
       if (panel.plot && panel.plot.width !== this.width) {
-        panel.plot.setSize({ width: this.width, height: HEIGHT });
+        panel.plot.setSize({ width: this.width, height: heightOf(panel) });
         this.place(panel);
         panel.stale = true;
         if (panel.visible) void this.fetch(panel);
@@ -280,11 +295,12 @@ export class PlotStack {
     const variable = (name: string): string => style.getPropertyValue(name).trim();
     const whole = /^[<|=]?[iub]/.test(panel.column.dtype);
     const stepped = uPlot.paths.stepped!({ align: 1 });
+    const lanes = panel.lanes ? panel.values.map((_, item) => item).filter((item) => !panel.hidden.has(item)) : [];
     const series: uPlot.Series[] = [{}];
     panel.curves.forEach((curves, other) => {
       for (let item = 0; item < (curves?.items ?? 0); item++) {
         series.push({
-          scale: "y",
+          scale: panel.lanes ? `y${item}` : "y",
           show: !panel.hidden.has(item),
           stroke: variable(`--series-${colour(panel.column, panel.items[0] + item)}`),
           width: other ? 1 : 1.35,
@@ -294,14 +310,17 @@ export class PlotStack {
         });
       }
     });
+    const scales: uPlot.Scales = { x: { time: false, range: () => this.view } };
+    if (panel.lanes) panel.values.forEach((_, item) => (scales[`y${item}`] = { range: (_, low, high) => laned(low, high, lanes.indexOf(item), lanes.length) }));
+    else scales.y = { range: (_, low, high) => padded(low, high) };
     const font = `11px ${variable("--sans")}`;
     const options: uPlot.Options = {
       width: this.width,
-      height: HEIGHT,
-      padding: [6, 12, 6, 0],
+      height: heightOf(panel),
+      padding: panel.lanes ? [2, RIGHT, 2, AXIS] : [6, RIGHT, 6, 0],
       legend: { show: false },
-      scales: { x: { time: false, range: () => this.view }, y: { range: (_, low, high) => padded(low, high) } },
-      axes: [
+      scales,
+      axes: panel.lanes ? [{ show: false }, { show: false }] : [
         { show: false },
         { scale: "y", size: AXIS, gap: 6, font, stroke: variable("--quiet"), ticks: { show: false }, grid: { stroke: variable("--grid"), width: 1 }, space: 26, values: (_, splits) => splits.map((value) => short(value)) },
       ],
@@ -316,14 +335,31 @@ export class PlotStack {
       hooks: {
         setSelect: [(plot) => this.selected(plot)],
         setCursor: [(plot) => this.hovered(panel, plot)],
-        drawSeries: [],
-        draw: [(plot) => this.marks(panel, plot, variable("--bad"))],
+        drawClear: [(plot) => this.laneNames(panel, plot, lanes, font, variable)],
+        draw: [(plot) => this.drawn(panel, plot, variable("--bad"))],
       },
     };
     fill(panel.body, []);
     const plot = new uPlot(options, data, panel.body);
     this.pointer(plot);
     return plot;
+  }
+
+  /** Lines between lanes, and the name of each at its left. */
+  private laneNames(panel: Panel, plot: uPlot, lanes: number[], font: string, variable: (name: string) => string): void {
+    const { ctx, bbox } = plot;
+    const height = bbox.height / Math.max(1, lanes.length);
+    ctx.save();
+    ctx.font = font.replace("11px", `${11 * devicePixelRatio}px`);
+    ctx.textAlign = "right";
+    ctx.textBaseline = "middle";
+    lanes.forEach((item, lane) => {
+      ctx.fillStyle = variable("--grid");
+      if (lane) ctx.fillRect(bbox.left, Math.round(bbox.top + lane * height), bbox.width, devicePixelRatio);
+      ctx.fillStyle = variable("--quiet");
+      ctx.fillText(clipped(panel.column.labels?.[panel.items[0] + item] ?? itemName(panel.items[0] + item, panel.column.shape)), bbox.left - 6 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
+    });
+    ctx.restore();
   }
 
   /** A click seeks; a finger that moves sideways scrubs. */
@@ -386,15 +422,19 @@ export class PlotStack {
     set(panel.body, { "aria-label": `Plot of ${panel.column.name}${several}, steps ${count(this.view[0])} to ${count(this.view[1])}` });
   }
 
-  /** Ticks at the top where a value is NaN or infinite. */
-  private marks(panel: Panel, plot: uPlot, colour: string): void {
+  /** The scales are known now: put the markers in place, and ticks at the top where a value is NaN or infinite. */
+  private drawn(panel: Panel, plot: uPlot, colour: string): void {
+    panel.plot = plot;
+    this.place(panel);
+    const { ctx, bbox } = plot;
+    const pixel = devicePixelRatio;
+    ctx.fillStyle = colour;
     for (const curves of panel.curves) {
       if (!curves?.odd) continue;
-      plot.ctx.fillStyle = colour;
       for (let i = 0; i < curves.odd.length; i++) {
         if (!curves.odd[i]) continue;
         const x = plot.valToPos(curves.x[i]! + (curves.bin - 1) / 2, "x", true);
-        if (x >= plot.bbox.left - 1 && x <= plot.bbox.left + plot.bbox.width + 1) plot.ctx.fillRect(x - devicePixelRatio, plot.bbox.top - 4 * devicePixelRatio, 2 * devicePixelRatio, 6 * devicePixelRatio);
+        if (x >= bbox.left - 1 && x <= bbox.left + bbox.width + 1) ctx.fillRect(x - pixel, bbox.top, 2 * pixel, 5 * pixel);
       }
     }
   }
@@ -421,7 +461,7 @@ export class PlotStack {
     this.axisPlot = new uPlot({
       width: this.width,
       height: 24,
-      padding: [0, 12, 0, AXIS],
+      padding: [0, RIGHT, 0, AXIS],
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false, range: () => this.view } },
@@ -439,7 +479,7 @@ export class PlotStack {
     this.bubble.hidden = part < 0 || part > 1;
     this.bubble.classList.toggle("hover", this.hover !== null);
     this.bubble.textContent = count(row);
-    this.bubble.style.transform = `translateX(${AXIS + part * (this.width - AXIS - 12)}px) translateX(-50%)`;
+    this.bubble.style.transform = `translateX(${AXIS + part * (this.width - AXIS - RIGHT)}px) translateX(-50%)`;
   }
 }
 
@@ -482,3 +522,15 @@ function padded(low: number | null, high: number | null): [number, number] {
   const air = (high - low) * 0.06;
   return [low - air, high + air];
 }
+
+/** The range of a scale that puts its values into one lane of several, the first at the top. */
+function laned(low: number | null, high: number | null, lane: number, lanes: number): [number, number] {
+  const [from, to] = padded(low, high);
+  const size = (to - from) * 1.1;
+  const middle = (from + to) / 2;
+  return [middle - size * (lanes - lane - 0.5), middle + size * (lane + 0.5)];
+}
+
+const heightOf = (panel: Panel): number => (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
+
+const clipped = (name: string): string => (name.length > 8 ? `${name.slice(0, 7)}…` : name);

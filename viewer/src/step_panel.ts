@@ -104,7 +104,9 @@ export class StepPanel {
 
 /** The values of a step with their paths; short lists stay in one line. */
 function* lines(step: StepFacts): Generator<[string, string]> {
-  for (const [name, value] of Object.entries(step)) if (name !== "step") yield* line(name, value);
+  const entries = Object.entries(step).filter(([name]) => name !== "step");
+  const last = (name: string): number => Number(name.startsWith("observation")); // often long
+  for (const [name, value] of entries.sort(([a], [b]) => last(a) - last(b))) yield* line(name, value);
 }
 
 function* line(path: string, value: Json): Generator<[string, string]> {

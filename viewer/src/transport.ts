@@ -18,7 +18,7 @@ export class Transport {
   private readonly slider = h("input", { type: "range", min: 0, max: 1, step: 1, value: 0, "aria-label": "Step", class: "scrubber" });
   private readonly track = h("div", { class: "track" });
   private readonly label = h("output", { class: "where", "aria-live": "off" });
-  private readonly speeds = h("select", { "aria-label": "Speed", class: "speed" }, SPEEDS.map((speed) => h("option", { value: speed }, [`${speed}×`])));
+  private readonly speeds = h("select", { "aria-label": "Speed", class: "speed" }, SPEEDS.map((speed) => h("option", { value: speed, selected: speed === 1 }, [`${speed}×`])));
   private length = 0;
 
   constructor(private readonly events: TransportEvents) {
