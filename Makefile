@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -36,6 +36,13 @@ lint: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
+# The site, in build/site: open build/site/index.html. Broken links and warnings are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+drawings: $(VENV)/.dev
+	$(BIN)/python docs/drawings.py
+
 $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/*/c_*/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
@@ -43,6 +50,10 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/*/c_*/*)
 
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
 # Every minor version of Gymnasium that we claim, on the oldest and the newest Python at hand; ONLY="1.2 1.3" for some.

@@ -132,11 +132,14 @@ def _command(line: str, directory: Path, where: str) -> str:
 
 def _python(code: str, directory: Path, where: str) -> str:
     (directory / "program.py").write_text(code.replace("\n    ...", "\n    pass"), encoding="utf-8")
-    return _ran([sys.executable, "-W", "error", "program.py"], directory, where, None)
+    command = [sys.executable, "-W", "error", "program.py"]
+    return _ran(command, directory, where, None, starts_processes="__main__" in code)  # they import it
 
 
-def _ran(words: list[str], directory: Path, where: str, ended: re.Match[str] | None) -> str:
-    run = cradle.run if words[0] == sys.executable else subprocess.run
+def _ran(
+    words: list[str], directory: Path, where: str, ended: re.Match[str] | None, starts_processes: bool = False
+) -> str:
+    run = cradle.run if words[0] == sys.executable and not starts_processes else subprocess.run
     done = run(
         words,
         cwd=directory,
@@ -148,7 +151,8 @@ def _ran(words: list[str], directory: Path, where: str, ended: re.Match[str] | N
         timeout=240,
     )
     expected = int(ended[1]) if ended else 0
-    assert done.returncode == expected, f"{where}: exit code {done.returncode}, not {expected}\n{done.stdout}"
+    code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # as in a shell
+    assert code == expected, f"{where}: exit code {code}, not {expected}\n{done.stdout}"
     return str(done.stdout)
 
 

@@ -1,17 +1,31 @@
-"""Files named in the developer documents exist, and the layers they draw are the tested ones."""
+"""Links and named files of all documents exist, and the layers that they draw are the tested ones."""
 
 from __future__ import annotations
 
 import re
+import runpy
+import unicodedata
+from functools import cache
 from pathlib import Path
 
 import pytest
+from snippets import blocks
 from test_layers import LAYERS
+
+import gym_trace
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
 DRAWING = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [
+    *PAGES,
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "benchmarks" / "RESULTS.md",
+    ROOT / "sample_traces" / "README.md",
+]
 PLACES = re.compile(r"`([\w./-]+(?:/|\.(?:py|txt|toml|md)))`")
 
 
@@ -22,13 +36,59 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
         assert (ROOT / place).exists() or (ROOT / "gym_trace" / place).exists(), place
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"), [(ARCHITECTURE, "docs"), (CONTRIBUTING, ".")], ids=["architecture", "contributing"]
-)
-def test_every_link_leads_to_a_file(text: str, folder: str) -> None:
-    links = re.findall(r"\]\((?!http)([^)]+)\)", text)
-    assert links
-    assert all((ROOT / folder / link).exists() for link in links)
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", prose(page)):
+        linked = (page.parent / target).resolve() if target else page
+        if linked.name == "cli.md":  # docs/hooks.py makes it from the commands
+            continue
+        assert linked.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
+
+
+def prose(page: Path) -> str:
+    """Return a Markdown page without its code."""
+    return re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as the site has them."""
+    page_prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    plain = (unicodedata.normalize("NFKD", heading) for heading in re.findall(r"^#+ (.*)$", page_prose, re.M))
+    words = (re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()) for heading in plain)
+    return {re.sub(r"[-\s]+", "-", text.strip().lower()) for text in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_page_has_a_runnable_example_before_its_second_heading(page: Path) -> None:
+    if page.stem in ("ARCHITECTURE", "FORMAT", "quickstart"):  # the quickstart begins with the installation
+        return
+    text = page.read_text(encoding="utf-8")
+    first = next(block for block in blocks(text) if block.language in ("bash", "python") and block.title is None)
+    headings = [number for number, line in enumerate(text.splitlines(), 1) if line.startswith("## ")]
+    assert first.needs is not None
+    assert first.line < headings[0] if headings else True
+
+
+def test_the_navigation_of_the_site_has_every_page_once() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r": (\S+\.md)$", site, re.M)
+    assert len(named) == len(set(named))
+    generated = {name for name in named if name.startswith("project/")} | {"reference/cli.md"}
+    assert set(named) - generated == {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: gym_trace\.(\w+)$", text, re.M))
+    assert set(gym_trace.__all__) <= named
+
+
+def test_the_drawings_are_those_of_their_program() -> None:
+    drawn = runpy.run_path(str(DOCS / "drawings.py"))["DRAWINGS"]
+    found = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "drawings").glob("*.svg")}
+    assert found == {name: draw().svg() for name, draw in drawn.items()}, "run make drawings"
 
 
 def test_every_room_is_described() -> None:

@@ -89,7 +89,7 @@ def command(
     """Print steps: actions, rewards, outcomes and the observation each led to.
     The observation before the first step comes first.
 
-    jsonl is lossless (docs/STEPS.md), csv has one column per number, npz one array
+    jsonl is lossless (docs/reference/steps.md), csv has one column per number, npz one array
     per column, a table shortens long values. Damaged parts are skipped, listed at
     the end, and exit with 5; npz has all or nothing.
 

@@ -19,7 +19,9 @@ from gym_trace_cli.selection import Selection, selection_options
 
 
 def _set_option(example: str) -> Callable[[Any], Any]:
-    return option("--set K=V", "Format option, see docs/EXPORT.md (repeatable).", EnvArg(example), name="options")
+    return option(
+        "--set K=V", "Format option, see the page of the format (repeatable).", EnvArg(example), name="options"
+    )
 
 
 def _list_option(kind: str) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ def episodes(trace: Trace | str | os.PathLike[str]) -> Iterator[SingleAgentEpiso
     """Yield the finished episodes as RLlib's SingleAgentEpisode, in NumPy form.
 
     Values keep their dtype and structure. Numeric annotations become extra model outputs; an annotation
-    "states/actor/h" becomes extra_model_outputs["states"]["actor"]["h"]. RLlib rejects episodes that are not done, so
+    "states/actor/h" is nested, as extra_model_outputs of dicts. RLlib rejects episodes that are not done, so
     an episode that was cut, closed or lost is truncated.
     """
     chosen = finished(trace)

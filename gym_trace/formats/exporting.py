@@ -24,7 +24,7 @@ def export(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> ExportReport:
-    """Export a trace to the format of another package, in bounded memory. See docs/EXPORT.md.
+    """Export a trace to the format of another package, in bounded memory. See docs/guides/export.md.
 
     Args:
         trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are

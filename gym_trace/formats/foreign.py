@@ -113,7 +113,7 @@ class Values:
         return json_of(text)
 
     def of(self, text: str | bytes) -> Any:
-        """Return the value of a JSON value (docs/STEPS.md). Raises UnreadableRecording."""
+        """Return the value of a JSON value (docs/reference/steps.md). Raises UnreadableRecording."""
         try:
             return untagged(self.json(text))
         except (ValueError, RecursionError) as error:

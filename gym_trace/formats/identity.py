@@ -1,7 +1,7 @@
 """Facts of a trace that other formats cannot store, as JSON text for their metadata.
 
 With it an import makes the trace again: the same writers, episode ids, spaces, seeds, generator states and times.
-Values of any kind are written as docs/STEPS.md says.
+Values of any kind are written as docs/reference/steps.md says.
 """
 
 from __future__ import annotations

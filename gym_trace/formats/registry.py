@@ -35,7 +35,9 @@ class Entry(NamedTuple):
 _EXPORTERS: dict[str, Entry] = {
     "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
     "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
-    "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, see docs/STEPS.md"),
+    "jsonl": Entry(
+        "gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, lossless: docs/reference/steps.md"
+    ),
     "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
     "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
     "minari": Entry(
@@ -55,7 +57,9 @@ _IMPORTERS: dict[str, Entry] = {
     "gym": Entry(
         "gym_trace.formats.legacy.importing:GymImporter", "", "recordings of gym_recording and OpenAI Gym's Monitor"
     ),
-    "jsonl": Entry("gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, see docs/STEPS.md"),
+    "jsonl": Entry(
+        "gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, lossless: docs/reference/steps.md"
+    ),
     "lerobot": Entry("gym_trace.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
     "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "Minari dataset of any kind"),
     "parquet": Entry("gym_trace.formats.parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"),

@@ -41,7 +41,7 @@ _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings that affect learning, except environment and seed. docs/TRAINING.md has a table.
+    """All settings that affect learning, except environment and seed. docs/reference/training.md has a table.
 
     Attributes:
         workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
@@ -64,7 +64,7 @@ class Settings:
             the parts of their reward with them; a population changes them.
         hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
         rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder, see
-            docs/TRAINING.md; None: one by the space.
+            docs/reference/training.md; None: one by the space.
         initial_std, adaptive_std: of continuous actions; adaptive: the network gives it for each observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
         device: of learner and server. learner_threads: of PyTorch; the weights depend on it.

@@ -35,7 +35,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
 
 
-# -- a reader of docs/STEPS.md, which knows nothing of how it is written ----------------------------------------------
+# -- a reader of docs/reference/steps.md, written without knowledge of the writer --------------------------------------
 
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 

@@ -31,7 +31,7 @@ SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "en
 
 
 def rows_of(form: Any, rows: list[Any]) -> Any:
-    """As docs/STEPS.md says."""
+    """As docs/reference/steps.md says."""
     if "dict" in form:
         return {key: rows_of(part, [row[key] for row in rows]) for key, part in form["dict"].items()}
     if "tuple" in form:

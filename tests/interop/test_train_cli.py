@@ -1,4 +1,4 @@
-"""gym-trace train, and what docs/TRAINING.md shows, with PyTorch."""
+"""gym-trace train, and the tables of docs/reference/training.md, with PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -23,8 +22,7 @@ from test_train_kills import does, of_session
 import gym_trace
 from gym_trace.training import Exchange, Run
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
-SHORTER = {"--steps 200000": "--steps 4096", "--episodes 20": "--episodes 2"}
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +32,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     argv = ["--steps", 2048, "--num-envs", 4, "--workers", 2, "--seed", 1, "--set", "hidden=16", "--quiet"]
     ok("train", "CartPole-v1", "-o", directory, *argv, "--tensorboard", directory.parent / "board")
     return directory
-
-
-def test_the_examples_of_the_document_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown = re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", DOCUMENT, re.S | re.M)
-    assert len(shown) >= 6
-    for program, command in shown:
-        if command:
-            for long, short in SHORTER.items():
-                command = command.replace(long, short)
-            assert ok(*shlex.split(command)[1:]).stdout
-        else:
-            (tmp_path / "program.py").write_text(program)
-            ran = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, timeout=300)
-            assert ran.returncode == 0, ran.stderr
 
 
 def test_the_table_of_exchanges_is_that_of_the_code() -> None:

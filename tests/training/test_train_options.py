@@ -17,7 +17,7 @@ import gym_trace
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.training import Run, Settings
 
-TRAINING = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+TRAINING = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").read_text(encoding="utf-8")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 

@@ -1,6 +1,6 @@
 """The columns of a trace in tables: what its values really are decides which, not what the spaces say.
 
-A leaf is numbers, text, or JSON text (docs/STEPS.md).
+A leaf is numbers, text, or JSON text (docs/reference/steps.md).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ MOST_BYTES = 64 << 20  # of one value
 
 
 def packed(values: Iterable[Any]) -> Iterator[bytes]:
-    """Encode text as UTF-8, other values as a zero byte and JSON (docs/STEPS.md)."""
+    """Encode text as UTF-8, other values as a zero byte and JSON (docs/reference/steps.md)."""
     for value in values:
         if type(value) is str and not value.startswith("\0") and is_utf8(value):
             yield value.encode()

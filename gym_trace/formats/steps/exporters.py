@@ -32,7 +32,7 @@ def _windows(source: Source) -> Iterator[Window]:
 
 @dataclass(frozen=True)
 class JsonLinesExporter:
-    """JSON lines, as docs/STEPS.md has them: all of a trace, bit for bit"""
+    """JSON lines, as docs/reference/steps.md has them: all of a trace, bit for bit"""
 
     name: ClassVar[str] = "jsonl"
     makes: ClassVar[str] = "file"

@@ -1,4 +1,4 @@
-"""Steps as JSON lines, from which they can be had back bit for bit. docs/STEPS.md says what each line means."""
+"""Steps as JSON lines, lossless; docs/reference/steps.md describes each line."""
 
 from __future__ import annotations
 

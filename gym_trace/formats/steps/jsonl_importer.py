@@ -1,4 +1,4 @@
-"""Steps as JSON lines (docs/STEPS.md), made a trace again."""
+"""Steps as JSON lines (docs/reference/steps.md), made a trace again."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Lines:
                 yield line
 
     def _malformed(self, problem: str) -> UnreadableRecording:
-        return UnreadableRecording(f"{self._path}: line {self._number}: {problem}; see docs/STEPS.md")
+        return UnreadableRecording(f"{self._path}: line {self._number}: {problem}; see docs/reference/steps.md")
 
     def episodes(self) -> Iterator[NewEpisode]:
         lines = self.all()

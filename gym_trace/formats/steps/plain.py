@@ -1,4 +1,4 @@
-"""Any value of a trace as JSON, and back, bit for bit (docs/STEPS.md).
+"""Any value of a trace as JSON, and back, bit for bit (docs/reference/steps.md).
 
 A row of a column whose dtype and shape were declared is numbers alone. All other values describe themselves, in a map
 with one key that begins with "$". What is read back may be untrusted.

@@ -1,0 +1,156 @@
+"""Contents of the site other than the pages of docs/.
+
+- reference/cli.md is made from the commands.
+- PAGES of the repository are shown, too. Links to a file that is not on the site become plain text.
+- {{ NAME }} is replaced by a table of benchmarks/results.json, see FIGURES.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from gym_trace_cli.main import COMMANDS, cli
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+# Of the repository: on the site.
+PAGES = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CODE_OF_CONDUCT.md": "project/conduct.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "benchmarks/RESULTS.md": "project/benchmarks.md",
+    "benchmarks/TRAINING.md": "project/training-benchmarks.md",
+    "sample_traces/README.md": "project/sample-traces.md",
+}
+PICTURES = {f"benchmarks/{name}.svg": f"project/{name}.svg" for name in ("growth", "recording", "training")}
+SITE = PAGES | PICTURES
+_LINK = re.compile(r"(?<!`)(!?)\[([^\]]*)\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+_WIDTH = 80
+_SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    files.append(File.generated(config, "reference/cli.md", content=cli_reference()))
+    for source, place in SITE.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Point links between the pages of docs/ and those of the repository at their places on the site."""
+    path = page.file.src_uri
+    source = {place: source for source, place in SITE.items()}.get(path, f"docs/{path}")
+
+    def linked(found: re.Match[str]) -> str:
+        picture, text, target, anchor = found[1], found[2], found[3], found[4] or ""
+        if not target:
+            return found[0]
+        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if wanted in SITE:
+            place = SITE[wanted]
+        elif wanted.startswith("docs/"):
+            place = wanted.removeprefix("docs/")
+        elif (ROOT / wanted).exists():
+            return text
+        else:
+            return found[0]  # mkdocs reports it
+        return f"{picture}[{text}]({posixpath.relpath(place, posixpath.dirname(path) or '.')}{anchor})"
+
+    for name, shown in FIGURES.items():
+        if f"{{{{ {name} }}}}" in markdown:
+            markdown = markdown.replace(f"{{{{ {name} }}}}", shown(figures()))
+    outside_of_code = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
+    return "".join(part if number % 2 else _LINK.sub(linked, part) for number, part in enumerate(outside_of_code))
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Load the worker that the search needs on disk from the site, not from the network."""
+    place = posixpath.relpath("iframe-worker.js", posixpath.dirname(page.file.dest_uri) or ".")
+    return _SHIM.sub(place, output)
+
+
+def cli_reference() -> str:
+    """Return the help of all commands as Markdown."""
+    return "\n".join(_reference())
+
+
+def _reference() -> Iterator[str]:
+    yield "# Command line\n"
+    yield "```bash\ngym-trace --version\n```\n"
+    yield "`gym-trace COMMAND --help` prints the same. [Exit codes](exit-codes.md) are common to all commands."
+    yield "The [guides](../guides/record.md) explain the options by task."
+    context = click.Context(cli, info_name="gym-trace")
+    for name, (_, _, summary) in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield f"\n## gym-trace {name}\n\n{summary}\n"
+        yield _help(command, f"gym-trace {name}")
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=f"gym-trace {name}")
+            for part in command.list_commands(inner):
+                found = command.get_command(inner, part)
+                assert found is not None
+                yield f"\n### gym-trace {name} {part}\n"
+                yield _help(found, f"gym-trace {name} {part}")
+
+
+def _help(command: click.Command, name: str) -> str:
+    context = click.Context(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+# -- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def figures() -> Any:
+    """Return the figures of the latest results of make bench."""
+    sys.path.insert(0, str(BENCHMARKS))
+    from figures import Figures
+
+    return Figures(json.loads((BENCHMARKS / "results.json").read_text(encoding="utf-8")))
+
+
+def _machine(found: Any) -> str:
+    results = found.results
+    machine, versions = results["machine"], results["versions"]["gym-trace"]
+    return (
+        f"Medians of {results['repeats']} runs on {results['date']}, {machine['cpu']}, {machine['cores']} shared, "
+        f"noisy cores (Python {versions['Python']}, Gymnasium {versions['gymnasium']})."
+    )
+
+
+def _recording(found: Any) -> str:
+    from contestants import TITLES
+    from tables import median, table
+
+    shown = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5", "pong": "ALE/Pong-v5, raw frames"}
+    rows = []
+    for name, title in TITLES.items():
+        measured = [found.recorded[workload].get(name) for workload in shown]
+        cells = [f"{median(one.added)} ({median(one.bytes)})" if one and one.added else "–" for one in measured]
+        rows.append([f"**{title}**" if name == "gym-trace" else title, *cells])
+    return table(["µs added per step (bytes per step)", *shown.values()], rows)
+
+
+def _killed(found: Any) -> str:
+    from contestants import TITLES
+    from tables import between, table
+
+    rows = [[TITLES[name], between(killed.lost)] for name, killed in found.killed.items()]
+    return table(["", "lost, s (min – max)"], rows)
+
+
+FIGURES = {"machine": _machine, "recording": _recording, "killed": _killed}
