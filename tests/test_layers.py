@@ -38,6 +38,7 @@ LAYERS = [
     {"video", "collecting", "formats"},
     {"adapters"},
     {"training"},
+    {"viewer"},
     {"wrappers", "replay_env", "edit", "pytest_plugin"},  # public paths
 ]
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer

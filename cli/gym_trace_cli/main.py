@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
     "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
     "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
+    "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
     "ls": ("ls", "command", "List traces, or the episodes of one."),
     "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
     "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
@@ -55,7 +56,7 @@ COMMANDS = {
 # Hints for names of other tools.
 ELSEWHERE = {
     **dict.fromkeys(("show", "describe", "summary"), "'info' and 'stats' describe a trace, 'cat' prints its steps"),
-    **dict.fromkeys(("view", "play", "watch"), "'replay' plays episodes"),
+    **dict.fromkeys(("play", "watch"), "'replay' plays episodes, 'view' shows them in a browser"),
     **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
     **{name: f"it is 'edit {name}'" for name in ("merge", "split", "filter", "drop", "compact", "annotate")},

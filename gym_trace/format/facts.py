@@ -38,6 +38,19 @@ def _is_score(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
+FLAGS = ("good", "bad", "look")  # "look": look at it again
+
+
+def _is_flags(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_flags_of_writer, value.values()))
+
+
+def _is_flags_of_writer(value: Any) -> bool:
+    if not (isinstance(value, dict) and value.keys() <= set(FLAGS)):
+        return False
+    return all(isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids) for ids in value.values())
+
+
 SPELT = {"licence": "license"}  # accepted spelling: stored key
 # Keys with a required form of their values: its description, and its check.
 KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -48,6 +61,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "homepage": ("text, an address", _is_text),
     "citation": ("text", _is_text),
     "reference_scores": ('a map of numbers, such as {"random": 22.0, "expert": 500.0}', _is_scores),
+    "flags": ('a map of writers to flags and episode ids, such as {"WRITER": {"bad": [3, 17]}}', _is_flags),
 }
 
 
@@ -148,9 +162,40 @@ def known(facts: Mapping[str, Any]) -> Facts:
 
 
 def agreed(several: Iterable[Mapping[str, Any]]) -> Facts:
-    """Return the facts that all of several traces share, for a trace made of them."""
+    """Return the facts that all of several traces share, for a trace made of them, and the flags of them all."""
     first, *others = several
-    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
+    shared = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
+    flags: dict[str, Any] = {}
+    for one in (first, *others):
+        flags |= known(one).get("flags", {})
+    return {**shared, "flags": flags} if flags else shared
+
+
+def flags_of(facts: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    """Return the flag of each flagged episode, by writer and episode id. Malformed flags count as none."""
+    flags = known(facts).get("flags", {})
+    return {writer: {one: flag for flag, ids in said.items() for one in ids} for writer, said in flags.items()}
+
+
+def with_flag(facts: Mapping[str, Any], writer: str, episode: int, flag: str | None) -> Facts:
+    """Return the facts with the flag of an episode, by its writer and id, replaced; None removes it.
+
+    Raises InvalidOption.
+    """
+    if flag is not None and flag not in FLAGS:
+        raise InvalidOption(f"flag={flag!r:.100}: invalid; pass {', '.join(FLAGS)} or None")
+    flags = flags_of(facts)
+    of_writer = flags.setdefault(writer, {})
+    of_writer.pop(episode, None)
+    if flag is not None:
+        of_writer[episode] = flag
+    packed = {
+        name: {one: sorted(ids) for one in FLAGS if (ids := [key for key, given in said.items() if given == one])}
+        for name, said in flags.items()
+        if said
+    }
+    others = {key: value for key, value in facts.items() if key != "flags"}
+    return {**others, "flags": packed} if packed else others
 
 
 def remove_facts(storage: Storage) -> None:

@@ -224,7 +224,8 @@ class Trace:
 
                 - index (in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed, return are
                   numbers (if rewards are several numbers each, the columns are return[0] and so on);
-                - outcome, split, writer (its id) are text;
+                - outcome, split, writer (its id) are text; so is flag, what a person said of the episode in the viewer
+                  (good, bad, look; None: nothing);
                 - has_final_observation is true or false: ``not has_final_observation`` selects imported episodes whose
                   final observation is unknown;
                 - start, end are times, compared with ISO 8601 text: ``start >= "2026-11-01"``, in UTC unless the text
@@ -253,7 +254,7 @@ class Trace:
             CorruptTrace: options or rewards were needed and are damaged.
         """
         content = self._content
-        columns = EpisodeColumns(content, self._with(content).scan)
+        columns = self._columns(content)
         chosen = chosen_rows(
             columns,
             where,
@@ -266,6 +267,14 @@ class Trace:
             complete=columns.complete,
         )
         return self._with(content.view(chosen))
+
+    def find_episodes(self, where: str | None = None, *, sort: str | None = None) -> Array:
+        """Return the indices here of selected episodes, (n,) int64, without making a view of them; see select()."""
+        columns = self._columns(self._content)
+        return chosen_rows(columns, where, sort=sort, complete=columns.complete)
+
+    def _columns(self, content: Content) -> EpisodeColumns:
+        return EpisodeColumns(content, self._with(content).scan, lambda: self.facts)
 
     @property
     def whole(self) -> Trace:

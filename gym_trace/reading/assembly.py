@@ -72,6 +72,25 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
     return {name: values for name, values in notes.items() if len(values)}  # a trimmed step has no annotations
 
 
+def assemble_leaf(path: Path, pieces: list[Piece], layouts: Layouts) -> Array:
+    """Return the rows of one column, such as ("observations", "image"), of the episode that pieces make up.
+
+    Rows of a space that do not have its structure are Misfit and ABSENT, unlike in assemble(). Infos are an array of
+    objects. Rows without a value are None.
+    """
+    if path[0] in ("observations", "actions"):
+        layout = layouts.observations if path[0] == "observations" else layouts.actions
+        leaf = next((one for one in layout.leaves() if one.path == path), Leaf(path, None, ()))
+        rows = [(it.chunk, it.observations if path[0] == "observations" else it.steps) for it in pieces]
+        return _joined([(chunk, at) for chunk, at in rows if at.stop > at.start], path, leaf, copy=True)
+    if path[0] in ("terminations", "truncations"):
+        return _flags(pieces, wire.TERMINATED if path[0] == "terminations" else wire.TRUNCATED)
+    done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]
+    if path == ("rewards",):
+        return as_rewards(_joined(done, path, _VALUES, copy=True))
+    return _joined_notes(done, path, copy=True)
+
+
 _Rows = tuple[Chunk, slice]
 _VALUES = Leaf(("values",), None, ())  # of any kind
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.format.facts import FLAGS, flags_of
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
@@ -21,11 +22,12 @@ from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, n
 
 COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start", "end", "duration"),
-    *("episode_id", "first_step", "has_final_observation", "metadata", "options"),
+    *("episode_id", "first_step", "has_final_observation", "flag", "metadata", "options"),
 )
 MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
 _NAMED = 8  # keys that an error names
+_LARGEST_ID = np.iinfo(np.int64).max
 
 Scan = Callable[..., Iterator[Episode]]
 
@@ -33,11 +35,13 @@ Scan = Callable[..., Iterator[Episode]]
 class EpisodeColumns:
     """The columns of the episodes of a trace or a view, made when they are asked for.
 
-    scan: Trace.scan, of what the index of the trace does not hold.
+    Args:
+        scan: Trace.scan, of what the index of the trace does not hold.
+        facts: returns Trace.facts, which hold the flags.
     """
 
-    def __init__(self, content: Content, scan: Scan):
-        self._content, self._scan = content, scan
+    def __init__(self, content: Content, scan: Scan, facts: Callable[[], Mapping[str, Any]] = dict):
+        self._content, self._scan, self._facts = content, scan, facts
 
     def __len__(self) -> int:
         return len(self._content.table)
@@ -74,6 +78,8 @@ class EpisodeColumns:
         if name == "split":
             splits = [writer.about_or_empty.split for writer in content.readers]
             return words(table["writer"].astype(np.int64), splits, "text")
+        if name == "flag":
+            return words(self.flags(), [None, *FLAGS])
         if name == "seed":
             return self._seeds(table["seed"])
         if name == "return" and self._are_several():
@@ -86,6 +92,20 @@ class EpisodeColumns:
         if data.dtype == np.bool_:
             return Column("condition", data, ALWAYS)
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
+
+    def flags(self) -> Array:
+        """Return the flag of each episode: 0 without one, otherwise its place in FLAGS plus 1."""
+        table, codes = self._content.table, np.zeros(len(self), np.int64)
+        flags = flags_of(self._facts())
+        for number, writer in enumerate(self._content.readers):
+            if given := flags.get(writer.writer):
+                mine = np.flatnonzero(table["writer"] == number)
+                ids = np.array(sorted(one for one in given if one <= _LARGEST_ID), np.int64)
+                places = np.minimum(np.searchsorted(ids, table["episode_id"][mine]), len(ids) - 1)
+                found = ids[places] == table["episode_id"][mine] if len(ids) else np.zeros(len(mine), bool)
+                known = np.array([FLAGS.index(given[one]) + 1 for one in ids.tolist()], np.int64)
+                codes[mine[found]] = known[places[found]]
+        return codes
 
     def _seeds(self, seeds: Array) -> Column:
         """Return the seeds; those too large for the table are stored with the reset."""

@@ -13,6 +13,7 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.directory import find_writers
+from gym_trace.model.layout import Path
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.episode_table import Parts
 from gym_trace.reading.origins import presented
@@ -20,7 +21,7 @@ from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
-_Key = tuple[BatchReader, int, str, str]
+_Key = tuple[BatchReader, int, str, str | Path]
 
 
 class ChunkCache:
@@ -35,8 +36,8 @@ class ChunkCache:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def chunk(self, writer: WriterReader, number: int, root: str) -> Chunk:
-        """The columns under root of a chunk, decoded. Raises CorruptTrace."""
+    def chunk(self, writer: WriterReader, number: int, root: str | Path) -> Chunk:
+        """The columns under root of a chunk, or the one column of this path, decoded. Raises CorruptTrace."""
         key = (*writer.chunk_places[number], writer.key, root)
         with self._lock:
             if key in self._chunks:

@@ -65,9 +65,9 @@ class _OriginFile:
         # How much of the bytes each of them counts as its own.
         there = np.array([origin is not None for origin in origins])
         self.weights = np.append(0, np.cumsum((1 + np.diff(self.bounds)) * there))
-        self._last: tuple[int, dict[frozenset[str] | None, SharedChunk]] = (-1, {})
+        self._last: tuple[int, dict[frozenset[str | Path] | None, SharedChunk]] = (-1, {})
 
-    def chunk(self, number: int, roots: frozenset[str] | None) -> SharedChunk:
+    def chunk(self, number: int, roots: frozenset[str | Path] | None) -> SharedChunk:
         """Each chunk is decoded once where origins are read one after the other."""
         known, chunks = self._last
         if known != number:
@@ -177,7 +177,7 @@ class OriginReader(WriterReader):
         mine = [(one, *split_id(one.episode)) for one in self._file.stored.pending]
         return [one._replace(episode=episode) for one, number, episode in mine if number == self.number]
 
-    def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> ChunkShare:
+    def read_chunk(self, number: int, roots: frozenset[str | Path] | None = None) -> ChunkShare:
         stored, whole = self._file.stored, self._first_chunk + number
         shared = self._file.chunk(whole, roots)
         begin, end = stored.chunk_bounds[whole : whole + 2].tolist()

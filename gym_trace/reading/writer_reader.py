@@ -16,6 +16,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
+from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down
@@ -286,8 +287,8 @@ class WriterReader:
     def chunk_count(self) -> int:
         return len(self.chunk_places)
 
-    def chunk(self, number: int, roots: frozenset[str]) -> Chunk:
-        """The columns under roots of a chunk. Raises CorruptTrace."""
+    def chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
+        """The columns of a chunk that are under roots, or are one of them. Raises CorruptTrace."""
         chunk = self.read_chunk(number, roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
@@ -298,10 +299,10 @@ class WriterReader:
                 raise chunk.located(CorruptTrace(problem))
         return chunk
 
-    def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> Chunk:
+    def read_chunk(self, number: int, roots: frozenset[str | Path] | None = None) -> Chunk:
         """Return a chunk of any size. roots: None: all columns. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
-        return batch.read_chunk(i, lambda path: roots is None or path[0] in roots)
+        return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
 
     def columns_of(self, number: int) -> list[Column]:
         """Return the columns of a chunk without reading them. Raises CorruptTrace."""

@@ -25,6 +25,7 @@ DIFFABLE = _COLUMNS + _OF_THE_EPISODE
 _DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
 # Fields of the fragment table that must be equal; times of recording may differ.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
+_WINDOW = 1024  # steps that are compared at once
 _ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "annotations"))
 
 
@@ -74,6 +75,33 @@ def diff_traces(
         raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(DIFFABLE)}")
     comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
     return _differences(as_trace(first), as_trace(second), comparison, frozenset(DIFFABLE) - set(ignore))
+
+
+def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) -> Difference | None:
+    """Return the first difference of any two episodes, bit for bit and step by step; None if their steps are equal.
+
+    Their seeds, options and outcomes are not compared. Memory does not grow with the episodes. In the Difference,
+    "recorded" is the value of the first one; if it has no step, it is at the reset; if one of them is shorter, its
+    column is "steps".
+
+    Raises IndexError, CorruptTrace.
+    """
+    one, other = first[index], second[other_index]
+    layouts, compared = first.writer_of(index).layouts, frozenset(_COLUMNS)
+    for start in range(0, max(1, min(len(one), len(other))), _WINDOW):
+        a, b = one[start : start + _WINDOW], other[start : start + _WINDOW]
+        if len(a) == len(b) and all(_same(_column(a, name), _column(b, name)) for name in _COLUMNS):
+            continue
+        seen = EpisodeComparison(Comparison(), a, layouts, all_infos=True)
+        found = _first(seen, a, b, compared)
+        if found is not None and found.column != "steps":
+            return found if found.step is None else found._replace(step=found.step + start)
+        if found is None:  # no step of its own, but a dtype, or a column that only one of them has
+            name = next(name for name in _COLUMNS if not _same(_column(a, name), _column(b, name)))
+            return Difference(start or None, name, (), _told(_column(a, name)), _told(_column(b, name)), None)
+    if len(one) != len(other):
+        return Difference(min(len(one), len(other)), "steps", (), len(one), len(other), None)
+    return None
 
 
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:

@@ -31,10 +31,15 @@ def pictures_in(tree: Any) -> list[Array]:
 
 
 def picture_of(observation: Any) -> Array:
-    """Return the image in an observation; of a stack, (stack, H, W) or (stack, H, W, 3), the last image."""
+    """Return the image in an observation; of a stack, (stack, H, W) or (stack, H, W, 3), the last image.
+
+    (3, H, W) has the channels of one image first.
+    """
     picture = np.asarray(observation)
     if picture.ndim == 4:
         picture = picture[-1]
+    if picture.ndim == 3 and picture.shape[0] == 3 < min(picture.shape[1:]):
+        return picture.transpose(1, 2, 0)
     if picture.ndim == 3 and picture.shape[2] not in (1, 3):
         picture = picture[:, :, -1] if picture.shape[2] == 4 < picture.shape[0] else picture[-1]
     return picture

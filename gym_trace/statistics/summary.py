@@ -233,11 +233,11 @@ def _spread(values: Array) -> dict[str, Any]:
             mean, std = finite(good.mean()), finite(good.std())
         *quantiles, median = map(finite, levels)
         spread |= zip(names, (mean, std, good.min().item(), median, good.max().item()))
-        spread |= {"quantiles": dict(zip(map(str, QUANTILES), quantiles)), "histogram": _histogram(good)}
+        spread |= {"quantiles": dict(zip(map(str, QUANTILES), quantiles)), "histogram": histogram(good)}
     return spread | {"nan": nan, "inf": infinite}
 
 
-def _histogram(values: Array) -> dict[str, Any] | None:
+def histogram(values: Array) -> dict[str, Any] | None:
     """Return bins of equal width; for whole numbers, the width is whole, too."""
     least, largest = float(values.min()), float(values.max())
     width = (largest - least) / _BINS

@@ -1,0 +1,60 @@
+"""Rows of one column of an episode, some at a time, without the other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.model.layout import Path
+from gym_trace.model.values import Array
+from gym_trace.reading.assembly import assemble_leaf
+from gym_trace.reading.opened import ChunkCache
+from gym_trace.reading.writer_reader import WriterReader
+
+_UNREAD = ("terminations", "truncations")  # the table of fragments has them
+
+
+class LeafRows:
+    """One column of an episode. Reads its chunks through a cache, and no other column.
+
+    Observations have N + 1 rows, all others N. It stays the same when more is recorded.
+
+    Args:
+        writer, row: of the episode, as Trace.place_of() gives them.
+        path: of the column: ("observations", "image"), ("rewards",), ("terminations",), ("annotations", "value").
+    """
+
+    def __init__(self, writer: WriterReader, row: int, path: Path, cache: ChunkCache):
+        self._writer, self._row, self._path, self._cache = writer, row, path, cache
+        self.steps = int(writer.parts.table[row]["steps"])
+
+    def __len__(self) -> int:
+        return self.steps + (self._path[0] == "observations")
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, Array | CorruptTrace]]:
+        """Yield rows start to stop in order, chunk by chunk: the first row, their number, and the rows themselves.
+
+        An unreadable part has its error instead of rows.
+        """
+        stop = min(stop, len(self))
+        if start >= stop:
+            return
+        observed = self._path[0] == "observations"
+        at = start
+        for number, group in groupby(
+            self._writer.pieces(self._row, range(start, stop - observed)), lambda piece: piece.chunk_number
+        ):
+            pieces = list(group)
+            spans = [piece.observations if observed else piece.steps for piece in pieces]
+            count = sum(span.stop - span.start for span in spans)
+            if not count:
+                continue
+            try:
+                if self._path[0] not in _UNREAD:
+                    chunk = self._cache.chunk(self._writer, number, self._path)
+                    pieces = [piece._replace(chunk=chunk) for piece in pieces]
+                yield at, count, assemble_leaf(self._path, pieces, self._writer.layouts)
+            except CorruptTrace as error:
+                yield at, count, error
+            at += count

@@ -1,0 +1,7 @@
+"""See traces in a browser: a server, a page to send, and a notebook cell."""
+
+from __future__ import annotations
+
+from gym_trace.viewer.api import serve
+
+__all__ = ["serve"]

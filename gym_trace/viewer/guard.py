@@ -1,0 +1,150 @@
+"""Which requests are let in: those of our own page, in a browser that was given the token.
+
+A page of another site may send requests to this port, or have its own name point here (DNS rebinding). Neither knows
+the token, names this host, or has the cookie.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cache-Control": "no-store",
+}
+_OWN_HEADER = "gym-trace-viewer"  # a page of another site cannot send it without asking first
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_MOST_BODY = 1 << 14  # bytes
+
+
+class Guard:
+    """Answers requests that are not let in, and adds headers to the answers of all others.
+
+    Args:
+        app: answers the others.
+        token: what the first request must show: ?token=, or "Authorization: Bearer".
+        port: of the server; its cookies have a name of their own, as browsers share them between ports.
+        any_address: let in requests that name this host by any address, not only as loopback.
+    """
+
+    def __init__(self, app: App, token: str, port: int, any_address: bool = False):
+        self._app, self._token, self._port, self._any_address = app, token.encode(), port, any_address
+        self._cookie = f"gym-trace-{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        problem = self._problem(scope, headers)
+        if problem is not None:
+            await _answer(send, *problem)
+        elif (given := _token_in(scope)) is not None and scope["path"] == "/":
+            if not self._is_token(given):
+                await _answer(send, 403, "wrong token; open the address that gym-trace view printed")
+                return
+            cookie = f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
+            await _answer(send, 303, "", {"Location": "/", "Set-Cookie": cookie})
+        elif not self._is_known(headers):
+            await _answer(send, 403, "no token; open the address that gym-trace view printed")
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+    def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return status and text if a request is refused whoever sends it."""
+        if not self._is_here(headers.get("host", "")):
+            return 403, "the request names another host"
+        origin = headers.get("origin")
+        if origin is not None and not self._is_here(origin.removeprefix("http://")):
+            return 403, "the request comes from another site"
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("same-origin", "none") and headers.get("sec-fetch-mode") != "navigate":
+            return 403, "the request comes from another site"
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            return 405, "only GET, HEAD and POST"
+        if scope["method"] == "POST":
+            if headers.get("x-requested-with") != _OWN_HEADER or origin is None:
+                return 403, f"a POST needs an Origin and X-Requested-With: {_OWN_HEADER}"
+            if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+                return 415, "a POST needs Content-Type: application/json"
+            length = headers.get("content-length", "")
+            if not length.isdecimal() or len(length) > 9 or int(length) > _MOST_BODY:
+                return 413, f"a POST needs a Content-Length of at most {_MOST_BODY}"
+        return None
+
+    def _is_here(self, host: str) -> bool:
+        name, colon, port = host.rpartition(":")
+        if not colon or port != str(self._port):
+            return False
+        if name in _LOOPBACK:
+            return True
+        if not self._any_address:
+            return False
+        try:  # an address cannot be made to point elsewhere, a name can
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return True
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+    def _is_known(self, headers: Mapping[str, str]) -> bool:
+        """Return True if a request has the cookie, or the token in a header."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return self._is_token(bearer.strip())
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return False
+        return found is not None and self._is_token(found.value)
+
+
+def _token_in(scope: Scope) -> str | None:
+    if b"token=" not in scope["query_string"]:
+        return None
+    given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16).get("token")
+    return given[0] if given else None
+
+
+async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    body = f'{{"error": "{text}", "hint": ""}}'.encode() if text else b""
+    known = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+    pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in known.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_headers(send: Send) -> Send:
+    """Return send() with our headers added to an answer."""
+    ours = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            theirs = [(name, value) for name, value in message.get("headers", ()) if name not in ours]
+            message = {**message, "headers": [*theirs, *ours.items()]}
+        await send(message)
+
+    return sending

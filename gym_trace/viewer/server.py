@@ -1,0 +1,210 @@
+"""The server of the viewer. Only this module needs starlette and uvicorn."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
+from gym_trace.viewer.answers import JSON, Answer, Answers, Refused, as_json
+from gym_trace.viewer.guard import Guard
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as missing:
+    raise MissingExtra(
+        f"the viewer needs starlette and uvicorn ({missing}): pip install 'gym-trace[view]'"
+    ) from missing
+
+_WORKERS = 2  # threads that read traces: each has a chunk or two in memory
+_MOST_CONNECTIONS = 128
+_LONGEST_POLL = 20.0  # seconds
+_FLAGGED = ("good", "bad", "look", None)
+
+
+class Viewer:
+    """A server on a port of this machine, from the start.
+
+    Args:
+        answers: what it serves.
+        pages: the files of the page, by the path that a browser asks for.
+        host, port: to listen on; port 0: a free one.
+
+    Attributes:
+        port: the port that it listens on.
+        url: with the token, to open in a browser.
+
+    Raises OSError if the port is taken.
+    """
+
+    def __init__(self, answers: Answers, pages: Mapping[str, Answer], host: str = "127.0.0.1", port: int = 0):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
+        # Connections inherit it. asyncio leaves it to us for sockets made this way, and each answer would take 40 ms.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        shown = f"[{host}]" if family == socket.AF_INET6 else host
+        if host in ("0.0.0.0", "::"):
+            shown = "127.0.0.1"
+        self.url = f"http://{shown}:{self.port}/?token={token}"
+        app = _app(answers, pages, lambda: self._server.should_exit)
+        self.app = Guard(app, token, self.port, any_address=not is_loopback(host))
+        config = uvicorn.Config(
+            self.app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=1 << 16,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+        )
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until stop() is called, or a signal ends it, which is raised again."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End run() in another thread."""
+        self._server.should_exit = True
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for names and addresses that only this machine reaches."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], bool]) -> Starlette:
+    limiter: list[anyio.CapacityLimiter] = []
+    watching = _Watching(answers)
+
+    async def in_thread(work: Callable[[], Answer]) -> Response:
+        """Answer in a thread. Few at once, whatever the number of requests: each needs memory."""
+        if not limiter:
+            limiter.append(anyio.CapacityLimiter(_WORKERS))
+        try:
+            answer = await anyio.to_thread.run_sync(work, limiter=limiter[0])
+        except Refused as refused:
+            body = {"error": refused.error, "hint": refused.hint, **refused.more}
+            return Response(as_json(body).body, refused.status, media_type=JSON)
+        return Response(answer.body, media_type=answer.mime)
+
+    async def page(request: Request) -> Response:
+        answer = pages.get(request.url.path)
+        if answer is None:
+            return Response(as_json({"error": "not found", "hint": ""}).body, 404, media_type=JSON)
+        return Response(answer.body, media_type=answer.mime)
+
+    async def get(request: Request) -> Response:
+        return await in_thread(partial(answers.get, request.url.path, request.query_params))
+
+    async def changes(request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        known = int(since) if since.isascii() and since.isdecimal() and len(since) < 16 else 0
+        end = time.monotonic() + _LONGEST_POLL
+        while answers.version <= known and time.monotonic() < end and not is_ending():
+            await anyio.to_thread.run_sync(watching.look)
+            if answers.version <= known:
+                await anyio.sleep(min(watching.pause, max(0.0, end - time.monotonic())))
+        return Response(as_json(_changes(answers)).body, media_type=JSON)
+
+    async def flags(request: Request) -> Response:
+        body = await request.body()
+        return await in_thread(partial(_flagged, answers, body))
+
+    asked = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
+    routes = [Route(f"/api/{name}", get) for name in asked]
+    routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
+    return Starlette(routes=[*routes, Route("/{path:path}", page)])
+
+
+def _changes(answers: Answers) -> dict[str, Any]:
+    traces = [
+        {
+            "trace": one.number,
+            "version": one.version,
+            "episodes": len(one.trace),
+            "steps": int(one.trace.episodes["steps"].sum()),
+            "live": one.is_live,
+        }
+        for one in answers.traces
+    ]
+    return {"version": answers.version, "traces": traces}
+
+
+def _flagged(answers: Answers, body: bytes) -> Answer:
+    """Keep a flag. Raises Refused."""
+    try:
+        match json.loads(body):
+            case {"trace": int(number), "episode": int(episode), "flag": (str() | None) as flag} if flag in _FLAGGED:
+                pass
+            case _:
+                raise ValueError
+    except (ValueError, RecursionError):
+        raise Refused(400, 'pass {"trace": 0, "episode": 7, "flag": "good", "bad", "look" or null}') from None
+    if not 0 <= number < len(answers.traces):
+        raise Refused(404, f"no trace {number}; there are {len(answers.traces)}")
+    try:
+        return as_json({"flag": flag, "flags": answers.traces[number].set_flag(episode, flag)})
+    except IndexError as error:
+        raise Refused(404, str(error)) from error
+    except CorruptTrace as error:
+        raise Refused(409, error.problem, "the flags are kept in the facts of the trace, which are damaged") from error
+    except InvalidOption as error:
+        raise Refused(409, str(error)) from error
+    except (TraceError, OSError) as error:
+        raise Refused(409, f"the flag could not be kept: {error}", "is the directory of the trace writable?") from error
+
+
+class _Watching:
+    """Looks for what is new in the traces while a page waits for it: once at a time, however many pages wait.
+
+    Attributes:
+        pause: seconds until it is worth looking again.
+    """
+
+    def __init__(self, answers: Answers):
+        self._answers, self._lock, self._next = answers, threading.Lock(), 0.0
+        self.pause = 0.5
+
+    def look(self) -> None:
+        """Take in what is new."""
+        if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
+            return
+        try:
+            begin = time.monotonic()
+            for trace in self._answers.traces:
+                trace.refresh()
+            took = time.monotonic() - begin
+            self._next = time.monotonic() + max(1.0, 10 * took)  # a large trace takes long to look through
+        finally:
+            self._lock.release()
+
+
+def pages_of(files: Mapping[str, bytes]) -> dict[str, Answer]:
+    """Return the files of the page by the paths that a browser asks for."""
+    pages = {f"/{name}": Answer(data, mimetypes.guess_type(name)[0] or "text/plain") for name, data in files.items()}
+    return {**pages, "/": pages["/index.html"]}
