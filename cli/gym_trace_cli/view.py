@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import webbrowser
 
@@ -59,9 +60,8 @@ def command(directories: tuple[str, ...], port: int, host: str, no_browser: bool
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL) and error.strerror:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
-        raise TraceError(
-            f"{show.printable(host)} port {port}: {error.strerror or error}; choose another one"
-        ) from error
+        problem = f"{show.printable(host)} port {port}: {os.strerror(error.errno)}"
+        raise TraceError(f"{problem}; choose another one") from error
     return FINE

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.viewer import page
 from gym_trace.viewer.answers import Answers
-from gym_trace.viewer.page import static_files
 
 
 def serve(
     *traces: TraceLike,
     host: str = "127.0.0.1",
     port: int = 0,
-    on_start: Callable[[str], None] = lambda address: None,
+    on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
 
@@ -36,7 +36,8 @@ def serve(
 
     if not traces:
         raise InvalidOption("traces: none; pass at least one")
-    pages = pages_of(static_files())
+    pages = pages_of(page.static_files())
     viewer = Viewer(Answers([as_trace(one) for one in traces]), pages, host, port)
-    on_start(viewer.url)
+    if on_start is not None:
+        on_start(viewer.url)
     viewer.run()

@@ -57,7 +57,9 @@ def browser(viewer: Viewer, stranger: TestClient) -> TestClient:
 # -- the token --------------------------------------------------------------------------------------------------------
 
 
-def test_the_address_sets_a_cookie_that_scripts_and_other_sites_cannot_use(viewer: Viewer, stranger: TestClient) -> None:
+def test_the_address_sets_a_cookie_that_scripts_and_other_sites_cannot_use(
+    viewer: Viewer, stranger: TestClient
+) -> None:
     answer = stranger.get(viewer.url.partition(str(viewer.port))[2])
     assert answer.headers["location"] == "/"
     cookie = answer.headers["set-cookie"]
@@ -106,8 +108,19 @@ def test_two_servers_have_two_tokens(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "", "10.0.0.1:{port}"]
-    + ["[::2]:{port}", "127.0.0.1:{port}.evil.example", "127.0.0.1@evil.example:{port}", "0x7f.1:{port}"],
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "localhost.evil.example:{port}",
+        "",
+        "10.0.0.1:{port}",
+        "[::2]:{port}",
+        "127.0.0.1:{port}.evil.example",
+        "127.0.0.1@evil.example:{port}",
+        "0x7f.1:{port}",
+    ],
 )
 def test_a_name_that_was_pointed_here_is_refused(viewer: Viewer, browser: TestClient, host: str) -> None:
     answer = browser.get("/api/traces", headers={"Host": host.format(port=viewer.port)})
@@ -123,7 +136,16 @@ def test_names_of_this_machine_are_let_in(viewer: Viewer, browser: TestClient, h
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}", "http://localhost", "file://", ""]
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        "https://127.0.0.1:{port}",
+        "http://localhost",
+        "file://",
+        "",
+    ],
 )
 def test_a_page_of_another_site_is_refused(viewer: Viewer, browser: TestClient, origin: str) -> None:
     headers = {"Origin": origin.format(port=viewer.port)}
@@ -159,9 +181,29 @@ def test_other_methods_are_refused(browser: TestClient, method: str) -> None:
 TRAVERSALS = [
     f"{front}{dots * 6}{target}"
     for front in ("/", "/static/", "/api/", "//")
-    for dots in ("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "..\\", "%252e%252e%252f", "..%c0%af", "....//", "..;/")
+    for dots in (
+        "../",
+        "..%2f",
+        "%2e%2e/",
+        "%2e%2e%2f",
+        "..%5c",
+        "..\\",
+        "%252e%252e%252f",
+        "..%c0%af",
+        "....//",
+        "..;/",
+    )
     for target in ("etc/passwd", "secret.txt")
-] + ["/%00", "/app.js%00.html", "/../secret.txt", "/C:\\secret.txt", "//etc/passwd", "/file:///etc/passwd", "/~root", "/.git/config"]
+] + [
+    "/%00",
+    "/app.js%00.html",
+    "/../secret.txt",
+    "/C:\\secret.txt",
+    "//etc/passwd",
+    "/file:///etc/passwd",
+    "/~root",
+    "/.git/config",
+]
 
 
 def test_no_path_reaches_a_file(directory: Path) -> None:
@@ -267,9 +309,20 @@ def test_a_flag_is_set_by_our_own_page_only(viewer: Viewer, browser: TestClient)
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'{"trace": 0}', b'{"trace": "0", "episode": 0, "flag": "bad"}', b"[" * 9000, b"\xff"]
-    + [b'{"trace": 0, "episode": 0, "flag": "evil"}', b'{"trace": 9, "episode": 0, "flag": "bad"}']
-    + [b'{"trace": 0, "episode": 99999, "flag": "bad"}', b'{"trace": 0, "episode": -1, "flag": "bad"}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"trace": 0}',
+        b'{"trace": "0", "episode": 0, "flag": "bad"}',
+        b"[" * 9000,
+        b"\xff",
+        b'{"trace": 0, "episode": 0, "flag": "evil"}',
+        b'{"trace": 9, "episode": 0, "flag": "bad"}',
+        b'{"trace": 0, "episode": 99999, "flag": "bad"}',
+        b'{"trace": 0, "episode": -1, "flag": "bad"}',
+    ],
 )
 def test_an_invalid_flag_is_refused(viewer: Viewer, browser: TestClient, body: bytes) -> None:
     headers = {"Origin": f"http://127.0.0.1:{viewer.port}", **POST}
@@ -309,15 +362,22 @@ def test_a_server_stops_although_a_page_waits(directory: Path) -> None:
     answers = viewed(directory)
     with served(answers) as viewer, socket.create_connection(("127.0.0.1", viewer.port)) as waiting:
         token = viewer.url.partition("token=")[2]
-        line = f"GET /api/changes?since=999 HTTP/1.1\r\nHost: 127.0.0.1:{viewer.port}\r\nAuthorization: Bearer {token}\r\n\r\n"
-        waiting.sendall(line.encode())
+        lines = ["GET /api/changes?since=999 HTTP/1.1", f"Host: 127.0.0.1:{viewer.port}"]
+        waiting.sendall("\r\n".join([*lines, f"Authorization: Bearer {token}", "", ""]).encode())
         assert raw_request(viewer.port, "/api/traces", token)[0] == 200
 
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01" + bytes(100), b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50_000, os.urandom(5000)]
-    + [b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"],
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01" + bytes(100),
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50000,
+        os.urandom(5000),
+        b"GET /" + b"a" * 300000 + b" HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ],
 )
 def test_garbage_does_not_stop_a_server(directory: Path, sent: bytes) -> None:
     with served(viewed(directory)) as viewer:
@@ -337,8 +397,20 @@ def test_many_requests_leak_nothing(directory: Path) -> None:
     count = 100_000 if LONG else 2000
     with served(viewed(directory)) as viewer:
         token = viewer.url.partition("token=")[2]
-        paths = ["/", "/api/traces", "/api/episode?episode=1", "/api/plot?episode=1&column=observations", "/../etc/passwd"]
-        paths += ["/api/steps?episode=2", "/api/compare?a=0:1&b=0:2", "/api/episodes?where=(", "/api/nothing", "/?token=x"]
+        paths = [
+            "/",
+            "/api/traces",
+            "/api/episode?episode=1",
+            "/api/plot?episode=1&column=observations",
+            "/../etc/passwd",
+        ]
+        paths += [
+            "/api/steps?episode=2",
+            "/api/compare?a=0:1&b=0:2",
+            "/api/episodes?where=(",
+            "/api/nothing",
+            "/?token=x",
+        ]
         connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=30)
 
         def ask(number: int) -> None:
@@ -365,6 +437,11 @@ def usage() -> dict[str, int]:
     return {"files": len(os.listdir("/proc/self/fd")), "kB": pages * 4}
 
 
+def test_answers_are_sent_at_once(viewer: Viewer) -> None:
+    """Nagle's algorithm would hold the body of each answer back for 40 ms."""
+    assert viewer._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_taken_port_is_an_error(directory: Path) -> None:
     with served(viewed(directory)) as viewer, pytest.raises(OSError, match="in use"):
         Viewer(viewed(directory), pages_of(FILES), port=viewer.port)
@@ -380,6 +457,8 @@ def test_other_machines_need_an_address_not_a_name(directory: Path) -> None:
     viewer._socket.close()
 
 
-@pytest.mark.parametrize(("host", "is_safe"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.1.1", False)])
+@pytest.mark.parametrize(
+    ("host", "is_safe"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.1.1", False)]
+)
 def test_loopback_addresses_are_known(host: str, is_safe: bool) -> None:
     assert is_loopback(host) is is_safe

@@ -1,0 +1,167 @@
+"""gym-trace view"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from gym_trace_cli.main import cli
+from shell import run
+from viewing import FILES, cartpoles
+
+from gym_trace import open_trace
+from gym_trace.errors import InvalidOption, MissingExtra, TraceError
+from gym_trace.viewer import page, serve
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cartpoles(tmp_path_factory.mktemp("view") / "cartpole", 2)
+
+
+def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the command; return its process and the address that it prints."""
+    command = [sys.executable, "-m", "gym_trace", "view", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out + err
+
+
+def test_the_printed_address_shows_the_page_and_ctrl_c_stops_it(directory: Path) -> None:
+    process, address = started(directory, "--no-browser")
+    try:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        page_of = opener.open(address, timeout=30)
+        assert page_of.status == 200
+        assert b"app.js" in page_of.read()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(address.partition("?")[0], timeout=30)
+    finally:
+        process.send_signal(signal.SIGINT)
+    code, text = ended(process)
+    assert (code, text.strip().splitlines()[-1]) == (0, "stopped"), text
+    assert "Traceback" not in text
+
+
+def test_sigterm_ends_it_with_the_usual_code(directory: Path) -> None:
+    process, address = started(directory, "--no-browser")
+    assert address.startswith("http://127.0.0.1:")
+    process.terminate()
+    code, text = ended(process)
+    assert code == 143
+    assert "terminated" in text
+
+
+def test_a_browser_is_opened_with_the_address(directory: Path, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "gym_trace", "view", str(directory)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": str(browser)}
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    end = time.monotonic() + 20
+    while not (opened.exists() and opened.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    assert opened.read_text().strip() == address
+
+
+def test_a_taken_port_names_what_to_do(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "static_files", lambda: FILES)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("view", str(directory), "--no-browser", "--port", str(port))
+    assert done.exit_code == 1
+    assert f"port {port}: Address already in use; choose another one" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["view"], "missing argument 'dir...'"),
+        (["view", "nowhere"], "nowhere"),
+        (["view", ".", "--port", "70000"], "70000"),
+        (["view", ".", "--port", "-1"], "-1"),
+    ],
+)
+def test_wrong_usage_is_refused(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert done.exit_code in (1, 2)
+    assert said in done.output.lower()
+
+
+def test_an_address_that_is_not_of_this_machine_is_an_error(directory: Path) -> None:
+    done = run("view", str(directory), "--no-browser", "--host", "192.0.2.1")
+    assert done.exit_code == 1
+    assert "192.0.2.1" in done.output
+
+
+def test_a_host_for_other_machines_comes_with_a_warning(directory: Path) -> None:
+    process, address = started(directory, "--no-browser", "--host", "0.0.0.0")
+    process.send_signal(signal.SIGINT)
+    _, text = ended(process)
+    assert "warning: --host 0.0.0.0: other machines can connect, unencrypted" in text
+    assert address.startswith("http://")
+
+
+def test_a_missing_extra_names_the_pip_command(directory: Path) -> None:
+    script = "import sys\nsys.modules['uvicorn'] = None\nfrom gym_trace_cli.main import cli\ncli(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "view", str(directory), "--no-browser"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "pip install 'gym-trace[view]'" in done.stderr
+    assert issubclass(MissingExtra, TraceError)
+
+
+def test_serving_nothing_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="at least one"):
+        serve()
+
+
+def test_a_page_that_was_not_built_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "files", lambda package: tmp_path)
+    with pytest.raises(TraceError, match="make viewer"):
+        page.static_files()
+
+
+def test_viewing_changes_no_file_of_the_trace(directory: Path) -> None:
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    process, address = started(directory, "--no-browser")
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opener.open(address, timeout=30)
+    base = address.partition("?")[0]
+    for path in ("api/traces", "api/episodes", "api/episode?episode=0", "api/steps?episode=0", "api/changes?since=0"):
+        assert opener.open(base + path, timeout=30).status == 200
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    assert len(open_trace(directory)) == 2
+
+
+def test_the_help_names_every_option() -> None:
+    done = run("view", "--help")
+    assert all(name in done.output for name in ("--port", "--host", "--no-browser"))
+    assert "view" in cli.list_commands(None)  # type: ignore[arg-type]
