@@ -47,7 +47,7 @@ def command(directories: tuple[str, ...], port: int, host: str, no_browser: bool
         if not is_loopback(host):
             click.echo(
                 f"warning: --host {show.printable(host)}: other machines can connect, unencrypted; "
-                "whoever has the address sees the traces and can flag episodes",
+                "everyone with the address sees the traces and can flag episodes",
                 err=True,
             )
         click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops", err=False)

@@ -224,8 +224,8 @@ class Trace:
 
                 - index (in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed, return are
                   numbers (if rewards are several numbers each, the columns are return[0] and so on);
-                - outcome, split, writer (its id) are text; so is flag, what a person said of the episode in the viewer
-                  (good, bad, look; None: nothing);
+                - outcome, split, writer (its id) are text; so is flag, which a person set in the viewer (good, bad, look;
+                  None: not set);
                 - has_final_observation is true or false: ``not has_final_observation`` selects imported episodes whose
                   final observation is unknown;
                 - start, end are times, compared with ISO 8601 text: ``start >= "2026-11-01"``, in UTC unless the text

@@ -18,7 +18,7 @@ def serve(
 ) -> None:
     """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
 
-    Whoever has the address can see the traces and flag episodes in them. Traces that are still recorded grow on the
+    Everyone with the address can see the traces and flag episodes in them. Traces that are still recorded grow on the
     page. Memory is bounded, however large they are.
 
     Args:

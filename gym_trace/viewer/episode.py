@@ -62,7 +62,7 @@ class Column(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many numbers a row has."""
+        """Number of numbers in a row."""
         return math.prod(self.shape) if self.kind == "numeric" else 0
 
     @property
@@ -96,7 +96,7 @@ class ViewedEpisode:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells it from other episodes, also after more was recorded."""
+        """Identity of the episode, the same after more was recorded."""
         return self._writer.key, self.episode.episode_id, self.episode.first_step
 
     @property
@@ -261,7 +261,7 @@ class ViewedEpisode:
         return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
 
     def numbers(self, column: Column, start: int, stop: int) -> Array:
-        """Return rows of a column as numbers, (rows, items); NaN where something cannot be read or is no number."""
+        """Return rows of a column as numbers, (rows, items); NaN where something cannot be read or is not a number."""
         if column.group == "return":
             rewards = column._replace(group="rewards", path=("rewards",))
             return np.cumsum(self.numbers(rewards, 0, stop).astype(np.float64), axis=0)[start:]
@@ -381,7 +381,7 @@ def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _as_numbers(rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return rows as (rows, items); NaN for those that are no numbers of this shape."""
+    """Return rows as (rows, items); NaN for those that are not numbers of this shape."""
     items = math.prod(shape)
     if rows.dtype != object and rows.shape[1:] == shape and rows.dtype.kind in "biuf":
         return rows.reshape(len(rows), items).astype(_plotted(rows.dtype))

@@ -72,7 +72,7 @@ class Guard:
             await self._app(scope, receive, _with_headers(send))
 
     def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return status and text if a request is refused whoever sends it."""
+        """Return status and text if a request is refused, with a token or without."""
         if not self._is_here(headers.get("host", "")):
             return 403, "the request names another host"
         origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""What the viewer answers to its page."""
+"""The answers of the viewer to its page."""
 
 from __future__ import annotations
 
@@ -450,7 +450,7 @@ def test_an_invalid_request_is_refused(cartpole: Path, url: str, status: int) ->
     assert refused.value.error
 
 
-def test_steps_behind_the_end_are_none(cartpole: Path) -> None:
+def test_steps_after_the_end_are_an_empty_list(cartpole: Path) -> None:
     assert asked(viewed(cartpole), "/api/steps?episode=0&from=5000&count=5") == {"steps": []}
 
 
