@@ -224,7 +224,7 @@ class Trace:
 
                 - index (in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed, return are
                   numbers (if rewards are several numbers each, the columns are return[0] and so on);
-                - outcome, split, writer (its id) are text; so is flag, which a person set in the viewer (good, bad, look;
+                - outcome, split, writer (its id) are text; so is flag, set by a person in the viewer (good, bad, look;
                   None: not set);
                 - has_final_observation is true or false: ``not has_final_observation`` selects imported episodes whose
                   final observation is unknown;
