@@ -13,6 +13,7 @@ import gym_trace
 from gym_trace.errors import TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
 
@@ -27,11 +28,15 @@ _PORT = click.IntRange(0, 65535)
     option("--host ADDRESS", "Address to listen on. Default: this machine only.", default="127.0.0.1"),
     option("--no-browser", "Print the address, open no browser."),
 )
-def command(directories: tuple[str, ...], port: int, host: str, no_browser: bool) -> int:
+@recorded_environment_options
+def command(
+    directories: tuple[str, ...], port: int, host: str, no_browser: bool, recorded: RecordedEnvironment
+) -> int:
     """See traces in a browser: episodes, pictures, plots and steps, also live.
 
     Serves a page on this machine until Ctrl-C. Keys on the page flag episodes: good,
-    bad, look again; 'flag' is then a column of --where. Needs the extra [view].
+    bad, look again; 'flag' is then a column of --where. Episodes without pictures
+    can be rendered there in their environment. Needs the extra [view].
 
     \b
     gym-trace view traces/cartpole
@@ -40,6 +45,8 @@ def command(directories: tuple[str, ...], port: int, host: str, no_browser: bool
     from gym_trace.viewer import serve
 
     traces = [gym_trace.open_trace(directory) for directory in directories]
+    without_display()
+    making = recorded.arguments()
 
     def on_start(address: str) -> None:
         from gym_trace.viewer.server import is_loopback
@@ -56,7 +63,7 @@ def command(directories: tuple[str, ...], port: int, host: str, no_browser: bool
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     try:
-        serve(*traces, host=host, port=port, on_start=on_start)
+        serve(*traces, host=host, port=port, imports=recorded.imports, on_start=on_start, **making)
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.trace import Trace
@@ -12,9 +12,12 @@ from gym_trace.reading.opened import ChunkCache
 from gym_trace.replay.diff import compare_episodes
 from gym_trace.viewer import container
 from gym_trace.viewer.curves import CurveStore
-from gym_trace.viewer.episode import MOST_PIXELS, ViewedEpisode
+from gym_trace.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
 from gym_trace.viewer.trace import ViewedTrace
 from gym_trace.viewer.values import told
+
+if TYPE_CHECKING:  # rendering needs gymnasium
+    from gym_trace.viewer.rendering import Rendering, Renderings
 
 JSON = "application/json"
 _CACHE_BYTES = 48 << 20  # of decoded chunks, of all traces together
@@ -45,9 +48,11 @@ class Answers:
 
     Attributes:
         traces: by number.
+        renderings: of episodes that are simulated again; None: that is not offered.
     """
 
-    def __init__(self, traces: Sequence[Trace]):
+    def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None):
+        self.renderings = renderings
         cache, curves = ChunkCache(_CACHE_BYTES), CurveStore()
         names = [trace.directory.name for trace in traces]
         names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
@@ -80,7 +85,7 @@ class Answers:
             "/api/traces": lambda query: [trace.facts() for trace in self.traces],
             "/api/episodes": self._episodes,
             "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
-            "/api/episode": lambda query: self.trace(query).episode_facts(query.number("episode")),
+            "/api/episode": self._episode_facts,
             "/api/plot": self._plot,
             "/api/frames": self._frames,
             "/api/steps": self._steps,
@@ -90,15 +95,30 @@ class Answers:
 
     def trace(self, query: Query) -> ViewedTrace:
         """Return the trace that a request names. Raises Refused."""
-        return self._numbered(query.number("trace", 0))
+        return self.numbered(query.number("trace", 0))
 
-    def _numbered(self, number: int) -> ViewedTrace:
+    def numbered(self, number: int) -> ViewedTrace:
+        """Return a trace by its number. Raises Refused."""
         if not 0 <= number < len(self.traces):
             raise Refused(404, f"no trace {number}; there are {len(self.traces)}")
         return self.traces[number]
 
     def _episode(self, query: Query) -> ViewedEpisode:
         return self.trace(query).episode(query.number("episode"))
+
+    def _episode_facts(self, query: Query) -> dict[str, Any]:
+        facts = self.trace(query).episode_facts(query.number("episode"))
+        rendering = self._rendering(query)
+        if rendering is not None:
+            facts["frames"].append(RENDERED)
+            facts["columns"].append(rendering.column())
+            facts["fps"] = rendering.fps or None
+        return {**facts, "renderable": facts["renderable"] and self.renderings is not None}
+
+    def _rendering(self, query: Query) -> Rendering | None:
+        if self.renderings is None:
+            return None
+        return self.renderings.of(query.number("trace", 0), self._episode(query))
 
     def _episodes(self, query: Query) -> bytes:
         limit = query.number("limit", 200)
@@ -117,6 +137,10 @@ class Answers:
         if not 1 <= scale <= 64:
             raise Refused(400, f"scale={scale}: out of range; pass 1 to 64")
         start, count = query.number("from", 0), query.number("count", 16)
+        if query.text("column") == RENDERED:
+            if (rendering := self._rendering(query)) is None:
+                raise Refused(404, "this episode was not rendered")
+            return rendering.frames(start, count)
         return self._episode(query).frames(query.text("column"), start, count, scale)
 
     def _steps(self, query: Query) -> dict[str, Any]:
@@ -130,7 +154,7 @@ class Answers:
                 numbers = int(trace), int(episode)
             except ValueError:
                 raise Refused(400, f"{name}: pass TRACE:EPISODE, such as 0:7") from None
-            viewed = self._numbered(numbers[0]).episode(numbers[1])
+            viewed = self.numbered(numbers[0]).episode(numbers[1])
             pairs.append((viewed.trace, viewed.index))
         found = compare_episodes(*pairs[0], *pairs[1])
         if found is None:

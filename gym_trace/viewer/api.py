@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import TraceLike, as_trace
@@ -14,6 +15,10 @@ def serve(
     *traces: TraceLike,
     host: str = "127.0.0.1",
     port: int = 0,
+    trust: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    make_env: Callable[..., Any] | None = None,
+    imports: Sequence[str] = (),
     on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
@@ -25,6 +30,10 @@ def serve(
         traces: open traces, storages or directories.
         host: address to listen on. Others than loopback let other machines in: the connection is not encrypted.
         port: 0: a free one.
+        trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
+            gym_trace.video.render.render_episodes(). Without trust, the page shows what a trace would import, call or
+            open, and asks.
+        imports: modules to import before that, such as those that register environments.
         on_start: called with the address, which holds a secret token, before the first request is answered.
 
     Raises:
@@ -34,10 +43,16 @@ def serve(
     """
     from gym_trace.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
 
+    from gym_trace.viewer.rendering import Recipe, Renderings  # isort: skip - needs gymnasium
+
     if not traces:
         raise InvalidOption("traces: none; pass at least one")
     pages = pages_of(page.static_files())
-    viewer = Viewer(Answers([as_trace(one) for one in traces]), pages, host, port)
-    if on_start is not None:
-        on_start(viewer.url)
-    viewer.run()
+    renderings = Renderings(Recipe(trust, env_kwargs, make_env, tuple(imports)))
+    try:
+        viewer = Viewer(Answers([as_trace(one) for one in traces], renderings), pages, host, port)
+        if on_start is not None:
+            on_start(viewer.url)
+        viewer.run()
+    finally:
+        renderings.close()

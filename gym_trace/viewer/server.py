@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
-from gym_trace.viewer.answers import JSON, Answer, Answers, Refused, as_json
+from gym_trace.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
 from gym_trace.viewer.guard import Guard
 
 try:
@@ -101,12 +101,12 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
     limiter: list[anyio.CapacityLimiter] = []
     watching = _Watching(answers)
 
-    async def in_thread(work: Callable[[], Answer]) -> Response:
+    async def in_thread(work: Callable[[], Answer], limited: bool = True) -> Response:
         """Answer in a thread. Few at once, whatever the number of requests: each needs memory."""
         if not limiter:
             limiter.append(anyio.CapacityLimiter(_WORKERS))
         try:
-            answer = await anyio.to_thread.run_sync(work, limiter=limiter[0])
+            answer = await anyio.to_thread.run_sync(work, limiter=limiter[0] if limited else None)
         except Refused as refused:
             body = {"error": refused.error, "hint": refused.hint, **refused.more}
             return Response(as_json(body).body, refused.status, media_type=JSON)
@@ -136,7 +136,15 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         return await in_thread(partial(_flagged, answers, body))
 
     asked = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
+
+    async def render(request: Request) -> Response:
+        if request.method != "POST":
+            return await in_thread(partial(_progress, answers, dict(request.query_params)))
+        body = await request.body()  # it waits for the environment, and must not keep others from being answered
+        return await in_thread(partial(_render, answers, body), limited=False)
+
     routes = [Route(f"/api/{name}", get) for name in asked]
+    routes.append(Route("/api/render", render, methods=["GET", "POST"]))
     routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
     return Starlette(routes=[*routes, Route("/{path:path}", page)])
 
@@ -155,20 +163,57 @@ def _changes(answers: Answers) -> dict[str, Any]:
     return {"version": answers.version, "traces": traces}
 
 
+def _sent(body: bytes) -> Any:
+    """Return the JSON of a POST; None if it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _render(answers: Answers, body: bytes) -> Answer:
+    """Begin to render an episode. Raises Refused."""
+    match _sent(body):
+        case {"trace": int(number), "episode": int(episode), "trust": bool(trust)}:
+            pass
+        case _:
+            raise Refused(400, 'pass {"trace": 0, "episode": 7, "trust": false}')
+    try:
+        viewed = answers.numbered(number).episode(episode)
+    except IndexError as error:
+        raise Refused(404, str(error)) from error
+    if answers.renderings is None:
+        raise Refused(409, "episodes cannot be rendered here")
+    from gym_trace.viewer.rendering import Consent
+
+    try:
+        return as_json({"job": str(answers.renderings.start(number, viewed, trust).number)})
+    except Consent as consent:
+        hint = "render it only if you trust the trace"
+        raise Refused(409, str(consent), hint, consent=str(consent)) from consent
+    except (TraceError, OSError) as error:
+        raise Refused(409, str(error)) from error
+
+
+def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
+    """Tell how far a rendering is. Raises Refused."""
+    try:
+        if answers.renderings is None:
+            raise LookupError("episodes cannot be rendered here")
+        return as_json(answers.renderings.numbered(Query(query).number("job")).plain())
+    except LookupError as error:
+        raise Refused(404, str(error)) from error
+
+
 def _flagged(answers: Answers, body: bytes) -> Answer:
     """Keep a flag. Raises Refused."""
+    match _sent(body):
+        case {"trace": int(number), "episode": int(episode), "flag": (str() | None) as flag} if flag in _FLAGGED:
+            pass
+        case _:
+            raise Refused(400, 'pass {"trace": 0, "episode": 7, "flag": "good", "bad", "look" or null}')
     try:
-        match json.loads(body):
-            case {"trace": int(number), "episode": int(episode), "flag": (str() | None) as flag} if flag in _FLAGGED:
-                pass
-            case _:
-                raise ValueError
-    except (ValueError, RecursionError):
-        raise Refused(400, 'pass {"trace": 0, "episode": 7, "flag": "good", "bad", "look" or null}') from None
-    if not 0 <= number < len(answers.traces):
-        raise Refused(404, f"no trace {number}; there are {len(answers.traces)}")
-    try:
-        return as_json({"flag": flag, "flags": answers.traces[number].set_flag(episode, flag)})
+        return as_json({"flag": flag, "flags": answers.numbered(number).set_flag(episode, flag)})
     except IndexError as error:
         raise Refused(404, str(error)) from error
     except CorruptTrace as error:
