@@ -64,6 +64,7 @@ COMMAND_LINES = (
     ("cat", "TRACE", "--format", "jsonl"),
     ("card", "TRACE"),
     ("shell", "TRACE", "--step", "1"),
+    ("view", "TRACE", "--save", "REPAIRED.html"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
 )
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from gym_trace_cli.help import option
 
 PATH = click.Path()
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?b)?", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 SECONDS, TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
@@ -47,6 +50,18 @@ class EpisodeSlice(TextOption):
         if chosen.step == 0:
             self.fail(f"{value!r} has a step of 0", param, ctx)
         return chosen
+
+
+class Size(TextOption):
+    """A number of bytes: 25MB, 1.5 GB, 500kB or 1000000."""
+
+    name = "size"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(value.strip())
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is not a size; write 25MB, 500kB or a number of bytes", param, ctx)
+        return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
 
 
 class EnvArg(TextOption):

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import webbrowser
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,8 +17,17 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, Size
+from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.selection import Selection, selection_options
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
 
 _PORT = click.IntRange(0, 65535)
+_LOOPBACK = "127.0.0.1"
+_SAMPLED = 3  # episodes whose size tells about how large a page will be
+_TAKEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 @headed("view")
@@ -25,26 +35,52 @@ _PORT = click.IntRange(0, 65535)
 @section(
     "Server",
     option("--port N", "Port. Default: a free one.", _PORT, default=0),
-    option("--host ADDRESS", "Address to listen on. Default: this machine only.", default="127.0.0.1"),
+    option("--host ADDRESS", "Address to listen on. Default: this machine only.", default=_LOOPBACK),
     option("--no-browser", "Print the address, open no browser."),
 )
+@section(
+    "Output",
+    option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
+    option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", Size()),
+)
+@selection_options
 @recorded_environment_options
 def command(
-    directories: tuple[str, ...], port: int, host: str, no_browser: bool, recorded: RecordedEnvironment
+    directories: tuple[str, ...],
+    port: int,
+    host: str,
+    no_browser: bool,
+    save: str | None,
+    max_bytes: int | None,
+    selection: Selection,
+    recorded: RecordedEnvironment,
 ) -> int:
     """See traces in a browser: episodes, pictures, plots and steps, also live.
 
     Serves a page on this machine until Ctrl-C. Keys on the page flag episodes: good,
     bad, look again; 'flag' is then a column of --where. Episodes without pictures
-    can be rendered there in their environment. Needs the extra [view].
+    can be rendered there in their environment. Needs the extra [view], unless --save.
 
     \b
     gym-trace view traces/cartpole
     gym-trace view traces/before traces/after --no-browser --port 8000
+    gym-trace view traces/cartpole --best 3 --save best.html
     """
+    if save is None and max_bytes is not None:
+        raise click.UsageError("--max-bytes: needs --save; pass both")
+    if save is not None and (port or host != _LOOPBACK or no_browser):
+        raise click.UsageError("--save excludes --port, --host and --no-browser")
+    traces = [gym_trace.open_trace(directory) for directory in directories]
+    traces = traces if selection.is_all else [selection.some(trace) for trace in traces]
+    if save is None:
+        return _serve(traces, host, port, no_browser, recorded)
+    _save(traces, save, max_bytes)
+    return FINE
+
+
+def _serve(traces: list[Trace], host: str, port: int, no_browser: bool, recorded: RecordedEnvironment) -> int:
     from gym_trace.viewer import serve
 
-    traces = [gym_trace.open_trace(directory) for directory in directories]
     without_display()
     making = recorded.arguments()
 
@@ -57,7 +93,7 @@ def command(
                 "everyone with the address sees the traces and can flag episodes",
                 err=True,
             )
-        click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops", err=False)
+        click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops")
         if not no_browser:
             # A browser in the terminal would not return.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
@@ -67,8 +103,27 @@ def command(
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+        if error.errno not in _TAKEN:
             raise
         problem = f"{show.printable(host)} port {port}: {os.strerror(error.errno)}"
         raise TraceError(f"{problem}; choose another one") from error
     return FINE
+
+
+def _save(traces: list[Trace], save: str, max_bytes: int | None) -> None:
+    from gym_trace.viewer import save_page
+    from gym_trace.viewer.saving import MOST_BYTES
+
+    limit = MOST_BYTES if max_bytes is None else max_bytes
+    with ProgressLine() as line:
+
+        def on_progress(done: int, total: int, size: int) -> None:
+            if done == _SAMPLED < total:
+                expected = size // done * total
+                cut = f"; --max-bytes {show.size(limit)} cuts it" if expected > limit else ""
+                click.echo(f"about {show.size(expected)} for {show.count(total, 'episode')}{cut}")
+            line.update(f"{show.count(done)} of {show.count(total, 'episode')}, {show.size(size)}", done / total)
+
+        saved = save_page(*traces, target=save, max_bytes=limit, on_progress=on_progress)
+    left_out = f"; {show.count(saved.left_out, 'episode')} left out, beyond {show.size(limit)}" * bool(saved.left_out)
+    click.echo(f"{show.printable(save)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{left_out}")

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from gym_trace.viewer.api import serve
+from gym_trace.viewer.saving import SavedPage, save_page
 
-__all__ = ["serve"]
+__all__ = ["SavedPage", "save_page", "serve"]

@@ -49,14 +49,21 @@ class Answers:
     Attributes:
         traces: by number.
         renderings: of episodes that are simulated again; None: that is not offered.
+
+    Args:
+        is_shared: leave out where traces lie on this machine.
     """
 
-    def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None):
+    def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
         self.renderings = renderings
         cache, curves = ChunkCache(_CACHE_BYTES), CurveStore()
         names = [trace.directory.name for trace in traces]
-        names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
-        self.traces = [ViewedTrace(i, trace, name, cache, curves) for i, (trace, name) in enumerate(zip(traces, names))]
+        if not is_shared:
+            names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
+        self.traces = [
+            ViewedTrace(number, trace, name, cache, curves, is_shared)
+            for number, (trace, name) in enumerate(zip(traces, names))
+        ]
 
     @property
     def version(self) -> int:

@@ -41,9 +41,8 @@ def serve(
         OSError: the port is taken.
         TraceNotFound
     """
+    from gym_trace.viewer.rendering import Recipe, Renderings  # needs gymnasium
     from gym_trace.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
-
-    from gym_trace.viewer.rendering import Recipe, Renderings  # isort: skip - needs gymnasium
 
     if not traces:
         raise InvalidOption("traces: none; pass at least one")

@@ -19,18 +19,29 @@ MIME = "application/x-gym-trace"
 
 def packed(head: Mapping[str, Any], arrays: Iterable[tuple[str, Array | bytes]]) -> bytes:
     """Return the bytes of an answer. Bytes are stored as arrays of uint8."""
-    listed, parts, offset = [], [], 0
+    entries, parts = [], []
     for name, values in arrays:
         array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.ascontiguousarray(values)
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         raw = array.tobytes()
-        listed.append(
-            {"name": name, "dtype": array.dtype.str, "shape": array.shape, "offset": offset, "bytes": len(raw)}
-        )
-        parts += [raw, bytes(-len(raw) % 8)]
-        offset += len(raw) + -len(raw) % 8
+        entries.append((name, array.dtype.str, array.shape, len(raw)))
+        parts += [raw, padding(len(raw))]
+    return b"".join([opening(head, entries), *parts])
+
+
+def opening(head: Mapping[str, Any], entries: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """Return the bytes before the arrays. entries: name, dtype, shape and number of bytes of each."""
+    listed, offset = [], 0
+    for name, dtype, shape, size in entries:
+        listed.append({"name": name, "dtype": dtype, "shape": shape, "offset": offset, "bytes": size})
+        offset += size + len(padding(size))
     text = json.dumps({**head, "arrays": listed}, allow_nan=False).encode()
-    return b"".join([len(text).to_bytes(4, "little"), text, bytes(-(4 + len(text)) % 8), *parts])
+    return len(text).to_bytes(4, "little") + text + padding(4 + len(text))
+
+
+def padding(size: int) -> bytes:
+    """Return the zeros behind this number of bytes."""
+    return bytes(-size % 8)
 
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from gym_trace.viewer.curves import CurveStore
 from gym_trace.viewer.values import MOST_NUMBERS, array_text, told
 
 MOST_ITEMS = 64  # of a column in one answer
+_MOST_SAVED_ITEMS = 512
 MOST_STEPS, MOST_FRAMES = 1024, 64
 MOST_PIXELS = 8192
 RENDERED = "render"  # the column of pictures that a simulation rendered
@@ -38,6 +40,16 @@ _MOST_PICTURE_BYTES = 64 << 20  # decoded, in one answer
 _SAMPLED = 8  # rows that show which kind of values a column has
 _NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
 _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
+
+
+class Encoding(NamedTuple):
+    """A lossless format of pictures, which are uint8 of (H, W) or (H, W, C)."""
+
+    mime: str
+    encode: Callable[[Array], bytes]
+
+
+FAST = Encoding("image/png", partial(png, level=1))
 
 
 class Column(NamedTuple):
@@ -208,7 +220,9 @@ class ViewedEpisode:
         Raises LookupError, InvalidOption.
         """
         column = self.column(name, "numeric")
-        chosen = self._items(column, items)
+        return self._plot(column, begin, end, pixels, self._items(column, items))
+
+    def _plot(self, column: Column, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
         begin, end = max(0, begin), min(end, column.rows)
         head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
         if end - begin <= 2 * pixels:
@@ -230,8 +244,9 @@ class ViewedEpisode:
 
     def whole(self, name: str) -> bytes:
         """Return all rows of a column of numbers, as plot() does. Raises LookupError."""
-        rows = self.column(name, "numeric").rows
-        return self.plot(name, 0, rows, max(1, rows))
+        column = self.column(name, "numeric")
+        items = min(column.items, _MOST_SAVED_ITEMS)
+        return self._plot(column, 0, column.rows, max(1, column.rows), slice(0, items))
 
     def _items(self, column: Column, items: slice | None) -> slice:
         chosen = items or slice(0, min(MOST_ITEMS, column.items))
@@ -280,10 +295,10 @@ class ViewedEpisode:
 
     # -- pictures -----------------------------------------------------------------------------------------------------
 
-    def frames(self, name: str, start: int, count: int, scale: int, level: int = 1) -> bytes:
-        """Return pictures as lossless PNG, by row; rows that cannot be read are missing.
+    def frames(self, name: str, start: int, count: int, scale: int = 1, encoding: Encoding = FAST) -> bytes:
+        """Return lossless pictures by row; rows that cannot be read are missing.
 
-        scale: keep every n-th pixel only. level: of the compression. Raises LookupError.
+        scale: keep every n-th pixel only. Raises LookupError.
         """
         column = self.column(name, "frames")
         count = max(1, min(count, MOST_FRAMES, _MOST_PICTURE_BYTES // column.row_bytes))
@@ -291,8 +306,8 @@ class ViewedEpisode:
         for first, _, rows in self._leaf(column.path).parts(start, min(start + count, column.rows)):
             for row, picture in enumerate(() if isinstance(rows, CorruptTrace) else rows, first):
                 if isinstance(picture, np.ndarray) and is_picture(picture.dtype, picture.shape):
-                    found.append((str(row), png(picture_of(picture)[::scale, ::scale], level)))
-        return packed({"mime": "image/png", "rows": column.rows}, found)
+                    found.append((str(row), encoding.encode(picture_of(picture)[::scale, ::scale])))
+        return packed({"mime": encoding.mime, "rows": column.rows}, found)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Consent(Exception):
 
 
 class Recipe(NamedTuple):
-    """How environments are made: as for render_episodes(), and modules that are imported first."""
+    """Settings that make environments: those of render_episodes(), and modules to import first."""
 
     trust: bool = False
     env_kwargs: Mapping[str, Any] | None = None

@@ -6,6 +6,7 @@ import copy
 import math
 import shlex
 from collections import OrderedDict
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -42,7 +43,10 @@ class ViewedTrace:
         version: grows with each change.
     """
 
-    def __init__(self, number: int, trace: Trace, name: str, cache: ChunkCache, curves: CurveStore):
+    def __init__(
+        self, number: int, trace: Trace, name: str, cache: ChunkCache, curves: CurveStore, is_shared: bool = False
+    ):
+        self._is_shared = is_shared
         self.number, self.trace, self.version = number, copy.copy(trace), 1
         self.name = name
         self._live, self._cache, self._curves = trace, cache, curves
@@ -72,13 +76,25 @@ class ViewedTrace:
                 self._changed()
             return True
 
+    def keep(self, count: int) -> None:
+        """Have only the first episodes from now on."""
+        with self._lock:
+            self.trace = self.trace[:count]
+            self._changed()
+
     def _changed(self) -> None:
         self.version += 1
         self._selections.clear()
 
     def episode(self, index: int) -> ViewedEpisode:
-        """Return an episode. Raises IndexError."""
-        return ViewedEpisode(self.trace, index, self._cache, self._curves)
+        """Return an episode by its number in the whole trace. Raises IndexError."""
+        trace = self.trace
+        if trace.whole is not trace:
+            places = np.flatnonzero(trace.chosen == index)
+            if not len(places):
+                raise IndexError(f"no episode {index} among those that were chosen")
+            index = int(places[0])
+        return ViewedEpisode(trace, index, self._cache, self._curves)
 
     # -- what is known of it ------------------------------------------------------------------------------------------
 
@@ -87,9 +103,10 @@ class ViewedTrace:
         trace = self.trace
         table, readers = trace.episodes, trace.readers
         ids = [writer.about_or_empty.environment.get("id") for writer in readers]
-        damage = [f"{one.path}: {one.problem}" for one in trace.damage]
+        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in trace.damage]
         lanes = int(table["lane"].max(initial=0)) + 1
-        known = [("directory", str(trace.directory)), ("writers", f"{len(readers):,}")]
+        known = [] if self._is_shared else [("directory", str(trace.directory))]
+        known.append(("writers", f"{len(readers):,}"))
         known += [(key, str(told(value))[:_LONGEST]) for key, value in trace.facts.items() if key != "flags"]
         return {
             "trace": self.number,
@@ -126,7 +143,7 @@ class ViewedTrace:
         viewed = self.episode(index)
         one, columns = viewed.episode, viewed.columns
         total = one.total_reward
-        flag = int(self._flags(viewed.trace)[index])
+        flag = int(self._flags(viewed.trace)[viewed.index])
         return {
             "trace": self.number,
             "episode": index,
@@ -183,6 +200,7 @@ class ViewedTrace:
         trace = self.trace
         chosen = self._selected(trace, where, search, sort)
         rows = chosen[max(0, offset) :][: len(chosen) if limit is None else max(0, min(limit, MOST_ROWS))]
+        numbers = {"episode": trace.chosen[rows].astype(np.int32)}
         table = trace.episodes[rows]
         flags = self._flags(trace)[rows]
         listed = [("episode", "number", "#"), ("length", "number", "length"), ("return", "number", "return")]
@@ -191,8 +209,7 @@ class ViewedTrace:
             "outcome": (list(OUTCOMES), outcome_codes(table).astype(np.uint8)),
             "flag": (["", *FLAGS], flags.astype(np.uint8)),
         }
-        numbers = {"episode": rows.astype(np.int32), "length": table["steps"].astype(np.int32)}
-        numbers["return"] = table["return"].astype(np.float64)
+        numbers |= {"length": table["steps"].astype(np.int32), "return": table["return"].astype(np.float64)}
         if trace.episodes["lane"].any():
             listed.append(("lane", "number", "lane"))
             numbers["lane"] = table["lane"].astype(np.uint32)
@@ -244,7 +261,7 @@ class ViewedTrace:
         if text.isascii() and text.isdecimal():  # ids of writers are full of digits
             number = min(int(text[:20]), _LARGEST)
             found |= table["seed"] == number
-            found[number : number + 1] = True
+            found |= trace.chosen == number
             return found
         columns = [(list(OUTCOMES), outcome_codes(table)), (["", *FLAGS], self._flags(trace))]
         columns += [(said, table["writer"]) for said in self._texts(trace).values()]

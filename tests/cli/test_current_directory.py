@@ -59,7 +59,7 @@ EVERY_COMMAND = [
     ["shell", "."],
     ["render", ".", "-o", "../film.mp4", "--episodes", "0"],
     ["render", ".", "-o", "../film.gif", "--episodes", "0", "--overlay"],
-    ["view", ".", "--no-browser", "--host", "192.0.2.1"],
+    ["view", ".", "--save", "../page.html"],
     ["ls", ".", "--json"],
     ["cat", ".", "--format", "csv"],
     ["stats", ".", "--json"],
