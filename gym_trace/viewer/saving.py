@@ -28,7 +28,7 @@ MOST_BYTES = 25_000_000  # what most mail servers take
 _STEPS, _FRAMES = 32, 16  # rows of one answer, as the page asks for them
 _LEVEL, _GZIP = 6, 31  # of zlib
 _LISTED = 64  # bytes that an episode takes in the list, at most
-_SPARE = 1 << 16  # bytes that what is said of traces takes
+_SPARE = 1 << 16  # bytes that the descriptions of traces take
 _WIDEST_WEBP = 16383  # pixels
 _CHARSET = b'<meta charset="utf-8">'
 _SCRIPT = b'<script type="module" src="app.js"></script>'
@@ -123,7 +123,7 @@ def _collected(
 
 
 def _finish(answers: Answers, kept: list[list[int]], body: _Body) -> None:
-    """Take in what is said of traces, for these episodes alone."""
+    """Take in the descriptions of the traces, for these episodes alone."""
     for trace, episodes in zip(answers.traces, kept):
         trace.keep(len(episodes))
     body.add("/api/traces", as_json([trace.facts() for trace in answers.traces]).body)

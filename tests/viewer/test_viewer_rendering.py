@@ -125,7 +125,7 @@ def test_a_recipe_of_the_caller_needs_no_consent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "said"), [(Dying, "process ended"), (Blind, "not an image|images are")])
-def test_an_environment_that_fails_is_told(tmp_path: Path, kind: type[Mine], said: str) -> None:
+def test_the_error_of_an_environment_that_fails_reaches_the_page(tmp_path: Path, kind: type[Mine], said: str) -> None:
     renderings = Renderings(Recipe(make_env=kind))
     answers = answers_with(mine(tmp_path), renderings)
     try:
