@@ -168,3 +168,18 @@ def test_results_of_an_earlier_run_can_be_reported() -> None:
     assert any(aim.holds == "yes" for aim in aims(figures))
     for name in figures.results["recording"]:
         assert "gym-trace" in "".join((*recording(figures, name), *playback(figures, name)))
+
+
+def test_the_viewer_is_measured(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import viewing as measured
+
+    options = ["--only", "episodes", "steps", "memory", "--episodes", "50", "--steps", "2000"]
+    options += ["--seconds", "0.2", "--gigabytes", "0.002"]
+    monkeypatch.setattr(sys, "argv", ["viewing.py", *options])
+    measured.main()
+    told = capsys.readouterr().out
+    assert "50 episodes: server up after" in told
+    assert "1 episode of 2,000 steps" in told
+    assert "16 at random" in told

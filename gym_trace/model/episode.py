@@ -13,7 +13,7 @@ from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.showing.frames import steps_frame
-from gym_trace.showing.html import image, page, sparkline
+from gym_trace.showing.html import image, page, player, sparkline
 from gym_trace.showing.pictures import picture_of, pictures_in
 from gym_trace.showing.words import count, moment, number, seed_of
 
@@ -90,13 +90,14 @@ class Episode:
         return "<" + "\n  ".join([self._title, *self._lines()]) + ">"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the repr, the rewards and the last observed image, if readable."""
+        """Return HTML for notebooks: the repr, the rewards and the last observed image, if readable; and the viewer."""
         parts = []
         with suppress(TraceError):
             parts.append(sparkline(numbers_of(self.rewards), "rewards"))
             last = self[max(0, len(self) - 1) :].observations
             row = -1 if self.has_final_observation else 0
             parts += [image(picture_of(array[row])) for array in pictures_in(last)]
+        parts.append(player(self))
         return page(self._title, self._lines(), *parts)
 
     @property

@@ -37,8 +37,8 @@ class Shown(NamedTuple):
     def text(self) -> str:
         return "<" + "\n  ".join([self._title(), *filter(None, self._lines())]) + ">"
 
-    def html(self, episode: Callable[[int], Episode]) -> str:
-        """Return the text, the returns, the first and last episodes, and an observed image, if any.
+    def html(self, episode: Callable[[int], Episode], viewer: str = "") -> str:
+        """Return the text, the returns, the first and last episodes, an observed image, if any, and the viewer.
 
         Episodes of a view have their index in the whole trace, as on the command line. episode: returns the episode at
         an index.
@@ -51,7 +51,7 @@ class Shown(NamedTuple):
         parts = [sparkline(table["return"], "returns"), table._repr_html_() or ""]
         if (picture := self._picture(episode)) is not None:
             parts.append(image(picture))
-        return page(self._title(), self._lines(), *parts)
+        return page(self._title(), self._lines(), *parts, viewer)
 
     def _title(self) -> str:
         content = self.content

@@ -28,6 +28,7 @@ from gym_trace.reading.step_columns import steps_where
 from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
+from gym_trace.showing.html import player
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage, Storage
 
@@ -149,7 +150,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         content = self._content
-        return self._shown.html(lambda index: self._episode(content, index))
+        return self._shown.html(lambda index: self._episode(content, index), player(self))
 
     @property
     def _shown(self) -> Shown:

@@ -147,6 +147,10 @@ class OnDisk:
         self._opened, self._writer, self._place, self._record = state
         self._last = None
 
+    @property
+    def storage(self) -> ReadStorage:
+        return self._opened.storage
+
     def column(self, name: str, steps: range | None) -> Any:
         writer, row = self._found()
         if steps is None and writer.parts.table[row]["steps"] != self._record["steps"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -49,6 +50,15 @@ def image(picture: Array) -> str:
     """Return a thumbnail of an image; see pictures.thumbnail."""
     data = base64.b64encode(thumbnail(picture)).decode("ascii")
     return f'<img src="data:image/png;base64,{data}" alt="an observation"/>'
+
+
+def player(shown: Any) -> str:
+    """Return the viewer of a trace or an episode as HTML; "" if it would be too large.
+
+    The viewer is above this room, so it is imported by its name.
+    """
+    made: str = importlib.import_module("gym_trace.viewer.notebook").player(shown)
+    return made
 
 
 def _text(value: Any) -> str:

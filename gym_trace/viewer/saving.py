@@ -9,6 +9,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote
 
@@ -90,19 +91,24 @@ def save_page(
     return SavedPage(count, total - count, os.path.getsize(target))
 
 
-def embedded(answers: Answers, kept: list[list[int]], max_bytes: int, start: str) -> str | None:
-    """Return the page as HTML for a notebook, with these episodes of each trace; None if it is too large."""
+def embedded(answers: Answers, episodes: Iterable[int], max_bytes: int, *, whole: bool) -> str | None:
+    """Return the page as HTML for a notebook, with episodes of the first trace; None if not even one of them fits.
+
+    Args:
+        episodes: their numbers; those from the first one on that does not fit are left out.
+        max_bytes: limit of the page.
+        whole: list all episodes of the trace; otherwise those in the page.
+    """
+    (trace,) = answers.traces
     shell = _Shell(page.static_files())
-    with io.BytesIO() as file:
-        body = _Body(file, max_bytes)
-        for trace, episodes in zip(answers.traces, kept):
-            for episode in episodes:
-                if not body.take(answers_of(trace, episode)):
-                    return None
-        _finish(answers, kept, body)
-        with io.BytesIO() as out:
-            shell.write(out, body.packed({"page": "notebook", "start": start}))
-            return out.getvalue().decode()
+    with io.BytesIO() as file, io.BytesIO() as out:
+        body = _Body(file, max_bytes - len(shell) - _SPARE - _LISTED * len(trace.trace))
+        kept = list(takewhile(lambda number: body.take(answers_of(trace, number)), episodes))
+        if not kept:
+            return None
+        _finish(answers, None if whole else [kept], body)
+        shell.write(out, body.packed({"page": "notebook", "start": None if whole else _start([kept])}))
+        return out.getvalue().decode()
 
 
 def _collected(
@@ -122,15 +128,15 @@ def _collected(
     return kept
 
 
-def _finish(answers: Answers, kept: list[list[int]], body: _Body) -> None:
-    """Take in the descriptions of the traces, for these episodes alone."""
-    for trace, episodes in zip(answers.traces, kept):
-        trace.keep(len(episodes))
+def _finish(answers: Answers, kept: list[list[int]] | None, body: _Body) -> None:
+    """Take in the descriptions of the traces, for these episodes alone; None: for all of them."""
+    for trace, episodes in zip(answers.traces, kept or ()):
+        trace.keep(episodes)
     body.add("/api/traces", as_json([trace.facts() for trace in answers.traces]).body)
     for trace in answers.traces:
         body.add(f"/api/episodes?trace={trace.number}", trace.episodes("", "", "", 0, None))
         body.add(f"/api/histograms?trace={trace.number}", as_json(trace.histograms("", "")).body)
-    pair = [f"{trace}:{episode}" for trace, episodes in enumerate(kept) for episode in episodes]
+    pair = [f"{trace}:{episode}" for trace, episodes in enumerate(kept or ()) for episode in episodes]
     if len(pair) == 2:  # so that they can be compared
         for a, b in (pair, pair[::-1]):
             url = f"/api/compare?a={_quoted(a)}&b={_quoted(b)}"

@@ -76,10 +76,10 @@ class ViewedTrace:
                 self._changed()
             return True
 
-    def keep(self, count: int) -> None:
-        """Have only the first episodes from now on."""
+    def keep(self, numbers: list[int]) -> None:
+        """List only these episodes from now on, by their numbers in the whole trace."""
         with self._lock:
-            self.trace = self.trace[:count]
+            self.trace = self.trace[np.isin(self.trace.chosen, numbers)]
             self._changed()
 
     def _changed(self) -> None:

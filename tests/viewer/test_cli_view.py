@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from gym_trace_cli.main import cli
 from shell import run
-from viewing import FILES, cartpoles
+from viewer_requests import FILES, cartpoles
 
 from gym_trace import open_trace
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError

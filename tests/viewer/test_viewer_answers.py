@@ -12,7 +12,7 @@ import pytest
 from damage import flip, strip_parity
 from PIL import Image
 from runs import chunks_of, record_nested, recorder_of
-from viewing import arrays_of, asked, cartpoles, viewed
+from viewer_requests import arrays_of, asked, cartpoles, viewed
 from zoo import ScriptedEnv, Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from viewing import FILES, POST, asked, cartpoles
+from viewer_requests import FILES, POST, asked, cartpoles
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import RenderingError

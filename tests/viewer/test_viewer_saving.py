@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shell import run
-from viewing import asked, cartpoles, viewed
+from viewer_requests import asked, cartpoles, viewed
 from zoo import ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace

@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 from longer import LONG
 from starlette.testclient import TestClient
-from viewing import FILES, POST, cartpoles, served, viewed
+from viewer_requests import FILES, POST, cartpoles, served, viewed
 from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit
