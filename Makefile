@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel release bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -91,6 +91,11 @@ viewer/node_modules/.installed: viewer/package-lock.json
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
+
+# Wheel and sdist in dist/, built twice and compared, checked, and tried in fresh environments. Uploads nothing.
+release: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
+	PYTHON=$(PYTHON) BIN=$(BIN) bash tests/release.sh
 
 # Side by side with every peer, in environments of their own (7 GB), in less than 30 minutes. BENCH="--quick" is a look at whether it works;
 # BENCH="--gym-recording PATH" names a checkout of openai/gym-recording.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from longer import LONG
 
+import gym_trace
 from gym_trace.recording import core
 
 ROOT = Path(__file__).parent.parent
@@ -108,3 +109,9 @@ def test_the_declared_dependencies_are_the_six_we_promise_and_what_newer_pythons
     assert [line for line in lines if ";" in line] == ["tomli>=2; python_version < '3.11'"]
     names = {line.partition(">")[0] for line in lines if ";" not in line}
     assert names == {"click", "gymnasium", "msgpack", "numpy", "rich", "zstandard"}
+
+
+def test_the_citation_names_the_version_and_licence_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {gym_trace.__version__}\n" in citation
+    assert "\nlicense: MIT\n" in citation
