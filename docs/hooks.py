@@ -134,15 +134,22 @@ def _machine(found: Any) -> str:
 
 def _recording(found: Any) -> str:
     from contestants import TITLES
-    from tables import median, table
+    from tables import table
 
     shown = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5", "pong": "ALE/Pong-v5, raw frames"}
     rows = []
     for name, title in TITLES.items():
         measured = [found.recorded[workload].get(name) for workload in shown]
-        cells = [f"{median(one.added)} ({median(one.bytes)})" if one and one.added else "–" for one in measured]
+        cells = [_cell(one) if one and one.added else "–" for one in measured]
         rows.append([f"**{title}**" if name == "gym-trace" else title, *cells])
     return table(["µs added per step (bytes per step)", *shown.values()], rows)
+
+
+def _cell(one: Any) -> str:
+    from tables import median
+
+    added = median(one.added) if one.added.median > 0 else "in the noise"
+    return f"{added} ({median(one.bytes)})"
 
 
 def _killed(found: Any) -> str:

@@ -37,6 +37,10 @@ suite() { # name, pytest arguments ...
     "$directory/bin/python" -m pytest -q -c tests/interop/pytest.ini "$@" || [ $? = 5 ] || failed=1 # 5: none chosen
 }
 
+pages() { # name: the examples of the site that need its packages
+    ".venv-interop-$1/bin/python" -m pytest -q tests/test_pages.py -k "libraries or adapters or formats" || failed=1
+}
+
 for name in $only; do
     case "$name" in
     ci) # mypy with every extra, the training tests, the loaders, and the tests of make test that need an extra
@@ -54,11 +58,13 @@ for name in $only; do
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
             rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' &&  # older ones cannot pickle functions of Python 3.11
             without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
-            suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" || failed=1
+            suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" &&
+            pages main || failed=1
         ;;
     lerobot)
         environment lerobot "${lerobot_python:-python3.12}" lerobot 'lerobot[dataset,av-dep]==0.6.1' && # an older PyAV than [video]
-            suite lerobot tests/interop/test_conformance.py tests/interop/test_lerobot.py "$@" || failed=1
+            suite lerobot tests/interop/test_conformance.py tests/interop/test_lerobot.py "$@" &&
+            pages lerobot || failed=1
         ;;
     tfds)
         environment tfds "${PYTHON:-python3}" rlds 'tensorflow-cpu==2.21.0' 'tensorflow-datasets==4.9.10' &&

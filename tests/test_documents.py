@@ -85,6 +85,14 @@ def test_the_python_reference_has_every_public_name() -> None:
     assert set(gym_trace.__all__) <= named
 
 
+def test_there_are_at_most_ten_examples_and_each_is_run_by_a_test() -> None:
+    names = [path.stem for path in (ROOT / "examples").glob("*.py")]
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "interop").glob("test_*.py"))
+    assert 0 < len(names) <= 10
+    for name in names:
+        assert name in tests or f'"{name.removeprefix("train_")}"' in tests, name
+
+
 def test_the_drawings_are_those_of_their_program() -> None:
     drawn = runpy.run_path(str(DOCS / "drawings.py"))["DRAWINGS"]
     found = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "drawings").glob("*.svg")}

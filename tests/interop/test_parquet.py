@@ -12,7 +12,6 @@ import gymnasium
 import local_ray
 import numpy as np
 import pytest
-from traces import run_example
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.formats.conformance import (
@@ -241,8 +240,3 @@ def test_duckdb_has_returns_by_policy_and_by_seed(tmp_path: Path) -> None:
     assert by_policy == [("greedy", 10.0), ("random", 5.0)]
     by_seed = duckdb.sql(f"""SELECT seed, avg("return"), count(*) FROM {episodes} GROUP BY ALL ORDER BY ALL""")
     assert by_seed.fetchall() == [(3, 7.5, 4), (8, 7.5, 2)]
-
-
-def test_an_agent_learns_from_it(record: Callable[[str], Path]) -> None:
-    pytest.importorskip("torch")
-    assert "loss" in run_example("train_parquet", record("CartPole"))
