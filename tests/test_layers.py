@@ -35,7 +35,7 @@ LAYERS = [
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
     {"processes"},
-    {"video", "collecting", "formats"},
+    {"video", "collecting", "formats", "playing"},
     {"adapters"},
     {"training"},
     {"viewer"},

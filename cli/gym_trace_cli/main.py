@@ -34,6 +34,7 @@ from gym_trace_cli.stopping import Ended, ended_by_signals
 # Module, function and help line of each command. A module is imported when its command is called.
 COMMANDS = {
     "record": ("record", "command", "Record episodes of a Gymnasium environment."),
+    "play": ("play", "command", "Play an environment by hand and record it."),
     "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
     "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
     "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
@@ -56,7 +57,7 @@ COMMANDS = {
 # Hints for names of other tools.
 ELSEWHERE = {
     **dict.fromkeys(("show", "describe", "summary"), "'info' and 'stats' describe a trace, 'cat' prints its steps"),
-    **dict.fromkeys(("play", "watch"), "'replay' plays episodes, 'view' shows them in a browser"),
+    "watch": "'replay' plays episodes, 'view' shows them in a browser",
     **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
     **{name: f"it is 'edit {name}'" for name in ("merge", "split", "filter", "drop", "compact", "annotate")},

@@ -42,6 +42,17 @@ _OWN_METADATA = ("seed", "run")
 _FACTS = "For search and the card (tag: repeatable)."
 
 
+fact_options = bundle(
+    "facts",
+    dict,
+    option("--author TEXT", _FACTS),
+    option("--licence, --license ID", _FACTS, name="license"),
+    option("--description TEXT", _FACTS),
+    option("--tag WORD", _FACTS, name="tags", multiple=True),
+)
+metadata_option = option("--metadata K=V", "Extra metadata, JSON or text (repeatable).", EnvArg())
+
+
 def _is_name(policy: str) -> bool:
     return policy == "random" or policy.startswith(("sb3:", "onnx:", "run:"))
 
@@ -141,15 +152,8 @@ class ScheduleName(FactoryName):
 )
 @section(
     "Metadata",
-    bundle(
-        "facts",
-        dict,
-        option("--author TEXT", _FACTS),
-        option("--licence, --license ID", _FACTS, name="license"),
-        option("--description TEXT", _FACTS),
-        option("--tag WORD", _FACTS, name="tags", multiple=True),
-    ),
-    option("--metadata K=V", "Extra metadata, JSON or text (repeatable).", EnvArg()),
+    fact_options,
+    metadata_option,
     bundle(
         "private",
         dict,
@@ -227,7 +231,7 @@ def command(
         options = {"workers": workers, "num_envs": num_envs, "seed": seed, **limits, **of_workers, **private}
         options |= {"command": _COMMAND, "facts": facts, **({"metadata": given} if given else {}), **recording}
         options |= {"describe": named.described(), "on_progress": watch}
-        with watch, _errors_name_options(directory):
+        with watch, errors_name_options(directory):
             done = gym_trace.collect(named, acting, directory, **options)
             watch.finish(done)
     else:
@@ -295,7 +299,7 @@ def _recorder(env: Any, directory: Path, options: dict[str, Any]) -> Iterator[An
 
     vector = isinstance(env, VectorEnv)
     wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
-    with _errors_name_options():
+    with errors_name_options():
         recorder = wrapper(env, directory, **options)
     try:
         yield recorder
@@ -304,7 +308,7 @@ def _recorder(env: Any, directory: Path, options: dict[str, Any]) -> Iterator[An
 
 
 @contextmanager
-def _errors_name_options(resumable: Path | None = None) -> Iterator[None]:
+def errors_name_options(resumable: Path | None = None) -> Iterator[None]:
     """Name options instead of the library's arguments; --resume if there is a run to resume."""
     try:
         yield

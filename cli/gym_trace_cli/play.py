@@ -1,0 +1,145 @@
+"""gym-trace play"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace_cli import show
+from gym_trace_cli.completion import environment_ids
+from gym_trace_cli.environments import NamedEnvironment, environment_options
+from gym_trace_cli.exit_codes import FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, TextOption, quiet_option
+from gym_trace_cli.record import errors_name_options, fact_options, metadata_option
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from gym_trace.playing.session import Played
+
+_COMMAND = "gym-trace play"
+
+
+class Mark(TextOption):
+    """KEY=NAME of an annotation."""
+
+    name = "key=name"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        key, equals, name = value.rpartition("=")
+        if not (key and equals and name.isidentifier()):
+            self.fail(f"{value!r} is not of the form KEY=NAME, such as g=good", param, ctx)
+        return key, name
+
+
+@headed("play")
+@click.argument("env_id", required=False, shell_complete=environment_ids)
+@section(
+    "Output",
+    option("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH),
+    option(
+        "--on-exist MODE",
+        "Old trace: error, append, replace. Default: error.",
+        ["error", "append", "replace"],
+        default="error",
+    ),
+    option("--split NAME", "Split of the episodes. Default: train.", default="train"),
+    option("--infos", "Record infos.", name="record_infos"),
+    quiet_option,
+    option("--json", "Print the summary as one JSON object.", name="as_json"),
+)
+@section(
+    "Playing",
+    option(
+        "--keys FILE", "Key map (TOML). Default: the environment's, or questions.", click.Path(dir_okay=False)
+    ),
+    option("--ask", "Ask for the keys again.", name="asks_again"),
+    option("--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", Mark(), name="marks"),
+    option("--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)),
+    option("--episodes N", "Stop after N complete episodes.", POSITIVE),
+    option("--seed N", "Make the start of episode k the same in every session.", NOT_NEGATIVE),
+)
+@section("Environment", environment_options)
+@section("Metadata", fact_options, metadata_option)
+def command(
+    named: NamedEnvironment,
+    output: str | None,
+    seed: int | None,
+    keys: str | None,
+    marks: Sequence[tuple[str, str]],
+    facts: dict[str, Any],
+    metadata: Sequence[tuple[str, Any]],
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Play an environment in a window, and record every step.
+
+    F1 shows all keys: pause, restart from the seed, discard, save, annotate.
+    Escape, closing the window and Ctrl-C keep everything.
+
+    \b
+    gym-trace play CartPole-v1 -o traces/by-hand
+    gym-trace play ALE/Pong-v5 --import ale_py -o traces/pong --mark g=good
+    """
+    from gym_trace.collecting.rollout import new_root_seed
+    from gym_trace.playing.play import MARKS, play
+    from gym_trace.playing.window import check_display
+    from gym_trace.recording.provenance import provenance_of, recorded_by
+
+    if (named.env_id is None) == (named.factory is None):
+        raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
+    check_display()
+    directory = Path(output or f"traces/{named.file_name}")
+    seed = new_root_seed() if seed is None else seed
+    if named.factory is None:
+        named.env_args.setdefault("render_mode", "rgb_array")
+    facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
+    about = provenance_of(_COMMAND, "person", make_env=named)
+    with StopSignals() as stop, recorded_by(about), errors_name_options():
+        played = play(
+            named(),
+            directory,
+            seed=seed,
+            name=named.env_id or "",
+            keys=None if keys is None else Path(keys),
+            marks=dict(marks) or MARKS,
+            facts=facts,
+            metadata={**dict(metadata), "seed": seed},
+            stop=lambda: bool(stop.received),
+            **options,
+        )
+    _summarize(played, directory, seed, quiet, as_json)
+    if not stop.received:
+        return FINE
+    click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)
+    return stop.exit_code
+
+
+def _summarize(played: Played, directory: Path, seed: int, quiet: bool, as_json: bool) -> None:
+    if played.left:
+        click.echo(f"warning: discarded episodes are still in the trace: {show.printable(played.left)}", err=True)
+    if as_json:
+        show.json_line(
+            {
+                "directory": str(directory),
+                "seed": seed,
+                "episodes": played.episodes - len(played.discarded),
+                "complete": len(played.kept),
+                "discarded": len(played.discarded),
+                "steps": played.steps,
+                "fps": played.fps,
+            }
+        )
+    elif not quiet and not played.episodes:
+        click.echo("nothing was played, and nothing recorded")
+    elif not quiet:
+        kept = show.count(played.episodes - len(played.discarded), "episode")
+        discarded = f", {show.count(len(played.discarded))} discarded" if played.discarded else ""
+        speed = f", {show.number(played.fps)} per second" if played.fps else ""
+        click.echo(f"{kept} kept{discarded}; {show.count(played.steps, 'step')} played{speed}")
+        click.echo(f"{show.printable(directory)}: seed {seed}\n")
+        show.next_commands(directory)

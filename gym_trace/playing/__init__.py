@@ -1,0 +1,1 @@
+"""A person plays an environment and is recorded."""

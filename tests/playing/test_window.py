@@ -1,0 +1,128 @@
+"""gym-trace play under Xvfb, with a keyboard that xdotool presses; and the command without a display."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import ok, process, run, strict_json
+
+pytest.importorskip("pygame")
+
+from gym_trace import open_trace
+from gym_trace.errors import TraceError
+
+_TOOLS = ("Xvfb", "xdotool")
+needs_x = pytest.mark.skipif(
+    not all(map(shutil.which, _TOOLS)), reason="needs Xvfb and xdotool (Debian: apt install xvfb xdotool)"
+)
+
+
+@pytest.fixture
+def display(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """An X server of its own, in the environment variables."""
+    reading, writing = os.pipe()
+    command = ["Xvfb", "-displayfd", str(writing), "-screen", "0", "1024x768x24", "-nolisten", "tcp"]
+    with subprocess.Popen(command, pass_fds=[writing], stderr=subprocess.DEVNULL) as server:
+        os.close(writing)
+        with os.fdopen(reading) as numbers:
+            name = f":{numbers.readline().strip()}"
+        monkeypatch.setenv("DISPLAY", name)
+        monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        yield name
+        server.terminate()
+        server.wait(30)
+
+
+def _steps(directory: Path) -> int:
+    try:
+        return int(open_trace(directory).episodes["steps"].sum())
+    except TraceError:
+        return -1  # not there yet
+
+
+def _press(key: str, until: Any) -> None:
+    """Press a key, again if it came too early for the window, until something is true."""
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline, f"{key} had no effect"
+        subprocess.run(["xdotool", "key", key], check=True, timeout=30)
+        again = time.monotonic() + 1
+        while time.monotonic() < again and not until():
+            time.sleep(0.02)
+
+
+def _playing(tmp_path: Path, *options: object) -> Any:
+    (tmp_path / "keys.toml").write_text("[keys]\nleft = 0\nright = 1\n")
+    words = ("play", "CartPole-v1", "-o", tmp_path / "t", "--seed", 1, "--keys", tmp_path / "keys.toml", *options)
+    return process(*words, stdin=subprocess.DEVNULL)
+
+
+@needs_x
+def test_keys_of_a_real_window_are_recorded_bit_for_bit(tmp_path: Path, display: str) -> None:
+    with _playing(tmp_path, "--json") as playing:
+        for number, key in enumerate(("Left", "Right", "Right", "Left"), 1):
+            _press(key, lambda number=number: _steps(tmp_path / "t") >= number)
+        _press("F9", lambda: len(open_trace(tmp_path / "t")) == 2)
+        _press("Right", lambda: _steps(tmp_path / "t") >= 5)
+        _press("Escape", lambda: playing.poll() is not None)
+        said = strict_json(playing.stdout.read())
+    assert playing.returncode == 0
+    first, second = open_trace(tmp_path / "t")
+    assert first.actions[:4].tolist() == [0, 1, 1, 0]
+    assert (first.outcome, second.outcome) == ("cut", "closed")
+    assert (said["episodes"], said["steps"]) == (2, len(first) + len(second))
+    assert "2 identical" in ok("verify", tmp_path / "t").stdout
+    assert open_trace(tmp_path / "t").readers[0].about.metadata["seed"] == 1
+
+
+@needs_x
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_keeps_everything(tmp_path: Path, display: str, number: signal.Signals, code: int) -> None:
+    with _playing(tmp_path) as playing:
+        _press("Right", lambda: _steps(tmp_path / "t") >= 1)
+        playing.send_signal(number)
+        assert playing.wait(30) == code
+        assert "every step up to here is saved" in playing.stderr.read()
+    (episode,) = open_trace(tmp_path / "t")
+    assert (episode.outcome, episode.actions.tolist()[0]) == ("closed", 1)
+
+
+@needs_x
+def test_a_killed_session_keeps_every_step(tmp_path: Path, display: str) -> None:
+    with _playing(tmp_path) as playing:
+        _press("Right", lambda: _steps(tmp_path / "t") >= 1)
+        playing.kill()
+        playing.wait(30)
+    (episode,) = open_trace(tmp_path / "t")
+    assert (episode.outcome, episode.actions.tolist()[0]) == ("lost", 1)
+
+
+def test_the_command_without_a_display_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    result = run("play", "CartPole-v1", "-o", tmp_path / "t")
+    assert result.exit_code == 1
+    assert "no display" in result.stderr
+    assert "xvfb-run gym-trace play" in result.stderr
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [([], "pass an environment"), (["CartPole-v1", "--mark", "good"], "not of the form KEY=NAME"),
+     (["CartPole-v1", "--fps", "0"], "--fps")],
+)  # fmt: skip
+def test_wrong_options_are_usage_errors(options: list[str], problem: str) -> None:
+    result = run("play", *options)
+    assert result.exit_code == 2
+    assert problem in result.stderr
