@@ -53,9 +53,7 @@ class Mark(TextOption):
 )
 @section(
     "Playing",
-    option(
-        "--keys FILE", "Key map (TOML). Default: the environment's, or questions.", click.Path(dir_okay=False)
-    ),
+    option("--keys FILE", "Key map (TOML). Default: the environment's, or questions.", click.Path(dir_okay=False)),
     option("--ask", "Ask for the keys again.", name="asks_again"),
     option("--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", Mark(), name="marks"),
     option("--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)),

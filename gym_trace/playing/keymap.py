@@ -255,7 +255,7 @@ def answered(space: Any, questions: Sequence[Question], keys: Sequence[str | Non
 
 
 def keymap_of_file(path: Path, space: Any, known: frozenset[str]) -> Keymap:
-    """Read a key map from TOML; see docs/GUIDE.md. known: all names of keys. Raises InvalidOption, OSError."""
+    """Read a key map from TOML; see docs/guides/play.md. known: all names of keys. Raises InvalidOption, OSError."""
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
         return _parsed(said, space, known)
