@@ -31,7 +31,7 @@ _SUPPORTED = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.
 
 
 class Inputs(NamedTuple):
-    """What a person presses.
+    """Keys and axes that a person moves.
 
     keys: names, in the order in which they were pressed.
     axes: -1 to 1, by name; only those that are away from their middle.
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
 
 
 class Keymap:
-    """What each key does.
+    """Meaning of each key.
 
     Attributes:
         waits: True if the environment stands still until a key is pressed.

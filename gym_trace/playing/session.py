@@ -33,7 +33,7 @@ _REDRAW_SECONDS = 0.25  # of what does not change
 
 @dataclass
 class Played:
-    """What was played.
+    """Result of a session.
 
     Attributes:
         episodes, steps: that were begun, and taken.

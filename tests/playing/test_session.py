@@ -196,7 +196,7 @@ def test_a_session_ends_after_its_episodes(tmp_path: Path) -> None:
     assert _outcomes(tmp_path / "t") == ["terminated", "terminated"]
 
 
-def test_what_an_environment_raises_comes_out_and_the_steps_before_are_kept(tmp_path: Path, keys: Path) -> None:
+def test_steps_before_an_error_of_the_environment_are_kept(tmp_path: Path, keys: Path) -> None:
     class Broken(Watched):
         def step(self, action: Any) -> Any:
             if self.steps == 2:
