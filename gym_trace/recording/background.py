@@ -35,8 +35,8 @@ class SlabWriter:
         self.failure: Exception | None = None
         self.written = self.submitted = 0
         self._name, self._chunks, self._notice = name, chunks, notice
-        # Sequence number, segments, and descriptions of the pending actions, for the metadata.
-        self._jobs: deque[tuple[int, list[Segment], list[Any]]] = deque()
+        # Sequence number, function that makes the segments, and descriptions of the pending actions, for the metadata.
+        self._jobs: deque[tuple[int, Callable[[], list[Segment]], list[Any]]] = deque()
         self._working = threading.Lock()
         self._thread: threading.Thread | None = None
         self.is_finished = False
@@ -46,8 +46,11 @@ class SlabWriter:
         """True if every submitted slab is written."""
         return self.failure is None and self.written == self.submitted
 
-    def submit(self, sequence: int, segments: list[Segment], pending: Iterable[Pending] = ()) -> None:
-        """Queue the content of a slab. Its arrays must not change until written. Submitting it again is harmless."""
+    def submit(self, sequence: int, segments: Callable[[], list[Segment]], pending: Iterable[Pending] = ()) -> None:
+        """Queue the content of a slab. Submitting it again is harmless.
+
+        segments: makes the segments, in a background thread. Their arrays must not change until written.
+        """
         self._jobs.append((sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
         self._start(self._work)  # if no thread can start, wait() does the work
@@ -119,7 +122,7 @@ class SlabWriter:
                 sequence, segments, pending = self._jobs[0]
                 if self.failure is None and sequence > self.written:
                     try:
-                        self._chunks.write_slab(sequence, segments, pending)
+                        self._chunks.write_slab(sequence, segments(), pending)
                     except Exception as error:  # of any type: reported in the caller's thread
                         self.fail(error)
                     else:

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from gym_trace.model.deltas import changed_words
+from gym_trace.ring.lanes.contents import PYTHON, Passes
 from gym_trace.ring.lanes.slab import LaneSlab
 from gym_trace.ring.row_slab import RowSlab
 
-__all__ = ["CORE", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
+__all__ = ["CORE", "LANE_PASSES", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 
-_ABI = 9  # ABI of the compiled core that matches this version
+_ABI = 10  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
+LANE_PASSES = PYTHON
 
 
 def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
@@ -46,6 +48,7 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
         if _core.ABI == _ABI:  # otherwise a leftover of another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
             LaneSlab = _core.LaneSlab  # type: ignore[assignment, misc]
+            LANE_PASSES = Passes(_core.lane_rows, _core.lane_fragments)
             changed_words, CORE = _core.changed_words, "compiled"
             if _as_numpy_says(_core.pcg64_state):
                 pcg64_state = _core.pcg64_state

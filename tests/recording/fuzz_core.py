@@ -1,8 +1,8 @@
 """Fuzz the C core with odd objects for some time, and compare it with pure Python.
 
 python tests/recording/fuzz_core.py SECONDS [SEED]. It prints a seed that fails, which odd_run(),
-odd_frames() of test_core take, odd_tree_run() and odd_large_run() of test_core_trees, and odd_lane_run() of
-test_core_lanes.
+odd_frames() of test_core take, odd_tree_run() and odd_large_run() of test_core_trees, and odd_lane_run() and
+odd_slab_run() of test_core_lanes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from test_core import odd_frames, odd_run
-from test_core_lanes import odd_lane_run
+from test_core_lanes import odd_lane_run, odd_slab_run
 from test_core_trees import odd_large_run, odd_tree_run
 
 
@@ -30,6 +30,7 @@ def fuzz(seconds: float, seed: int) -> int:
             odd_large_run(seed + runs)
             odd_frames(seed + runs)
             odd_lane_run(seed + runs)
+            odd_slab_run(seed + runs)
         except BaseException:
             print(f"seed {seed + runs}", file=sys.stderr)
             raise

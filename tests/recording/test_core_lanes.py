@@ -16,8 +16,15 @@ from test_core import leaf, leaks
 from test_core_trees import tree_for
 
 from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
+from gym_trace.ring.lanes.contents import PYTHON, Contents, Passes
+from gym_trace.ring.lanes.decoder import decoded
+from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, More, Observed, Reset
+from gym_trace.ring.lanes.layout import LaneLayout
 from gym_trace.ring.lanes.slab import LaneSlab
+from gym_trace.ring.lanes.writer import LaneWriter, Step
 from gym_trace.ring.log import ASK, RESET, STEP, LogFull, entries
+from gym_trace.ring.segment import Segment
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
 
@@ -304,3 +311,125 @@ def test_memory_does_not_grow_over_many_steps_of_lanes() -> None:
         with open("/proc/self/statm", encoding="ascii") as file:
             peaks.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     assert peaks[-1] - peaks[1] < 1 << 20
+
+
+# -- full slabs --------------------------------------------------------------------------------------------------------
+
+
+def odd_slab_run(seed: int) -> None:
+    """Decode a slab of random steps, resets and ends in Python and with the passes in C."""
+    random = np.random.default_rng(seed)
+    lanes, times = int(random.choice([1, 2, 3, 8, 9, 17, 40])), int(random.integers(1, 40))
+    mode = str(random.choice([NEXT_STEP, SAME_STEP, DISABLED]))
+    forms: list[Any] = [
+        ("f4", (4,)),
+        ("u1", ()),
+        ("i8", (2,)),
+        ("f2", (3,)),
+        ("?", (2, 2)),
+        ("c16", (9,)),
+        ("i4", (0,)),
+    ]
+    leaves = [
+        [Leaf((root, i), np.dtype(dtype), shape) for i, (dtype, shape) in enumerate(_some(random, forms))]
+        for root in ("observations", "actions")
+    ]
+    layout = LaneLayout(lanes, times, mode, False, *leaves)
+    slab = LaneSlab(Branch(None, [*leaves[0]]), Branch(None, [*leaves[1]]), times, mode == SAME_STEP)
+    memory = memoryview(bytearray(random.bytes(layout.log + 200 * lanes * times + (1 << 14))))
+    writer = LaneWriter(layout, slab, memory, 1, b"")
+    rare = float(random.choice([0.0, 0.02, 0.3]))
+    for time_ in range(int(random.integers(times + 1))):
+        if random.random() < 0.05:
+            writer.end(End(None if random.random() < 0.5 else 4, time_, time_))
+        if random.random() < 0.1:
+            of = np.arange(lanes) if random.random() < 0.5 else np.flatnonzero(random.integers(0, 2, lanes))
+            observations = [_batch(random, leaf, len(of)) for leaf in leaves[0]]
+            writer.reset(Reset(of, observations, np.full(len(of), 7), [NOTHING] * len(of), None, 50, 60))
+        flags = random.random((2, lanes)) < rare
+        ended = np.flatnonzero(flags.any(0))
+        finals = (ended, [_batch(random, leaf, len(ended)) for leaf in leaves[0]]) if mode == SAME_STEP else None
+        observations, actions = ([_batch(random, leaf, lanes) for leaf in some] for some in leaves)
+        rewards = random.normal(size=lanes).astype(random.choice(["f8", "f8", "f8", "f4"]))
+        more = More(finals=finals, notes={"n": rewards} if random.random() < 0.05 else {})
+        writer.step(Step(1000 + 3 * time_, 5 * time_, observations, actions, rewards, *flags, more))
+    state = LaneState.initial(lanes)
+    known = random.random(lanes) < random.choice([0.5, 1.0, 1.0])
+    state.lanes["pending"] = known & (random.random(lanes) < 0.2) & (mode == NEXT_STEP or random.random() < 0.05)
+    state.lanes["open"] = known & ~state.lanes["pending"]
+    for name in ("episode", "steps", "utc", "monotonic", "seed"):
+        state.lanes[name] = random.integers(0, 100, lanes)
+    state = state._replace(
+        episodes=100, recent=(Observed(np.arange(lanes), [_batch(random, x, lanes) for x in leaves[0]]),)
+    )
+    found = []
+    for passes in (PYTHON, Passes(core.lane_rows, core.lane_fragments)):
+        segments, after = decoded(layout, Contents(layout, 1, memory, passes=passes), state)
+        found.append(([_told(segment()) for segment in segments], after.lanes.tobytes(), after.episodes))
+    assert found[0] == found[1]
+
+
+def _some(random: np.random.Generator, forms: list[Any]) -> list[Any]:
+    return [forms[i] for i in random.integers(0, len(forms), random.integers(1, 3))]
+
+
+def _batch(random: np.random.Generator, leaf: Leaf, count: int) -> np.ndarray:
+    return random.integers(0, 100, (count, *leaf.shape)).astype(leaf.dtype)
+
+
+def _told(segment: Segment) -> Any:
+    columns = [
+        (path, rows.dtype.str, rows.shape, rows.tobytes()) if isinstance(rows, np.ndarray) else (path, rows)
+        for path, rows in segment.columns.items()
+    ]
+    return segment.fragments.tobytes(), columns, segment.size
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(st.integers(0, 2**32))
+def test_slabs_are_decoded_as_in_pure_python(seed: int) -> None:
+    odd_slab_run(seed)
+
+
+def test_passes_over_arrays_that_do_not_match_raise() -> None:
+    states, flags, clock = np.zeros(2, LANE), np.zeros((3, 2), bool), np.zeros(3, np.int64)
+    column, leads, out = np.zeros((2, 3, 4), "f4"), np.array([1, 5]), np.zeros((4, 4), "f4")
+    assert core.lane_fragments(states, flags, flags, clock, clock, 0, 0) is None  # no lane has an episode
+    core.lane_rows(column, leads, out)
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    wrong: list[tuple[Any, tuple[Any, ...]]] = [
+        *(
+            (core.lane_fragments, args)
+            for args in [
+                (np.zeros(2, "i8"), flags, flags, clock, clock, 0, 0),
+                (states[:1], flags, flags, clock, clock, 0, 0),
+                (states[:0], flags[:, :0], flags[:, :0], clock, clock, 0, 0),
+                (states, flags[:2], flags, clock, clock, 0, 0),
+                (states, np.zeros((2, 3), bool).T, flags, clock, clock, 0, 0),
+                (states, flags, flags.astype("i4"), clock, clock, 0, 0),
+                (states, flags, flags, clock, np.zeros(6, np.int64)[::2], 0, 0),
+                (states, flags, flags, clock, clock, 3, 0),
+                (states, flags, flags, clock, clock, 0, -1),
+                (states, flags, flags, clock, clock),
+            ]
+        ),
+        *(
+            (core.lane_rows, args)
+            for args in [
+                (column[0, 0], leads, out),
+                (column[..., ::2], leads, out[:, :2].copy()),
+                (column, leads, out[:3]),
+                (column, leads, read_only),
+                (column, leads[::-1].copy(), out),
+                (column, np.array([1, 6]), out),
+                (column, np.array([-1, 5]), out),
+                (column, leads.astype("i4"), out),
+                (column.astype(object), leads, out),
+                (column, leads),
+            ]
+        ),
+    ]
+    for call, args in wrong:
+        with pytest.raises(TypeError):
+            call(*args)

@@ -89,8 +89,8 @@ class Run:
         self.asked, self.failed, self.number = np.zeros(COUNT, np.int64), False, 0
         submit = self.recorder._out.submit
 
-        def submitted(sequence: int, segments: list[Any], pending: Any) -> None:
-            self.written.append(list(map(_copied, segments)))
+        def submitted(sequence: int, segments: Any, pending: Any) -> None:
+            self.written.append(list(map(_copied, segments())))
             submit(sequence, segments, pending)
 
         self.recorder._out.submit = submitted  # type: ignore[method-assign]

@@ -8,9 +8,10 @@
  */
 #include "generators.h"
 #include "lane_slab.h"
+#include "lanes.h"
 #include "row_slab.h"
 
-#define ABI 9 /* must equal the number in gym_trace/recording/core.py */
+#define ABI 10 /* must equal the number in gym_trace/recording/core.py */
 
 static PyObject *found_in(const char *module, const char *name)
 {
@@ -30,6 +31,8 @@ static long number_in(const char *module, const char *name)
 
 static PyMethodDef functions[] = {
     {"pcg64_state", (PyCFunction)(void (*)(void))pcg64_state, METH_FASTCALL, NULL},
+    {"lane_fragments", (PyCFunction)lane_fragments, METH_VARARGS, NULL},
+    {"lane_rows", (PyCFunction)lane_rows, METH_VARARGS, NULL},
     {"changed_words", (PyCFunction)(void (*)(void))changed_words, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -45,6 +48,10 @@ PyMODINIT_FUNC PyInit__core(void)
     leaf_type = found_in("gym_trace.model.layout", "Leaf");
     flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
     flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");
+    flag_starts = number_in("gym_trace.format.wire", "STARTS");
+    flag_leads = number_in("gym_trace.format.wire", "LEADS");
+    flag_stops = number_in("gym_trace.format.wire", "STOPS");
+    flag_ends = number_in("gym_trace.format.wire", "ENDS");
     PyObject *outcomes = found_in("gym_trace.model.vocabulary", "Outcome");
     if (PyErr_Occurred()) {
         return NULL;

@@ -424,7 +424,7 @@ class RowRecorder(Recorder):
                     return
             for column, complaint in self._decoder.complaints.items():
                 self.complain(column, complaint)
-            self._out.submit(slab.sequence, segments, pending)
+            self._out.submit(slab.sequence, lambda: segments, pending)
 
     def _turn(self, log_bytes: int = 0) -> None:
         if self._next is None:

@@ -13,20 +13,20 @@ from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout
 from gym_trace.model.values import Array
-from gym_trace.recording.core import LaneSlab
+from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.ring.lanes import slab as lane_slab
 from gym_trace.ring.lanes.autoreset import SAME_STEP, after_step
 from gym_trace.ring.lanes.contents import Contents
-from gym_trace.ring.lanes.decoder import decoded, pending_of
+from gym_trace.ring.lanes.decoder import LazySegment, decoded, pending_of
 from gym_trace.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
 from gym_trace.ring.lanes.writer import LaneWriter, Rooms, Step, log_bytes_for, rooms_of_no_slab
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
-from gym_trace.ring.segment import Rows, Segment
+from gym_trace.ring.segment import Rows
 from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
@@ -117,12 +117,12 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        self._out.submit(writer.sequence, segments, pending_of(self.asked(), state.lanes))
+        self._out.submit(writer.sequence, lambda: [make() for make in segments], pending_of(self.asked(), state.lanes))
 
-    def _decoded(self, writer: LaneWriter) -> tuple[list[Segment], LaneState]:
+    def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
         with held_back():  # libraries turn the exception of a signal handler into one of theirs
-            contents = Contents(self._layout, writer.sequence, writer.memory)
+            contents = Contents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
             return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
     def _turn(self) -> None:

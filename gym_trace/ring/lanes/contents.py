@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,52 @@ _LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the pr
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by size in bytes
 
 
+def lane_rows(column: Array, leads: Array, out: Array) -> None:
+    """Copy the rows of a column, (lanes, times, ...), by lane, then by time. leads: indices to leave out, ascending."""
+    ordered = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+    out[...] = np.delete(ordered, leads, axis=0) if len(leads) else ordered
+
+
+class Passes(NamedTuple):
+    """Inner loops over a slab: in C for slabs of this process, in Python for rings read from files.
+
+    Attributes:
+        rows: lane_rows().
+        fragments: the fragments of usual steps, see _Decoding in gym_trace.ring.lanes.decoder; None: none are usual.
+    """
+
+    rows: Callable[[Array, Array, Array], None] = lane_rows
+    fragments: Callable[..., tuple[bytearray, bytearray, int] | None] | None = None
+
+
+PYTHON = Passes()
+
+
+class Except(NamedTuple):
+    """All rows, by lane, then by time, except some.
+
+    Attributes:
+        leads: their indices, ascending.
+        total: number of rows, with those.
+    """
+
+    leads: Array
+    total: int
+
+    @property
+    def kept(self) -> int:
+        """Number of rows without those."""
+        return self.total - len(self.leads)
+
+    def indices(self) -> Array | None:
+        """Return the indices of the rows; None: all."""
+        if not len(self.leads):
+            return None
+        chosen = np.ones(self.total, np.bool_)
+        chosen[self.leads] = False
+        return np.flatnonzero(chosen)
+
+
 class Steps(NamedTuple):
     """Consecutive steps of all lanes.
 
@@ -29,6 +75,7 @@ class Steps(NamedTuple):
         columns: (lanes, times, ...).
         odd: rows that are not in their column, by time.
         utc, monotonic, more: of each step.
+        passes: see there.
     """
 
     columns: dict[Path, Array]
@@ -36,6 +83,7 @@ class Steps(NamedTuple):
     utc: Array
     monotonic: Array
     more: list[More]
+    passes: Passes
 
     def batch(self, path: Path, time: int) -> Rows:
         """Return the rows of one step, one per lane."""
@@ -46,13 +94,17 @@ class Steps(NamedTuple):
         """Return the rows of each step, one per lane."""
         return [self.batch(path, time) for time in range(len(self.utc))]
 
-    def rows(self, path: Path, chosen: Array | None) -> Rows:
-        """Return rows by lane, then by time. chosen: indices in that order; None: all."""
+    def rows(self, path: Path, chosen: Array | Except) -> Rows:
+        """Return rows by lane, then by time. chosen: indices in that order."""
         if path in self.odd:
             return by_lane(self.batches(path), chosen)
         column = self.columns[path]
+        if isinstance(chosen, Except) and (len(chosen.leads) or not column.flags.c_contiguous):
+            ordered = np.empty((chosen.kept, *column.shape[2:]), column.dtype)
+            (self.passes.rows if ordered.size else lane_rows)(column, chosen.leads, ordered)
+            return ordered
         flat = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
-        return flat if chosen is None else taken(flat, chosen)
+        return flat if isinstance(chosen, Except) else taken(flat, chosen)
 
 
 class Contents:
@@ -60,14 +112,17 @@ class Contents:
 
     Args:
         most: number of log entries to read; None: all.
+        passes: see there.
 
     Attributes:
         events: what happened, in order.
         asked: the actions without an answer, one entry per leaf, with one row per lane, or None.
     """
 
-    def __init__(self, layout: LaneLayout, sequence: int, slab: memoryview, most: int | None = None):
-        self._layout, self._slab = layout, slab
+    def __init__(
+        self, layout: LaneLayout, sequence: int, slab: memoryview, most: int | None = None, passes: Passes = PYTHON
+    ):
+        self._layout, self._slab, self.passes = layout, slab, passes
         self._places = places(slab, layout.log, len(slab), sequence)[:most]
         self._log = headers(slab, self._places)
         kinds = self._log["kind"]
@@ -143,21 +198,22 @@ class Contents:
                 if rows is None:
                     raise CorruptTrace("ring step without rewards")
                 odd[REWARDS][time] = rows
-        self.events.append(Steps(columns, odd, log["c"], log["d"], more))
+        self.events.append(Steps(columns, odd, log["c"], log["d"], more, self.passes))
 
 
 # -- rows in the order in which they are stored -----------------------------------------------------------------------
 
 
-def by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
+def by_lane(batches: Sequence[Rows], chosen: Array | Except) -> Rows:
     """Return rows of batches by lane, then by time. batches: one per time, with one row per lane."""
     flat: Rows
+    places = chosen.indices() if isinstance(chosen, Except) else chosen
     if _alike(batches):
         stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # np.stack keeps the Fortran order of batches
         flat = stacked.reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
-    return flat if chosen is None else taken(flat, chosen)
+    return flat if places is None else taken(flat, places)
 
 
 def inserted(column: Rows, at: Array, rows: Rows) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.chunk_builder import PACKED_ABSENT, joined_rows
-from gym_trace.ring.lanes.autoreset import SAME_STEP, after_steps
-from gym_trace.ring.lanes.contents import Contents, Steps, by_lane, inserted
+from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
+from gym_trace.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
 from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
 from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
 from gym_trace.ring.log import STEP, headers, places
@@ -56,7 +56,7 @@ class LaneDecoder:
         with _malformed_is_corrupt("slab"):
             contents = Contents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
             segments, state = decoded(self._layout, contents, contents.state())
-            return segments, [] if most else pending_of(contents.asked, state.lanes)
+            return [segment() for segment in segments], [] if most else pending_of(contents.asked, state.lanes)
 
 
 @contextlib.contextmanager
@@ -82,15 +82,24 @@ def _value(rows: Rows, lane: int) -> Any:
     return np.array(rows[lane])[()] if isinstance(rows, np.ndarray) else unpack(rows[lane])
 
 
-def decoded(layout: LaneLayout, contents: Contents, state: LaneState) -> tuple[list[Segment], LaneState]:
-    """Return the segments of a slab, and the state of the lanes after it. Arrays may be views of the slab.
+LazySegment = Callable[[], Segment]
+
+
+def decoded(layout: LaneLayout, contents: Contents, state: LaneState) -> tuple[list[LazySegment], LaneState]:
+    """Return the segments of a slab, and the state of the lanes after it.
+
+    The fragments are made at once; a function makes each segment, with its columns, which takes most of the time.
+    Any thread may call it while the slab is unchanged. Arrays may be views of the slab.
 
     Args:
         state: state of the lanes at the start of the slab.
     """
     decoding = _Decoding(layout, state)
     segments = [segment for event in contents.events for segment in decoding.segments(event)]
-    return [segment for segment in segments if len(segment.fragments)], decoding.state()
+    return [segment for fragments, segment in segments if len(fragments)], decoding.state()
+
+
+_Piece = tuple[Array, LazySegment]  # fragments, and the segment that they are in
 
 
 class _Decoding:
@@ -106,7 +115,7 @@ class _Decoding:
         """Return the state after the events so far."""
         return LaneState(self.lanes, self.starts, self.episodes, self.recent)
 
-    def segments(self, event: Reset | End | Steps) -> list[Segment]:
+    def segments(self, event: Reset | End | Steps) -> list[_Piece]:
         """Return the segments of the next event."""
         if isinstance(event, End):
             return [self._end(event)]
@@ -122,7 +131,7 @@ class _Decoding:
 
     # -- resets and ends ----------------------------------------------------------------------------------------------
 
-    def _reset(self, event: Reset) -> list[Segment]:
+    def _reset(self, event: Reset) -> list[_Piece]:
         cut = self._ends(event.lanes, Outcome.CUT, event.utc, event.monotonic)
         new = np.zeros(len(event.lanes), LANE)
         new["open"], new["utc"], new["monotonic"] = True, event.utc, event.monotonic
@@ -137,16 +146,16 @@ class _Decoding:
         self.lanes[event.lanes] = new
         places = np.flatnonzero(~new["skipped"])
         starts = self._starts(event.lanes[places], [taken(rows, places) for rows in event.observations])
-        return [_segment(cut, {}), starts]
+        return [_piece(cut, {}), starts]
 
-    def _continued(self) -> Segment:
+    def _continued(self) -> _Piece:
         """Return the starts of deferred episodes, because a step continues them now."""
         lanes = np.flatnonzero(self.lanes["deferred"])
         self.lanes["deferred"] = False
         running = lanes[self.lanes["running"][lanes]]
         return self._starts(lanes, self.state().observed(running) if len(running) else [])
 
-    def _starts(self, lanes: Array, observations: list[Rows]) -> Segment:
+    def _starts(self, lanes: Array, observations: list[Rows]) -> _Piece:
         """Return the starts of episodes. observations: of the lanes whose run of steps starts here."""
         known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
         fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
@@ -156,13 +165,13 @@ class _Decoding:
         columns: Columns = {("starts",): self.starts[lanes].tolist()}
         if known["running"].any():
             columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), observations))
-        return _segment(fragments, columns)
+        return _piece(fragments, columns)
 
-    def _end(self, event: End) -> Segment:
+    def _end(self, event: End) -> _Piece:
         outcome = Outcome.CUT if event.outcome is None else event.outcome
         fragments = self._ends(self._all, outcome, event.utc, event.monotonic)
         self.lanes["open"] = self.lanes["pending"] = self.lanes["deferred"] = False
-        return _segment(fragments, {})
+        return _piece(fragments, {})
 
     def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
         """Return fragments without steps that end the open episodes of lanes."""
@@ -178,8 +187,11 @@ class _Decoding:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _steps(self, event: Steps) -> Segment:
+    def _steps(self, event: Steps) -> _Piece:
         """Return consecutive steps as one segment. All arrays of rows are ordered by lane, then by time."""
+        usual = self._usual_fragments(event)
+        if usual is not None:
+            return self._rows_later(event, *usual)
         times = len(event.utc)
         flags = event.columns[TERMINATIONS].T * np.uint8(wire.TERMINATED)
         flags |= event.columns[TRUNCATIONS].T * np.uint8(wire.TRUNCATED)
@@ -192,9 +204,13 @@ class _Decoding:
         places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: all
         flags *= ended & ~leads
         lead = _in_place(leads, places)
-        observations = [event.rows(leaf.path, places) for leaf in self._layout.observation_leaves]
+        has_finals = self._mode == SAME_STEP and bool(flags.any())
+        if places is None and not has_finals:
+            return self._rows_later(event, self._fragments(event, flags, places, lead), np.flatnonzero(lead))
+        rows: Array | Except = Except(_NONE, len(lead)) if places is None else places
+        observations = [event.rows(leaf.path, rows) for leaf in self._layout.observation_leaves]
         steps = _without(places, lead)
-        if self._mode == SAME_STEP and flags.any():
+        if has_finals:
             at = np.flatnonzero(_in_place(flags, places))
             places = np.arange(len(lead)) if places is None else places
             ends = np.divmod(places[at], times)
@@ -208,11 +224,40 @@ class _Decoding:
         if len(begun):
             columns["starts",] = self._autoreset_starts(event, *_lane_and_time(begun, places, times))
         columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), observations))
-        if steps is None or len(steps):
+        if isinstance(steps, Except) or len(steps):
             self._add_step_columns(columns, event, steps)
-        return _segment(self._fragments(event, flags, places, lead), columns)
+        return _piece(self._fragments(event, flags, places, lead), columns)
 
-    def _kept_steps(self, event: Steps, kept: _KeptRows) -> Segment:
+    def _usual_fragments(self, event: Steps) -> tuple[Array, Array] | None:
+        """Return the fragments of usual steps, and the rows that lead episodes; None if the slow path must do it."""
+        find, more = event.passes.fragments, event.more[0]
+        if find is None or more.kept is not None:
+            return None
+        flags = (np.ascontiguousarray(event.columns[path].T) for path in (TERMINATIONS, TRUNCATIONS))
+        clocks = (np.ascontiguousarray(clock) for clock in (event.utc, event.monotonic))
+        found = find(self.lanes, *flags, *clocks, _MODES.index(self._mode), self.episodes)
+        if found is None:
+            return None
+        fragments, leads, self.episodes = found
+        return np.frombuffer(fragments, wire.FRAGMENT), np.frombuffer(leads, np.int64)
+
+    def _rows_later(self, event: Steps, fragments: Array, leads: Array) -> _Piece:
+        """Return the segment of steps that all belong to episodes. leads: rows that are their first observations."""
+        times, columns = len(event.utc), Columns()
+        everything, steps = (Except(rows, self._count * times) for rows in (_NONE, leads))
+        if len(leads):
+            columns["starts",] = self._autoreset_starts(event, *np.divmod(leads, times))
+
+        def segment() -> Segment:
+            for leaf in self._layout.observation_leaves:
+                columns[leaf.path] = event.rows(leaf.path, everything)
+            if steps.kept:
+                self._add_step_columns(columns, event, steps)
+            return _segment(fragments, columns)
+
+        return fragments, segment
+
+    def _kept_steps(self, event: Steps, kept: _KeptRows) -> _Piece:
         """Return the steps that filters keep."""
         names, times = LANE.names or (), len(event.utc)
         for lane, state in enumerate(self.lanes.tolist()):
@@ -234,10 +279,10 @@ class _Decoding:
                 columns[leaf.path] = column
         if kept.steps:
             self._add_step_columns(columns, event, np.array([lane * times + time for lane, time in kept.steps]))
-        return _segment(kept.fragments(), columns)
+        return _piece(kept.fragments(), columns)
 
-    def _add_step_columns(self, columns: Columns, event: Steps, steps: Array | None) -> None:
-        """Add the columns of steps, except observations. steps: indices, by lane, then by time; None: all."""
+    def _add_step_columns(self, columns: Columns, event: Steps, steps: Array | Except) -> None:
+        """Add the columns of steps, except observations. steps: indices, by lane, then by time."""
         for path in (*(leaf.path for leaf in self._layout.action_leaves), REWARDS):
             columns[path] = event.rows(path, steps)
         if event.more[0].infos is not None:
@@ -416,11 +461,11 @@ def _in_place(flags: Array, places: Array | None) -> Array:
     return by_lane if places is None else by_lane[places]
 
 
-def _without(places: Array | None, lead: Array) -> Array | None:
-    """Return the positions of the rows that are steps; None: all."""
-    if not lead.any():
-        return places
-    return np.flatnonzero(~lead) if places is None else places[~lead]
+def _without(places: Array | None, lead: Array) -> Array | Except:
+    """Return the positions of the rows that are steps."""
+    if places is None:
+        return Except(np.flatnonzero(lead), len(lead))
+    return places[~lead] if lead.any() else places
 
 
 def _lane_and_time(rows: Array, places: Array | None, times: int) -> tuple[Array, Array]:
@@ -429,3 +474,12 @@ def _lane_and_time(rows: Array, places: Array | None, times: int) -> tuple[Array
 
 def _segment(fragments: Array, columns: Columns) -> Segment:
     return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))
+
+
+def _piece(fragments: Array, columns: Columns) -> _Piece:
+    segment = _segment(fragments, columns)
+    return fragments, lambda: segment
+
+
+_NONE = np.empty(0, np.int64)
+_MODES = (NEXT_STEP, SAME_STEP, DISABLED)  # as the C core numbers them

@@ -1,0 +1,391 @@
+/* Passes over a full slab of lanes: the fragments of its steps, and its rows in the order in which they are stored.
+ *
+ * They do what gym_trace/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers, whose rings are
+ * untrusted, do it in Python.
+ */
+#pragma once
+#include "log.h"
+
+enum { LANE_BYTES = 45, FRAGMENT_BYTES = 80 };
+enum { OPEN, PENDING, SKIPPED, RUNNING, DEFERRED, EPISODE = 5, STEPS = 13, UTC = 21, MONOTONIC_AT = 29, SEED = 37 }; /* offsets in LANE */
+enum { NEXT_STEP, SAME_STEP, DISABLED };
+
+/* The end of an episode. */
+typedef struct {
+    int64_t lane, time, episode; /* id of the next one, if that starts in the slab */
+    int flags;
+} End;
+
+typedef struct {
+    int64_t lanes, times;
+    const char *terminated, *truncated; /* (times, lanes) */
+    const int64_t *utc, *monotonic;
+    char *states;
+    End *ends;
+    int64_t count, room, episodes;
+} Pass;
+
+static long flag_starts, flag_leads, flag_stops, flag_ends; /* of fragments; see gym_trace.format.wire */
+
+static inline int64_t number_at(const char *bytes)
+{
+    int64_t number;
+    memcpy(&number, bytes, 8);
+    return number;
+}
+
+static inline void put_number(char *bytes, int64_t number)
+{
+    memcpy(bytes, &number, 8);
+}
+
+static inline void put_narrow(char *bytes, uint32_t number)
+{
+    memcpy(bytes, &number, 4);
+}
+
+static int add_end(Pass *pass, int64_t lane, int64_t time, int flags)
+{
+    if (pass->count == pass->room) {
+        int64_t room = pass->room ? 2 * pass->room : 256;
+        End *ends = PyMem_Realloc(pass->ends, (size_t)room * sizeof(End));
+        if (ends == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        pass->ends = ends;
+        pass->room = room;
+    }
+    int64_t episode = time + 1 < pass->times ? pass->episodes++ : 0;
+    pass->ends[pass->count++] = (End){lane, time, episode, flags};
+    return 0;
+}
+
+/* Finds the ends of episodes in order of time. Returns 1; 0 if a step belongs to no episode; -1 with an exception.
+ * resets: for each lane, the time of its last reset, or -1. */
+static int find_ends(Pass *pass, int mode, int64_t *resets)
+{
+    for (int64_t time = 0; time < pass->times; time++) {
+        const char *terminated = pass->terminated + time * pass->lanes, *truncated = pass->truncated + time * pass->lanes;
+        for (int64_t lane = 0; lane < pass->lanes; lane++) {
+            uint64_t words[2];
+            while (lane + 8 <= pass->lanes) {
+                memcpy(words, terminated + lane, 8);
+                memcpy(words + 1, truncated + lane, 8);
+                if (words[0] | words[1]) {
+                    break;
+                }
+                lane += 8;
+            }
+            if (lane == pass->lanes) {
+                break;
+            }
+            int flags = (terminated[lane] ? IS_TERMINATED : 0) | (truncated[lane] ? IS_TRUNCATED : 0);
+            if (!flags || resets[lane] == time) {
+                continue;
+            }
+            if (mode == SAME_STEP || (mode == DISABLED && time + 1 < pass->times)) {
+                return 0;
+            }
+            if (add_end(pass, lane, time, flags) < 0) {
+                return -1;
+            }
+            resets[lane] = time + 1;
+        }
+    }
+    return 1;
+}
+
+/* Writes a row of the fragment table, and updates the state of its lane: rows begin to after, which an episode leads if
+ * starts is true, and end if flags are set. */
+static void put_fragment(Pass *pass, char *fragment, int64_t lane, int64_t begin, int64_t after, int starts, int flags)
+{
+    char *state = pass->states + lane * LANE_BYTES;
+    int64_t utc = pass->utc[after - 1], monotonic = pass->monotonic[after - 1], steps = after - begin - starts;
+    if (starts) {
+        put_number(state + STEPS, 0);
+        put_number(state + UTC, pass->utc[begin]);
+        put_number(state + MONOTONIC_AT, pass->monotonic[begin]);
+        put_number(state + SEED, -1);
+    }
+    int64_t start_utc = number_at(state + UTC), start_monotonic = number_at(state + MONOTONIC_AT);
+    int64_t duration = flags ? monotonic - start_monotonic : 0;
+    uint32_t said = (uint32_t)((flags & IS_TERMINATED ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
+    uint32_t outcome = (uint32_t)(!flags ? 0 : flags & IS_TERMINATED ? outcome_terminated : outcome_truncated);
+    memset(fragment, 0, FRAGMENT_BYTES);
+    memcpy(fragment, state + EPISODE, 8);
+    memcpy(fragment + 8, state + STEPS, 8);
+    put_narrow(fragment + 16, (uint32_t)steps);
+    put_narrow(fragment + 20, (uint32_t)lane);
+    put_narrow(fragment + 24, said | (uint32_t)((starts ? flag_starts | flag_leads : 0) | (flags ? flag_stops | flag_ends : 0)));
+    put_narrow(fragment + 28, outcome);
+    if (starts) {
+        put_number(fragment + 40, -1);
+        put_number(fragment + 48, start_utc);
+        put_number(fragment + 56, start_utc - start_monotonic);
+    }
+    put_number(fragment + 64, duration);
+    put_number(fragment + 72, flags ? utc - start_utc - duration : 0);
+    put_number(state + STEPS, number_at(state + STEPS) + steps);
+    state[RUNNING] = 1;
+}
+
+/* Writes the fragments of all lanes, and the rows that lead episodes.
+ * order: the numbers of the ends, by lane. episode: id of the first episode that starts. */
+static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t episode, char *fragments, char *leads)
+{
+    int64_t next = 0;
+    for (int64_t lane = 0; lane < pass->lanes; lane++) {
+        char *state = pass->states + lane * LANE_BYTES;
+        int64_t begin = 0;
+        int starts = state[PENDING] != 0;
+        if (starts) {
+            put_number(state + EPISODE, episode++);
+            put_number(leads, lane * pass->times);
+            leads += 8;
+        }
+        while (next < pass->count && pass->ends[order[next]].lane == lane) {
+            const End *end = &pass->ends[order[next++]];
+            put_fragment(pass, fragments, lane, begin, end->time + 1, starts, end->flags);
+            fragments += FRAGMENT_BYTES;
+            begin = end->time + 1;
+            starts = 1;
+            if (begin < pass->times) {
+                put_number(state + EPISODE, end->episode);
+                put_number(leads, lane * pass->times + begin);
+                leads += 8;
+            }
+        }
+        int is_over = begin == pass->times;
+        if (!is_over) {
+            put_fragment(pass, fragments, lane, begin, pass->times, starts, 0);
+            fragments += FRAGMENT_BYTES;
+        }
+        state[OPEN] = (char)!is_over;
+        state[PENDING] = (char)(is_over && mode == NEXT_STEP);
+    }
+}
+
+/* Numbers the ends by lane, then by time: numbers has a place for each, firsts one for each lane. */
+static void order_ends(const Pass *pass, int64_t *firsts, int64_t *numbers)
+{
+    memset(firsts, 0, (size_t)pass->lanes * sizeof(int64_t));
+    for (int64_t i = 0; i < pass->count; i++) {
+        firsts[pass->ends[i].lane] += 1;
+    }
+    for (int64_t lane = 0, before = 0; lane < pass->lanes; lane++) {
+        int64_t own = firsts[lane];
+        firsts[lane] = before;
+        before += own;
+    }
+    for (int64_t i = 0; i < pass->count; i++) {
+        numbers[firsts[pass->ends[i].lane]++] = i;
+    }
+}
+
+/* Returns (fragments, leads, episodes), or None for unusual steps, whose states it leaves as they were. */
+static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
+{
+    int64_t pending = 0, later = 0;
+    for (int64_t lane = 0; lane < pass->lanes; lane++) {
+        const char *state = pass->states + lane * LANE_BYTES;
+        int is_open = state[OPEN] || (mode == NEXT_STEP && state[PENDING]);
+        if (!is_open || state[SKIPPED] || state[DEFERRED] || (mode != NEXT_STEP && state[PENDING])) {
+            Py_RETURN_NONE;
+        }
+        pending += state[PENDING] != 0;
+    }
+    int64_t *places = PyMem_Malloc((size_t)pass->lanes * sizeof(int64_t)), *numbers = NULL;
+    if (places == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (int64_t lane = 0; lane < pass->lanes; lane++) {
+        places[lane] = pass->states[lane * LANE_BYTES + PENDING] ? 0 : -1;
+    }
+    pass->episodes = episode + pending;
+    PyObject *result = NULL, *fragments = NULL, *leads = NULL;
+    int found = find_ends(pass, mode, places);
+    if (found <= 0) {
+        result = found < 0 ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    for (int64_t i = 0; i < pass->count; i++) {
+        later += pass->ends[i].time + 1 < pass->times;
+    }
+    numbers = PyMem_Malloc((size_t)(pass->count + 1) * sizeof(int64_t));
+    fragments = PyByteArray_FromStringAndSize(NULL, (pass->lanes + later) * FRAGMENT_BYTES);
+    leads = PyByteArray_FromStringAndSize(NULL, (pending + later) * 8);
+    if (numbers == NULL || fragments == NULL || leads == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    order_ends(pass, places, numbers);
+    put_fragments(pass, mode, numbers, episode, PyByteArray_AS_STRING(fragments), PyByteArray_AS_STRING(leads));
+    result = Py_BuildValue("OOL", fragments, leads, (long long)pass->episodes);
+done:
+    PyMem_Free(places);
+    PyMem_Free(numbers);
+    Py_XDECREF(fragments);
+    Py_XDECREF(leads);
+    return result;
+}
+
+/* True if an array has items of a size, one after the other, in these dimensions; 0 columns: one dimension. */
+static int is_plain(PyObject *object, npy_intp width, npy_intp rows, npy_intp columns)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    return PyArray_Check(object) && PyArray_IS_C_CONTIGUOUS(array) && !PyDataType_REFCHK(PyArray_DESCR(array)) &&
+           PyArray_ITEMSIZE(array) == width && PyArray_NDIM(array) == (columns ? 2 : 1) && PyArray_DIM(array, 0) == rows &&
+           (!columns || PyArray_DIM(array, 1) == columns);
+}
+
+/* lane_fragments(states, terminations, truncations, utc, monotonic, mode, episodes): see _Decoding in
+ * gym_trace/ring/lanes/decoder.py. */
+static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *states, *terminated, *truncated, *utc, *monotonic;
+    int mode;
+    long long episode;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!iL:lane_fragments", &PyArray_Type, &states, &PyArray_Type, &terminated,
+                          &PyArray_Type, &truncated, &PyArray_Type, &utc, &PyArray_Type, &monotonic, &mode, &episode)) {
+        return NULL;
+    }
+    npy_intp lanes = PyArray_NDIM((PyArrayObject *)states) == 1 ? PyArray_DIM((PyArrayObject *)states, 0) : 0;
+    npy_intp times = PyArray_NDIM((PyArrayObject *)utc) == 1 ? PyArray_DIM((PyArrayObject *)utc, 0) : 0;
+    if (lanes < 1 || times < 1 || lanes > UINT32_MAX || times > UINT32_MAX || mode < NEXT_STEP || mode > DISABLED ||
+        episode < 0 || !is_plain(states, LANE_BYTES, lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
+        !is_plain(terminated, 1, times, lanes) || !is_plain(truncated, 1, times, lanes) || !is_plain(utc, 8, times, 0) ||
+        !is_plain(monotonic, 8, times, 0)) {
+        PyErr_SetString(PyExc_TypeError, "lane_fragments(): arrays that do not match");
+        return NULL;
+    }
+    Pass pass = {lanes, times, PyArray_DATA((PyArrayObject *)terminated), PyArray_DATA((PyArrayObject *)truncated),
+                 PyArray_DATA((PyArrayObject *)utc), PyArray_DATA((PyArrayObject *)monotonic),
+                 PyArray_DATA((PyArrayObject *)states), NULL, 0, 0, 0};
+    PyObject *result = fragments_of(&pass, mode, episode);
+    PyMem_Free(pass.ends);
+    return result;
+}
+
+enum { LANES_AT_ONCE = 16 }; /* their rows at one time share few cache lines */
+
+/* Rows by lane and time. leads: the rows to leave out, lane * times + time, ascending. */
+typedef struct {
+    const char *from;
+    npy_intp lane_stride, time_stride, width;
+    int64_t lanes, times, count;
+    const int64_t *leads;
+} Rows;
+
+/* Copies rows that are next to each other in time. */
+static void copy_runs(const Rows *rows, char *to)
+{
+    int64_t lead = 0;
+    for (int64_t lane = 0; lane < rows->lanes; lane++) {
+        const char *from = rows->from + lane * rows->lane_stride;
+        int64_t begin = 0;
+        while (begin < rows->times) {
+            int is_led = lead < rows->count && rows->leads[lead] < (lane + 1) * rows->times;
+            int64_t end = is_led ? rows->leads[lead++] - lane * rows->times : rows->times;
+            size_t size = (size_t)((end - begin) * rows->width);
+            memcpy(to, from + begin * rows->width, size);
+            to += size;
+            begin = end + 1;
+        }
+    }
+}
+
+/* Copies rows that are next to each other by lane, some lanes at once. */
+static inline __attribute__((always_inline)) void copy_rows(const Rows *rows, char *to, const npy_intp width)
+{
+    int64_t lead = 0;
+    for (int64_t first = 0; first < rows->lanes; first += LANES_AT_ONCE) {
+        int64_t some = rows->lanes - first < LANES_AT_ONCE ? rows->lanes - first : LANES_AT_ONCE;
+        int64_t next[LANES_AT_ONCE], ends[LANES_AT_ONCE], skipped = lead;
+        char *at[LANES_AT_ONCE];
+        for (int64_t i = 0; i < some; i++) {
+            next[i] = lead;
+            at[i] = to;
+            while (lead < rows->count && rows->leads[lead] < (first + i + 1) * rows->times) {
+                lead += 1;
+            }
+            ends[i] = lead;
+            to += (rows->times - (lead - next[i])) * width;
+        }
+        const char *from = rows->from + first * rows->lane_stride;
+        for (int64_t time = 0; time < rows->times; time++, from += rows->time_stride) {
+            const char *row = from;
+            for (int64_t i = 0; i < some; i++, row += rows->lane_stride) {
+                if (lead > skipped && next[i] < ends[i] && rows->leads[next[i]] == (first + i) * rows->times + time) {
+                    next[i] += 1;
+                    continue;
+                }
+                memcpy(at[i], row, (size_t)width);
+                at[i] += width;
+            }
+        }
+    }
+}
+
+static void copy_in_order(const Rows *rows, char *to)
+{
+    if (rows->time_stride == rows->width) {
+        copy_runs(rows, to);
+        return;
+    }
+    switch (rows->width) { /* a constant width is copied by one instruction */
+    case 1:
+        copy_rows(rows, to, 1);
+        break;
+    case 4:
+        copy_rows(rows, to, 4);
+        break;
+    case 8:
+        copy_rows(rows, to, 8);
+        break;
+    case 16:
+        copy_rows(rows, to, 16);
+        break;
+    default:
+        copy_rows(rows, to, rows->width);
+    }
+}
+
+/* lane_rows(column, leads, out): as in gym_trace/ring/lanes/contents.py. */
+static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *column, *leads, *out;
+    if (!PyArg_ParseTuple(args, "O!O!O!:lane_rows", &PyArray_Type, &column, &PyArray_Type, &leads, &PyArray_Type, &out)) {
+        return NULL;
+    }
+    int dimensions = PyArray_NDIM(column);
+    npy_intp width = PyArray_ITEMSIZE(column);
+    int is_right = dimensions >= 2 && is_number(PyArray_DESCR(column)) && is_number(PyArray_DESCR(out)) &&
+                   PyArray_NDIM(leads) == 1 && is_plain((PyObject *)leads, 8, PyArray_DIM(leads, 0), 0) &&
+                   PyArray_IS_C_CONTIGUOUS(out) && PyArray_ISWRITEABLE(out);
+    for (int i = dimensions - 1; is_right && i > 1; i--) { /* a row must have no gaps */
+        is_right = PyArray_STRIDE(column, i) == width || PyArray_DIM(column, i) == 1;
+        width *= PyArray_DIM(column, i);
+    }
+    int64_t last = -1, count = is_right ? PyArray_DIM(leads, 0) : 0, all = 0;
+    const int64_t *numbers = PyArray_DATA(leads);
+    if (is_right) {
+        all = PyArray_DIM(column, 0) * PyArray_DIM(column, 1);
+        is_right = width > 0 && count <= all && PyArray_NBYTES(out) == (all - count) * width;
+    }
+    for (int64_t i = 0; is_right && i < count; i++) {
+        is_right = numbers[i] > last && numbers[i] < all;
+        last = numbers[i];
+    }
+    if (!is_right) {
+        PyErr_SetString(PyExc_TypeError, "lane_rows(): arrays that do not match");
+        return NULL;
+    }
+    Rows rows = {PyArray_BYTES(column), PyArray_STRIDE(column, 0), PyArray_STRIDE(column, 1), width,
+                 PyArray_DIM(column, 0), PyArray_DIM(column, 1), count, numbers};
+    char *to = PyArray_BYTES(out);
+    Py_BEGIN_ALLOW_THREADS;
+    copy_in_order(&rows, to);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
