@@ -199,7 +199,7 @@ def columns_and_infos_that_steer_a_terminal(place):
 def a_damaged_column_whose_name_steers_a_terminal(place):
     def change(forged):
         chunk = next(chunk for chunk in forged.chunks if ("annotations", "note") in chunk.columns)
-        chunk.describe(("annotations", "note"), path=["annotations", ESCAPES], crc=1)
+        chunk.describe(("annotations", "note"), crc=1, path=["annotations", ESCAPES])
 
     place.forge(change, sealed=False)
 

@@ -41,7 +41,7 @@ from gym_trace.model import packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
-NOTHING_THERE = ("there is no episode", "has no infos")  # of which it is wrong usage to ask for some
+NOTHING_THERE = ("the trace has 0 episodes", "has no infos")  # of which it is wrong usage to ask for some
 COMMAND_LINES = (
     ("info", "TRACE"),
     ("info", "TRACE", "--json"),
@@ -63,7 +63,7 @@ COMMAND_LINES = (
     ("cat", "TRACE"),
     ("cat", "TRACE", "--format", "jsonl"),
     ("card", "TRACE"),
-    ("shell", "TRACE", "--step", "1"),
+    ("shell", "TRACE"),
     ("view", "TRACE", "--save", "REPAIRED.html"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
 )
@@ -105,7 +105,8 @@ def run(names: list[str], scratch: Path, lines: tuple[tuple[str, ...], ...] = CO
         (scratch / name / "here").mkdir(parents=True)
         shutil.copytree(sound, place.trace)
         shutil.copytree(scratch / "outside", place.outside)
-        _in_a_process(lambda place=place, name=name: FORGERIES[name](place) and None)
+        forged, _ = _in_a_process(lambda place=place, name=name: FORGERIES[name](place) and None)
+        assert forged is None, f"{name} was not forged: {forged}"
         yield _measured(name, place, sound, lines)
         shutil.rmtree(scratch / name)
 
