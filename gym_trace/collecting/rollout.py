@@ -188,6 +188,12 @@ def record_episodes(
 
     Raises:
         InvalidOption: no limit, or an invalid one
+
+    Examples:
+        >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/new") as env:
+        ...     progress = gym_trace.record_episodes(env, episodes=3, seed=0)
+        >>> progress.episodes, progress.steps
+        (3, 34)
     """
     limits = {"episodes": episodes, "steps": steps, "seconds": seconds, "bytes": bytes}
     if all(limit is None for limit in limits.values()):

@@ -70,6 +70,11 @@ def open_trace(directory: str | os.PathLike[str] | ReadStorage) -> Trace:
     """Open a trace for reading. It may still be written to. Raises TraceNotFound.
 
     directory: a local directory; or a gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> len(trace), trace[0].observations.shape, trace[0].outcome
+        (20, (13, 4), 'terminated')
     """
     return Trace(directory)
 
@@ -253,6 +258,11 @@ class Trace:
         Raises:
             InvalidOption: an argument is invalid; the message points to the position.
             CorruptTrace: options or rewards were needed and are damaged.
+
+        Examples:
+            >>> best = gym_trace.open_trace("traces/cartpole").select("steps > 10", best=3)
+            >>> best.chosen.tolist(), best.episodes["return"].tolist()
+            ([8, 17, 3], [58.0, 39.0, 33.0])
         """
         content = self._content
         columns = self._columns(content)
@@ -476,6 +486,10 @@ class Trace:
             (n, 2) int64, episode and step, sorted.
 
         Raises InvalidOption, which points to the position, and CorruptTrace.
+
+        Examples:
+            >>> gym_trace.open_trace("traces/cartpole").find_steps("abs(observations[3]) > 2.3").tolist()
+            [[1, 8]]
         """
         if on_damage not in ("raise", "skip"):
             raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')

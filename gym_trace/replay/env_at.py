@@ -46,6 +46,12 @@ def env_at(
         InvalidOption: no such step.
         IndexError: no such episode.
         TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> env = gym_trace.env_at("traces/cartpole", episode=7, step=5)
+        >>> observation, reward, terminated, truncated, info = env.step(0)
+        >>> float(reward)
+        1.0
     """
     trace = as_trace(trace)
     index = range(len(trace))[episode]

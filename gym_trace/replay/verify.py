@@ -80,6 +80,10 @@ def verify_trace(
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
         InvalidOption, TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> {verdict.verdict for verdict in gym_trace.verify_trace("traces/cartpole")}
+        {'identical'}
     """
     comparison = Comparison(atol, rtol, ignore, tolerances)
     if workers < 1:

@@ -43,6 +43,12 @@ def gae(
     """Generalized advantage estimates (Schulman et al., 2016): (advantages, returns), (batch, steps) each.
 
     returns: advantages + values, the targets of the values.
+
+    Examples:
+        >>> rewards, ends, never = np.ones((1, 3)), np.array([[False, False, True]]), np.zeros((1, 3), bool)
+        >>> advantages, returns = targets.gae(rewards, np.zeros((1, 4)), ends, never, gamma=0.5, lam=1.0)
+        >>> returns.tolist()
+        [[1.75, 1.5, 1.0]]
     """
     ratios = np.zeros_like(np.asarray(rewards, np.float64))
     returns, advantages = vtrace(rewards, values, ratios, terminations, truncations, gamma, lam, mask=mask)
