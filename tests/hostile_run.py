@@ -41,7 +41,8 @@ from gym_trace.model import packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
-NOTHING_THERE = ("the trace has 0 episodes", "no episode to save", "has no infos")  # of which it is wrong usage to ask for some
+# It is wrong usage to ask for what is not there.
+NOTHING_THERE = ("the trace has 0 episodes", "has no infos")
 COMMAND_LINES = (
     ("info", "TRACE"),
     ("info", "TRACE", "--json"),

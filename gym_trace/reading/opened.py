@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom
+from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import find_writers
 from gym_trace.model.layout import Path
 from gym_trace.reading.assembly import Piece, assemble, cut_down
@@ -21,6 +22,7 @@ from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
+_OBJECTS = 9  # bytes that a byte of MessagePack takes in addition when it is decoded
 _Key = tuple[BatchReader, int, str, str | Path]
 
 
@@ -48,11 +50,17 @@ class ChunkCache:
         with self._lock:
             if key in self._chunks:  # another thread has been quicker
                 return self._chunks[key][0]
-            self._chunks[key] = chunk, chunk.full_size
-            self._bytes += chunk.full_size
+            self._chunks[key] = chunk, (size := _size_of(chunk))
+            self._bytes += size
             while self._bytes > self._limit and len(self._chunks) > 1:
                 self._bytes -= self._chunks.popitem(last=False)[1][1]
         return chunk
+
+
+def _size_of(chunk: Chunk) -> int:
+    """Return about how many bytes a decoded chunk takes: objects take many times the bytes that they are packed in."""
+    packed = sum(column.full_size for column in chunk.columns.values() if column.dtype == MSGPACK)
+    return chunk.full_size + _OBJECTS * packed
 
 
 class Opened:

@@ -20,6 +20,15 @@ def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
     return bool(dtype == np.uint8) and len(shape) in (2, 3, 4) and min(shape[-3:]) > 0
 
 
+def picture_size(dtype: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return height and width of the image in values of this dtype and shape; None if they are not images."""
+    if not is_picture(dtype, shape):
+        return None
+    view = np.broadcast_to(np.zeros((), np.uint8), shape)  # takes no memory
+    height, width = picture_of(view).shape[:2]
+    return height, width
+
+
 def pictures_in(tree: Any) -> list[Array]:
     """Return the arrays with one image per row in an array, or in nested dicts and tuples."""
     if isinstance(tree, dict):

@@ -22,6 +22,7 @@ class CurveStore:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[int, Bins]] = OrderedDict()  # with the rows that are in them
+        self._making: dict[Hashable, Lock] = {}
         self._lock = Lock()
 
     def base(self, rows: int, items: int) -> int:
@@ -35,16 +36,19 @@ class CurveStore:
         """Return the bins of the first rows of a column. read: makes those from one row to another."""
         key = key, base
         with self._lock:
-            done, bins = self._kept.pop(key, (0, None))
-        if bins is None or done > rows:
-            bins = read(0, rows)
-        elif done < rows:  # the last bin may have had fewer rows
-            whole = done // base
-            bins = bins.cut(0, whole).followed_by(read(whole * base, rows))
-        with self._lock:
-            self._kept[key] = rows, bins
-            while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > _MOST_BYTES:
-                self._kept.popitem(last=False)
+            making = self._making.setdefault(key, Lock())
+        with making:  # one thread reads a column, others wait for it
+            with self._lock:
+                done, bins = self._kept.pop(key, (0, None))
+            if bins is None or done > rows:
+                bins = read(0, rows)
+            elif done < rows:  # the last bin may have had fewer rows
+                whole = done // base
+                bins = bins.cut(0, whole).followed_by(read(whole * base, rows))
+            with self._lock:
+                self._kept[key] = rows, bins
+                while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > _MOST_BYTES:
+                    self._making.pop(self._kept.popitem(last=False)[0], None)
         return bins
 
     @staticmethod

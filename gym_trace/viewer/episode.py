@@ -17,10 +17,10 @@ from gym_trace.model.layout import Branch, Layout, Leaf, Path
 from gym_trace.model.returns import number_of
 from gym_trace.model.values import Array, Misfit
 from gym_trace.playback.trace import Trace
-from gym_trace.printable import key_text
+from gym_trace.printable import integer, key_text
 from gym_trace.reading.leaf_rows import LeafRows
 from gym_trace.reading.opened import ChunkCache
-from gym_trace.showing.pictures import is_picture, picture_of, png
+from gym_trace.showing.pictures import is_picture, picture_of, picture_size, png
 from gym_trace.showing.words import moment, number
 from gym_trace.viewer.bins import Bins, binned
 from gym_trace.viewer.container import packed
@@ -33,6 +33,8 @@ MOST_STEPS, MOST_FRAMES = 1024, 64
 MOST_PIXELS = 8192
 RENDERED = "render"  # the column of pictures that a simulation rendered
 LONG = 1 << 16  # rows of a column whose bins are kept
+_MOST_NUMBERS = 1 << 26  # of a row; a larger one, which a space may promise in a few bytes, is only described
+_MOST_PLOTTED = 1 << 16  # of a row of a plot
 _SMALLEST_PICTURE = 8  # pixels of its sides; smaller arrays of bytes are plotted
 _BLOCK = 4 << 20  # bytes of rows that are decoded at once
 _INFO_BYTES = 1024  # that a row of infos counts
@@ -84,9 +86,7 @@ class Column(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON."""
-        size = None
-        if self.kind == "frames":
-            size = picture_of(np.zeros(self.shape, np.uint8)).shape[:2]
+        size = picture_size(np.dtype(self.dtype), self.shape) if self.kind == "frames" else None
         about = {"name": self.name, "group": self.group, "kind": self.kind, "shape": self.shape, "dtype": self.dtype}
         return {**about, "items": self.items, "labels": None, "rows": self.rows, "frame_shape": size}
 
@@ -140,7 +140,7 @@ class ViewedEpisode:
         if not one.has_final_observation:
             known.append(("final observation", "not known"))
         try:
-            known += [("seed", str(one.seed))] if one.seed is not None else []
+            known += [("seed", integer(one.seed))] if one.seed is not None else []
             known += [("options", json.dumps(told(one.options)))] if one.options else []
             if (pending := one.pending_action) is not None:
                 known.append(("action without an answer", json.dumps(told(pending))))
@@ -165,12 +165,12 @@ class ViewedEpisode:
                 dtype = "" if leaf.dtype is None else leaf.dtype.str
                 yield Column(name_of(leaf.path), group, kind, leaf.path, dtype, leaf.shape, rows)
         dtype, shape = self._sampled(("rewards",))
-        shape = shape if dtype else ()
+        shape = shape if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else ()
         yield Column("rewards", "rewards", "numeric", ("rewards",), dtype or "<f8", shape, steps)
         yield Column("return", "return", "numeric", ("return",), "<f8", shape, steps)
         for path in self._stored("annotations"):
             dtype, shape = self._sampled(path)
-            kind = "numeric" if dtype and 0 not in shape else "text"
+            kind = "numeric" if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else "text"
             yield Column(name_of(path), "annotations", kind, path, dtype, shape if dtype else (), steps)
         if any(self._stored("infos")):
             for key in self._numbers_in_infos():
@@ -226,7 +226,7 @@ class ViewedEpisode:
         begin, end = max(0, begin), min(end, column.rows)
         head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
         if end - begin <= 2 * pixels:
-            values = self.numbers(column, begin, end)[:, chosen]
+            values = self.numbers(column, begin, end, chosen)
             finite = np.isfinite(values)
             is_nan = int(np.isnan(values).sum())
             head |= {"nan": is_nan, "infinite": int(values.size - finite.sum()) - is_nan}
@@ -255,14 +255,26 @@ class ViewedEpisode:
         return chosen
 
     def _bins(self, column: Column, start: int, end: int, width: int) -> Bins:
-        base = self._curves.base(column.rows, column.items)
+        kept = self._kept_with(column)
+        base = self._curves.base(kept.rows, kept.items)
         if column.rows >= LONG and width >= base:
-            bins = self._curves.bins(
-                (*self.key, column.name), column.rows, base, lambda a, b: self._read(column, a, b, base)
-            )
-            return bins.cut(start // base, -(-end // base)).merged(width // base)
+            key = *self.key, kept.name
+            bins = self._curves.bins(key, kept.rows, base, lambda a, b: self._read(kept, a, b, base))
+            place = self._info_keys.index(str(column.path[1])) if kept is not column else None
+            some = bins.cut(start // base, -(-end // base)).merged(width // base)
+            return some if place is None else Bins(*(part[:, place : place + 1] for part in some))
         narrow = min(width, self._block(column))
         return self._read(column, start, end, narrow).merged(width // narrow)
+
+    def _kept_with(self, column: Column) -> Column:
+        """Return the column whose bins are kept: of infos, all numbers in them, which are decoded together."""
+        if column.group != "infos":
+            return column
+        return column._replace(name="infos", path=("infos",), shape=(len(self._info_keys),))
+
+    @property
+    def _info_keys(self) -> list[str]:
+        return [str(column.path[1]) for column in self.columns.values() if column.group == "infos"]
 
     def _block(self, column: Column) -> int:
         """Return how many rows are read at once, a power of two."""
@@ -275,22 +287,23 @@ class ViewedEpisode:
         bins = parts[0]
         return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
 
-    def numbers(self, column: Column, start: int, stop: int) -> Array:
+    def numbers(self, column: Column, start: int, stop: int, items: slice = slice(None)) -> Array:
         """Return rows of a column as numbers, (rows, items); NaN where something cannot be read or is not a number."""
         if column.group == "return":
             rewards = column._replace(group="rewards", path=("rewards",))
-            return np.cumsum(self.numbers(rewards, 0, stop).astype(np.float64), axis=0)[start:]
+            return np.cumsum(self.numbers(rewards, 0, stop, items).astype(np.float64), axis=0)[start:]
         path = column.path[:1] if column.group == "infos" else column.path
-        parts = [np.empty((0, column.items), _plotted(np.dtype(column.dtype or "<f8")))]
+        count_of = len(range(column.items)[items])
+        parts = [np.empty((0, count_of), _plotted(np.dtype(column.dtype or "<f8")))]
         for _, count, rows in self._leaf(path).parts(start, min(stop, column.rows)):
             if isinstance(rows, CorruptTrace):
-                parts.append(np.full((count, column.items), np.nan, np.float32))
+                parts.append(np.full((count, count_of), np.nan, np.float32))
             elif column.group == "infos":
-                key = column.path[1]
-                values = [number_of(info.get(key)) if isinstance(info, dict) else np.nan for info in rows]
-                parts.append(np.array(values, np.float64).reshape(count, 1))
+                keys = [str(column.path[1])] if len(column.path) > 1 else self._info_keys
+                values = [[number_of(info.get(key)) for key in keys] for info in map(_as_info, rows)]
+                parts.append(np.array(values, np.float64).reshape(count, len(keys))[:, items])
             else:
-                parts.append(_as_numbers(rows, column.shape))
+                parts.append(_as_numbers(rows, column.shape, items))
         return np.concatenate(parts)
 
     # -- pictures -----------------------------------------------------------------------------------------------------
@@ -365,6 +378,10 @@ class ViewedEpisode:
         return found
 
 
+def _as_info(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def name_of(path: Path) -> str:
     """Return the name of a column as conditions have it: observations.position, infos["a key"], actions[0]."""
     parts = [str(path[0])]
@@ -377,13 +394,12 @@ def name_of(path: Path) -> str:
 
 
 def _kind_of(leaf: Leaf) -> str:
-    if leaf.dtype is None or leaf.dtype.kind not in "biuf" or not math.prod(leaf.shape):
+    if leaf.dtype is None or leaf.dtype.kind not in "biuf" or not 0 < math.prod(leaf.shape) <= _MOST_NUMBERS:
         return "text"
-    is_large = (
-        is_picture(leaf.dtype, leaf.shape)
-        and min(picture_of(np.zeros(leaf.shape, np.uint8)).shape[:2]) >= _SMALLEST_PICTURE
-    )
-    return "frames" if is_large else "numeric"
+    size = picture_size(leaf.dtype, leaf.shape)
+    if size is None or min(size) < _SMALLEST_PICTURE:
+        return "numeric" if math.prod(leaf.shape) <= _MOST_PLOTTED else "text"
+    return "frames"
 
 
 def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -395,19 +411,19 @@ def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.itemsize <= 4 else np.dtype(np.float64)
 
 
-def _as_numbers(rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return rows as (rows, items); NaN for those that are not numbers of this shape."""
+def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> Array:
+    """Return rows as (rows, chosen items); NaN for those that are not numbers of this shape."""
     items = math.prod(shape)
     if rows.dtype != object and rows.shape[1:] == shape and rows.dtype.kind in "biuf":
-        return rows.reshape(len(rows), items).astype(_plotted(rows.dtype))
-    found = np.full((len(rows), items), np.nan)
+        return rows.reshape(len(rows), items)[:, chosen].astype(_plotted(rows.dtype))
+    found = np.full((len(rows), len(range(items)[chosen])), np.nan)
     for i, row in enumerate(rows):
         if row is None or isinstance(row, (str, bytes, dict, Misfit)):
             continue
         if not shape:
             found[i] = number_of(row)
         elif isinstance(row, np.ndarray) and row.shape == shape and row.dtype.kind in "biuf":
-            found[i] = row.ravel()
+            found[i] = row.ravel()[chosen]
     return found
 
 

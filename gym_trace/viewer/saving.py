@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.errors import TraceError
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.showing.pictures import png
@@ -69,13 +69,13 @@ def save_page(
         on_progress: called with episodes done, episodes in all, and bytes of the page so far.
 
     Raises:
-        InvalidOption: there is no episode, or the first one does not fit.
+        TraceError: there is no episode, or the first one does not fit.
         CorruptTrace, TraceNotFound, OSError
     """
     opened = [as_trace(trace) for trace in traces]
     total = sum(map(len, opened))
     if not total:
-        raise InvalidOption("no episode to save; choose at least one")
+        raise TraceError("no episode to save; choose at least one")
     answers = Answers(opened, is_shared=True)
     shell = _Shell(page.static_files())
     with tempfile.TemporaryFile() as file:
@@ -83,7 +83,7 @@ def save_page(
         kept = _collected(answers, body, total, on_progress)
         if not sum(map(len, kept)):
             needed = body.packed_bytes + len(shell)
-            raise InvalidOption(f"max_bytes={max_bytes:,}: the first episode alone takes {needed:,}; pass more")
+            raise TraceError(f"the first episode alone takes over {needed:,} bytes, of {max_bytes:,}; allow more bytes")
         _finish(answers, kept, body)
         with replaced_file(target) as staged, open(staged, "wb") as out:
             shell.write(out, body.packed({"page": "saved", "start": _start(kept)}))

@@ -30,7 +30,7 @@ except ImportError as missing:
         f"the viewer needs starlette and uvicorn ({missing}): pip install 'gym-trace[view]'"
     ) from missing
 
-_WORKERS = 2  # threads that read traces: each has a chunk or two in memory
+_WORKERS = 4  # threads that read traces: each has a chunk or two in memory
 _MOST_CONNECTIONS = 128
 _LONGEST_POLL = 20.0  # seconds
 _FLAGGED = ("good", "bad", "look", None)

@@ -236,6 +236,15 @@ def test_values_that_json_lacks_are_text(tmp_path: Path) -> None:
     assert first["infos"] == {"inf": "-Infinity", "large": str(2**70), "array": "float64 array (9, 9)"}
 
 
+def test_numbers_in_infos_of_a_long_episode_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Told(0, info={"a": i % 7, "b": -i}) for i in range(900)]
+    answers = viewed(record(scripted(steps), tmp_path, 900, record_infos=True))
+    monkeypatch.setattr("gym_trace.viewer.episode.LONG", 500)
+    found = {name: arrays_of(answers, f"/api/plot?episode=0&column=infos.{name}&pixels=7") for name in ("a", "b")}
+    assert found["b"]["low"][0].tolist() == [-min(at + 127, 899) for at in found["b"]["x"].tolist()]
+    assert (found["a"]["high"] == 6).all()
+
+
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
