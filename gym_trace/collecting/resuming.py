@@ -17,6 +17,7 @@ from gym_trace.format.manifest import json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
+from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
@@ -117,10 +118,9 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
         for reader in presented(WriterReader(files)):
             if not _belongs(reader, run):
                 continue
-            table = reader.parts.table
-            whole = table[np.isin(table["outcome"], (Outcome.TERMINATED.word, Outcome.TRUNCATED.word))]
-            whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
-            found.update(
-                (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
-            )
+            parts, seeds = reader.parts, reader.parts["seed"]
+            whole = np.isin(outcome_codes(parts), (Outcome.TERMINATED, Outcome.TRUNCATED))
+            whole &= (parts["first_step"] == 0) & (seeds >= 0) & (seeds < EPISODES)
+            steps = parts.column("steps", whole).tolist()
+            found.update((episode_of(root, seed), count) for seed, count in zip(seeds[whole].tolist(), steps))
     return found

@@ -71,7 +71,7 @@ def drop_columns(
             schema = schema_of(reader) if has_infos else _without_infos(schema_of(reader))
             start_of = None if has_infos else _without_info
             with WriterCopy(storage, schema, report, advance, is_wanted, start_of) as copy:
-                copy.add(reader, np.ones(len(reader.parts.table), np.bool_))
+                copy.add(reader, np.ones(len(reader.parts), np.bool_))
                 copy.close()
         if not in_place:
             copy_videos(source.readers, storage)

@@ -15,7 +15,9 @@ from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.origins import of_origins
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import OriginReader
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
@@ -54,13 +56,13 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
 
     chosen: (len(trace),) bool, which episodes; None: all that it has, and writers that have none.
     """
-    table, rows_of = trace.episodes, trace.rows
-    over = table["outcome"] != "running"
+    writers, rows_of = trace.content["writer"], trace.rows
+    over = outcome_codes(trace.content) != Outcome.RUNNING
     mine = over if chosen is None else over & chosen
     taken = []
     for number, reader in enumerate(trace.readers):
-        here = np.flatnonzero(table["writer"] == number)
-        rows = np.zeros(len(reader.parts.table), np.bool_)
+        here = np.flatnonzero(writers == number)
+        rows = np.zeros(len(reader.parts), np.bool_)
         places = np.full(len(rows), -1)
         rows[rows_of[here]] = mine[here]
         places[rows_of[here]] = here
@@ -104,7 +106,7 @@ def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
     for several in writers.values():
         for one in several:
             if isinstance(one.reader, OriginReader):
-                stored, rows = one.reader.stored, np.zeros(len(one.reader.stored.parts.table), np.bool_)
+                stored, rows = one.reader.stored, np.zeros(len(one.reader.stored.parts), np.bool_)
                 whole, shares = files.setdefault(id(stored), (Taken(one.trace, stored, rows, rows), []))
                 whole.rows[one.reader.first_row :][: len(one.rows)] = one.rows
                 shares.append(one)
@@ -144,7 +146,7 @@ def write_groups(
                 copy.add(one.reader, one.rows)
             copy.close()
         for share in shares:
-            episodes = set(share.reader.parts.table["episode_id"][share.rows].tolist())
+            episodes = set(share.reader.parts.column("episode_id", share.rows).tolist())
             copy_videos([share.reader], storage, episodes)
         report.writers += dict.fromkeys(share.reader.writer for share in shares)
 
@@ -153,7 +155,7 @@ def _reconciled(several: list[Taken]) -> int:
     """Deselect repeated episodes of a writer; return their number. Raises TraceError where they differ."""
     first = several[0]
     known: dict[tuple[int, int], list[tuple[Taken, int]]] = {}  # runs of one episode may begin with the same step
-    places, told = _Places(), dict[int, list[bytes]]()
+    places, told, lengths = _Places(), dict[int, list[bytes]](), dict[int, Array]()
     duplicates = 0
     for number, one in enumerate(several):
         if number and not are_alike(schema_of(one.reader), schema_of(first.reader)):
@@ -163,15 +165,15 @@ def _reconciled(several: list[Taken]) -> int:
             )
         if len(several) == 1:
             break
-        rows, table = np.flatnonzero(one.rows).tolist(), one.reader.parts.table
-        told[id(one)] = _rows_told(table)
+        rows, table = np.flatnonzero(one.rows).tolist(), one.reader.parts.table()
+        told[id(one)], lengths[id(one)] = _rows_told(table), table["steps"].copy()
         for row, episode, step in zip(rows, table["episode_id"][rows].tolist(), table["first_step"][rows].tolist()):
             there = known.setdefault((episode, step), [])
             if not there or there[0][0] is one:
                 there.append((one, row))
             else:
                 steps = table["steps"][row]
-                alike = [pair for pair in there if pair[0].reader.parts.table["steps"][pair[1]] == steps]
+                alike = [pair for pair in there if lengths[id(pair[0])][pair[1]] == steps]
                 other, place = (alike or there)[0]
                 same = told[id(other)][place] == told[id(one)][row]
                 if not (same and places.are_same(other.reader, place, one.reader, row)):
@@ -228,7 +230,7 @@ class _Places:
 
 def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
     """Raise TraceError unless an episode is the same in both traces, to the bit."""
-    a, b = one.reader.parts.table[row], other.reader.parts.table[other_row]
+    (a,), (b,) = one.reader.parts.table(slice(row, row + 1)), other.reader.parts.table(slice(other_row, other_row + 1))
     names = [
         name for name in a.dtype.names if name not in ("index", "writer") and a[name].tobytes() != b[name].tobytes()
     ]

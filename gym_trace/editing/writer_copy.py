@@ -19,7 +19,6 @@ from gym_trace.format.directory import video_name
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import Array
-from gym_trace.reading.episode_table import row_of_pending
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.segment import Columns, Segment, size_of
@@ -125,9 +124,9 @@ class WriterCopy:
             if not (is_whole and self._add_batch(reader, batch, listed.get(batch.name, {}))):
                 self._add_chunks(reader, batch, numbers, kept, bare, whole)
         self._chunks.write()
-        ids = set(reader.parts.table["episode_id"][rows].tolist())
+        ids = set(reader.parts.column("episode_id", rows).tolist())
         for one in reader.pending:
-            row = row_of_pending(reader.parts.table, one)
+            row = reader.parts.row_of_pending(one)
             if rows.all() or (one.episode in ids if row < 0 else rows[row]):
                 described = one.described()
                 self._pending[pack_lenient(described)[0]] = described
@@ -135,7 +134,7 @@ class WriterCopy:
         self._entries += [entry for entry in entries if entry.get("type") != "video" or entry.get("episode") in ids]
         self._died |= not reader.alive and all(entry.get("type") != "closed" for entry in entries)
         self._report.episodes += int(np.count_nonzero(rows))
-        self._report.steps += int(reader.parts.table["steps"][rows].sum())
+        self._report.steps += int(reader.parts.column("steps", rows).sum())
 
     def close(self) -> None:
         """Seal the files and write the end of the manifest; a writer that died stays known to have died."""
@@ -225,7 +224,7 @@ def _kept_of(reader: WriterReader, rows: Array) -> tuple[Array, Array, Array]:
         return everything, ~everything, np.ones(reader.chunk_count, np.bool_)
     kept = np.append(rows, np.False_)[owner]  # fragments without rows have the owner -1
     dropped = (owner >= 0) & ~kept
-    of_kept = np.isin(fragments["episode"].astype(np.int64), np.unique(reader.parts.table["episode_id"][rows]))
+    of_kept = np.isin(fragments["episode"].astype(np.int64), np.unique(reader.parts.column("episode_id", rows)))
     kept |= (owner < 0) & of_kept
     bare = dropped & of_kept & (fragments["flags"] & (wire.STARTS | wire.ENDS) > 0)
     kept_in, dropped_in = (np.diff(np.append(0, np.cumsum(some))[reader.chunk_bounds]) for some in (kept, dropped))

@@ -24,6 +24,7 @@ from gym_trace.format.columns import (
     packed_values,
     parse_column,
 )
+from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, heal, stored_parity
 from gym_trace.model.packing import unpack
@@ -187,7 +188,7 @@ class SlabLedger:
 class Index(NamedTuple):
     """Contents of the index of a batch; see BatchReader."""
 
-    fragments: Array
+    fragments: Fragments
     chunks: Array
     totals: dict[Path, list[int]]
     slabs: SlabLedger
@@ -216,7 +217,7 @@ class BatchReader:
         schema: contents of the schema record, or None if it is damaged.
         sealed: True if the index and footer were read.
         ended: True if no chunk can follow.
-        fragments: fragment tables of all readable chunks, joined (wire.FRAGMENT).
+        fragments: fragment tables of all readable chunks.
         chunks: offset, length, number of fragments and observation rows of each chunk (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
         slabs: the slabs of the ring that these chunks come from.
@@ -256,7 +257,7 @@ class BatchReader:
         self.slabs = SlabLedger()
         self.schema: dict[str, Any] | None = None
         self.totals: dict[Path, list[int]] = {}
-        self.fragments: Array = np.empty(0, wire.FRAGMENT)
+        self.fragments = Fragments()
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
         self._walked = wire.HEADER_SIZE
         self.header = self._file_header(file)
@@ -437,8 +438,8 @@ class BatchReader:
     def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
         metadata = self._metadata(file, header)
         tables = {c.path: (c, checked(file, at, c)) for c, at in self._columns(header, metadata)}
-        fragments = self._table(tables, "fragments", wire.FRAGMENT)
-        chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
+        fragments = read_fragments(*self._table(tables, "fragments", wire.FRAGMENT))
+        chunks = decode(*self._table(tables, "chunks", wire.CHUNK_ENTRY)).view(wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not _are_apart(chunks, header.offset):
             raise CorruptTrace("the tables of the index contradict each other")
         return Index(fragments, chunks, _totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
@@ -483,7 +484,7 @@ class BatchReader:
             self._damaged(offset, following, _NO_RECORD)
             offset = following
         self._walked = offset
-        self.fragments = wire.join_fragments([self.fragments, *fragments])
+        self.fragments = Fragments.joined([self.fragments, Fragments(fragments)])
         self.chunks = np.concatenate([self.chunks, np.array(chunks, wire.CHUNK_ENTRY)])
 
     def _walk_record(
@@ -495,7 +496,7 @@ class BatchReader:
         elif header.type == wire.CHUNK:
             columns = list(self._columns(header, metadata))
             tables = {c.path: (c, checked(file, at, c)) for c, at in columns[:1]}
-            table = self._table(tables, "fragments", wire.FRAGMENT)
+            table = decode(*self._table(tables, "fragments", wire.FRAGMENT)).view(wire.FRAGMENT)
             fragments.append(table)
             chunks.append((header.offset, header.end - header.offset, len(table), observation_rows(table)))
             self.slabs.take(metadata)
@@ -513,12 +514,15 @@ class BatchReader:
             return True
         return not any(file.read(offset, min(self.size - offset, _SCAN_BLOCK)))
 
-    def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
+    def _table(
+        self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]
+    ) -> tuple[Column, Piece]:
+        """Return the column of a table as stored, its rows counted. Raises CorruptTrace."""
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
             raise CorruptTrace(f"record without a {name} table")
         self._room.take(found[0].rows)
-        return decode(*found).view(dtype)
+        return found
 
     def _next_record(self, file: Reader, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
         """Find the next record.
@@ -572,7 +576,7 @@ def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
     return size, crc
 
 
-def observation_rows(fragments: Array) -> int:
+def observation_rows(fragments: Array | Fragments) -> int:
     return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
 
 

@@ -115,7 +115,7 @@ class BatchWriter:
         file = self._storage.reopen(begun.name)
         assert file is not None  # as no lock is asked for
         self._file_id, self._file = begun.header.file_id, file
-        self._fragments, self._chunks = [begun.fragments], list(map(tuple, begun.chunks.tolist()))
+        self._fragments, self._chunks = [begun.fragments[:]], list(map(tuple, begun.chunks.tolist()))
         self._totals = {path: list(sizes) for path, sizes in begun.totals.items()}
         self._slab = (begun.slabs.complete, False, 1) if begun.slabs.complete else None
         self._pending = begun.slabs.pending or ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -182,22 +182,33 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
 
 def _inflated(column: Column, blob: bytes | memoryview) -> Array:
     """Decompress blob to exactly the declared size, into a writable array."""
+    (whole,) = inflated_pieces(column, blob, 1)
+    return whole
+
+
+def inflated_pieces(column: Column, blob: bytes | memoryview, count: int) -> Iterator[Array]:
+    """Decompress blob to exactly the declared size; yield it in pieces of equal size, each in the memory of the last.
+
+    Raises CorruptTrace.
+    """
     if not column.encoding & ZSTD:
         stored = np.frombuffer(blob, np.uint8)
-        return stored if stored.flags.writeable else stored.copy()
-    out = np.empty(column.raw, np.uint8)
+        yield from (stored if stored.flags.writeable else stored.copy()).reshape(count, -1)
+        return
     try:
         if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: unknown
             raise CorruptTrace("wrong size of a compressed column")
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
+        out = np.empty(column.raw // count, np.uint8)
         target = out.data
-        filled = 0
-        # A truncated frame ends early without an error, so count the bytes.
-        while filled < len(out) and (count := reader.readinto(target[filled:])):
-            filled += count
-        if filled != len(out) or reader.read(1):
-            raise CorruptTrace("wrong size of a compressed column")
-        return out
+        for number in range(count):
+            filled = 0
+            # A truncated frame ends early without an error, so count the bytes.
+            while filled < len(out) and (found := reader.readinto(target[filled:])):
+                filled += found
+            if filled != len(out) or (number == count - 1 and reader.read(1)):
+                raise CorruptTrace("wrong size of a compressed column")
+            yield out
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
 

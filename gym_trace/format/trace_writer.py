@@ -16,6 +16,7 @@ from gym_trace.format.batch_writer import BatchWriter, copy_batch
 from gym_trace.format.columns import Column, ColumnEncoder, Piece, Workspace
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
+from gym_trace.format.fragments import Fragments
 from gym_trace.format.manifest import FAILED, SUFFIX, created, line
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
@@ -135,7 +136,7 @@ class TraceWriter:
         if self._fsync:
             self.batch().sync()
 
-    def _count(self, fragments: Array) -> None:
+    def _count(self, fragments: Array | Fragments) -> None:
         self._batch_steps += int(fragments["steps"].sum())
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
 

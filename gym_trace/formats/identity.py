@@ -110,12 +110,12 @@ def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | Non
     found: list[list[bool] | None] = [None] * len(rows)
     for number in np.unique(writers).tolist():
         mine, reader = np.flatnonzero(writers == number), trace.readers[number]
-        parts, flags = reader.parts, reader.fragments["flags"][reader.parts.fragments]
+        parts, flags = reader.parts, reader.fragments.flags[reader.parts.fragments]
         flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
         last = parts.first[1:][rows[mine]] - 1
         is_plain = (flagged[last] == flagged[parts.first[:-1][rows[mine]]]) & ~parts.trimmed[rows[mine]]
         ends = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
-        steps = parts.table["steps"][rows[mine]].tolist()
+        steps = parts.column("steps", rows[mine]).tolist()
         for place, plain, end, count in zip(mine.tolist(), is_plain.tolist(), ends, steps):
             if plain:
                 found[place] = end if count else []

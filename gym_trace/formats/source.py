@@ -29,7 +29,9 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace
+from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.writer_reader import WriterReader
 
@@ -50,7 +52,7 @@ class Source:
     def __init__(self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
         self.finals = finals
-        over = trace.episodes["outcome"] != "running"
+        over = outcome_codes(trace.content) != Outcome.RUNNING
         self.running = int(np.count_nonzero(~over))
         self.trace = trace if over.all() else trace[over]
         if not len(self.trace):
@@ -84,16 +86,16 @@ class Source:
     @cached_property
     def _is_terminated(self) -> Array:
         """Return (episodes,) bool: the terminated flag of the last step."""
-        table, rows = self.trace.episodes, self.trace.rows
-        found = np.zeros(len(table), np.bool_)
-        for number in np.unique(table["writer"]).tolist():
-            mine = table["writer"] == number
+        writers, rows = self.trace.content["writer"], self.trace.rows
+        found = np.zeros(len(writers), np.bool_)
+        for number in np.unique(writers).tolist():
+            mine = writers == number
             found[mine] = is_terminated(self.trace.readers[number], rows[mine])
         return found
 
     def unknown_finals(self) -> str:
         """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
-        unknown = ~self.trace.episodes["has_final_observation"] & (self.trace.episodes["steps"] > 0)
+        unknown = ~self.trace.content["has_final_observation"] & (self.trace.content["steps"] > 0)
         if self.finals == KEPT or not unknown.any():
             return ""
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
@@ -106,7 +108,7 @@ class Source:
 
     @property
     def _having(self) -> list[WriterReader]:
-        return [self.trace.readers[number] for number in np.unique(self.episodes["writer"]).tolist()]
+        return [self.trace.readers[number] for number in np.unique(self.trace.content["writer"]).tolist()]
 
     @property
     def observation_space(self) -> Any:
@@ -151,7 +153,7 @@ class Source:
     @cached_property
     def is_part(self) -> Array:
         """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
-        whole = self.trace.whole.episodes
+        whole = self.trace.whole.content
         part = whole["first_step"] > 0
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
         _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
@@ -170,13 +172,13 @@ class Source:
 
     def has_flags_within(self) -> bool:
         """Return True if a step before the last one of an episode is terminated or truncated."""
-        table, rows_of = self.episodes, self.trace.rows
+        writers, rows_of = self.trace.content["writer"], self.trace.rows
         for number, reader in enumerate(self.trace.readers):
-            parts, chosen = reader.parts, np.zeros(len(reader.parts.table), np.bool_)
-            chosen[rows_of[table["writer"] == number]] = True
+            parts, chosen = reader.parts, np.zeros(len(reader.parts), np.bool_)
+            chosen[rows_of[writers == number]] = True
             last = np.zeros(len(parts.fragments), np.bool_)
             last[parts.first[1:] - 1] = True
-            flagged = reader.fragments["flags"][parts.fragments] & (wire.TERMINATED | wire.TRUNCATED) > 0
+            flagged = reader.fragments.flags[parts.fragments] & (wire.TERMINATED | wire.TRUNCATED) > 0
             if (flagged & ~last & np.repeat(chosen, np.diff(parts.first))).any():
                 return True
         return False

@@ -16,6 +16,7 @@ from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Inde
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
+from gym_trace.format.fragments import Fragments
 from gym_trace.format.parity import is_right, parity_of, stored_parity
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
@@ -158,7 +159,7 @@ class BatchInspector(BatchReader):
         first, last = np.searchsorted(stops, damage.start, side="right"), np.searchsorted(starts, damage.end)
         hit = np.arange(first, max(first, last))[is_lost[first:last]]
         tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in hit.tolist()]
-        return np.concatenate([self.index.fragments[:0], *tables])
+        return np.concatenate([np.empty(0, wire.FRAGMENT), *tables])
 
     @cached_property
     def _in_the_index(self) -> tuple[Array, Array, Array]:
@@ -173,7 +174,7 @@ class BatchInspector(BatchReader):
         self._count_afresh()  # records and index say the same rows
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
-        self.fragments, self.chunks = np.empty(0, wire.FRAGMENT), np.empty(0, wire.CHUNK_ENTRY)
+        self.fragments, self.chunks = Fragments(), np.empty(0, wire.CHUNK_ENTRY)
         self.totals, self.sealed, self.slabs = {}, False, SlabLedger()
         return False
 
@@ -218,7 +219,7 @@ class BatchInspector(BatchReader):
         if not np.array_equal(index.chunks[known], self.chunks):
             return False
         per_chunk = index.chunks["fragments"].astype(np.int64)
-        if index.fragments[np.repeat(known, per_chunk)].tobytes() != self.fragments.tobytes():
+        if index.fragments[np.repeat(known, per_chunk)].tobytes() != self.fragments[:].tobytes():
             return False
         if known.all():
             return index.totals == self.totals

@@ -56,12 +56,12 @@ class Shown(NamedTuple):
     def _title(self) -> str:
         content = self.content
         whole = counted(int(content.bounds[-1]), "episode")
-        of = whole if content.chosen is None else f"{len(content.table):,} of {whole}"
+        of = whole if content.chosen is None else f"{len(content):,} of {whole}"
         return f"Trace of {of} in {printable(self.directory)}"
 
     def _lines(self) -> list[str]:
         """Return three lines; a line about which nothing is known is empty."""
-        table, readers = self.content.table, self.content.readers
+        table, readers = self.content, self.content.readers
         about = [writer.about_or_empty.environment for writer in readers]
         ids = dict.fromkeys(printable(env.get("id") or env.get("class") or "unnamed") for env in about)
         named = ", ".join([*ids][:_NAMED]) + (" …" if len(ids) > _NAMED else "")
@@ -78,12 +78,12 @@ class Shown(NamedTuple):
 
     def _picture(self, episode: Callable[[int], Episode]) -> Array | None:
         """Return an observation from the middle of the first episode with steps; None if it is not an image."""
-        table = self.content.table
+        steps = self.content["steps"]
         try:
-            for index in np.flatnonzero(table["steps"] > 0)[:1].tolist():
+            for index in np.flatnonzero(steps > 0)[:1].tolist():
                 leaves = self.content.place(index)[0].layouts.observations.leaves()
                 if any(is_picture(leaf.dtype, leaf.shape) for leaf in leaves):
-                    middle = int(table["steps"][index]) // 2
+                    middle = int(steps[index]) // 2
                     found = pictures_in(episode(index)[middle : middle + 1].observations)
                     return picture_of(found[0][-1]) if found else None
         except TraceError:  # damaged

@@ -164,7 +164,7 @@ class Trace:
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._content.table)
+        return len(self._content)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.scan()
@@ -181,7 +181,7 @@ class Trace:
         if isinstance(index, (int, np.integer)):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"no episode {index}; the trace has {len(self)}")
-            return self._episode(content, range(len(content.table))[index])
+            return self._episode(content, range(len(content))[index])
         if index is None or isinstance(index, (str, float)):
             raise TypeError(f"trace[{index!r}]: pass an index, a slice, indices, or a mask over trace.episodes")
         places, _ = content.selected(index)
@@ -190,6 +190,12 @@ class Trace:
     @property
     def episodes(self) -> Array:
         return self._content.table.view(EpisodeTable)
+
+    @property
+    def content(self) -> Content:
+        """The columns of .episodes, each made when it is asked for: ``trace.content["steps"]`` of a million episodes
+        takes milliseconds, and .episodes, the whole table, about 130 MB."""
+        return self._content
 
     def to_pandas(self) -> Any:
         """Return the episodes as a pandas.DataFrame. Needs pandas.
@@ -311,11 +317,11 @@ class Trace:
         writers = list(self._opened.refresh().values())
         if writers != before.writers:
             self._content = Content.whole(writers)
-        return len(self) - len(before.table)
+        return len(self) - len(before)
 
     def _episode(self, content: Content, index: int) -> Episode:
         writer, row = content.place(index)
-        record = content.table[index].copy()  # a copy does not keep the table in memory
+        record = content.record(index)
         return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
 
     # -- what writers and people recorded about it --------------------------------------------------------------------
@@ -398,7 +404,7 @@ class Trace:
 
     def writer_agreed_on(self, name: str) -> WriterReader:
         """Return a writer whose schema has the same value of name as those of all writers with episodes."""
-        having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
+        having = [self.readers[number] for number in np.unique(self._content["writer"]).tolist()] or self.readers
         values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(values) > 1:
             raise TraceError(
@@ -410,13 +416,12 @@ class Trace:
     def place_of(self, index: int) -> tuple[WriterReader, int]:
         """Return the writer of an episode and the episode's row in its table."""
         content = self._content
-        return content.place(range(len(content.table))[index])
+        return content.place(range(len(content))[index])
 
     @property
     def rows(self) -> Array:
         """The row of each episode in the table of its writer."""
-        content, chosen = self._content, self.chosen
-        return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
+        return self._content.rows
 
     @property
     def damage(self) -> list[Damage]:

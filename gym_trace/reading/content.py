@@ -1,49 +1,136 @@
-"""The content of a trace or a view: its writers and a table of its episodes; and its interface for samplers."""
+"""The content of a trace or a view: its writers and the columns of their episodes; and its interface for samplers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from threading import Lock
+from typing import Any, Protocol
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.format.fragments import Rows
 from gym_trace.model.values import Array
-from gym_trace.reading.episode_table import EPISODE
+from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 
+_PAGE = 256  # rows of the table that are filled for one of them
+_PAGES_AT_ONCE = ROWS_AT_ONCE // _PAGE
 
-class Content(NamedTuple):
-    """Replaced as a whole: readers continue with the content they have."""
 
-    writers: list[WriterReader]  # of the trace
-    bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
-    chosen: Array | None  # which of these are in the view; None: all
-    readers: list[WriterReader]  # of the view
-    table: Array
+class Content:
+    """The episodes of a trace or a view. Replaced as a whole: readers continue with the content they have.
+
+    ``content["steps"]`` is a column of the table of episodes, or OUTCOME_CODE, made without the others.
+
+    Attributes:
+        writers: of the trace.
+        bounds: the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace.
+        chosen: which of these are in the view; None: all.
+        readers: the writers of the view.
+    """
+
+    def __init__(
+        self, writers: list[WriterReader], bounds: Array, chosen: Array | None = None, present: Array | None = None
+    ):
+        """present: the numbers of the writers of the view; None: all."""
+        self.writers, self.bounds, self.chosen, self._present = writers, bounds, chosen, present
+        self.readers = writers if present is None else [writers[number] for number in present.tolist()]
+        self._pages = np.zeros(-(-len(self) // _PAGE), np.bool_)  # parts of the table that are filled
+        self._filling = Lock()
 
     @classmethod
     def whole(cls, writers: Sequence[WriterReader]) -> Content:
         """All that these writers have recorded."""
-        tables = [writer.parts.table for writer in writers]
-        bounds = np.cumsum([0, *map(len, tables)], dtype=np.int64)
-        if len(tables) == 1:
-            table = tables[0]  # which says so itself
-        else:
-            table = np.concatenate([np.empty(0, EPISODE), *tables])
-            table["index"] = np.arange(len(table))
-            table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
-        return cls(list(writers), bounds, None, list(writers), table)
+        return cls(list(writers), np.cumsum([0, *(len(writer.parts) for writer in writers)], dtype=np.int64))
 
     def view(self, places: Array) -> Content:
         """Only the episodes at these places."""
-        table = self.table.take(places)
-        table["index"] = np.arange(len(table))
-        present, table["writer"] = np.unique(table["writer"], return_inverse=True)
-        readers = [self.readers[number] for number in present.tolist()] or self.readers
         chosen = places if self.chosen is None else self.chosen[places]
-        return self._replace(chosen=chosen, readers=readers, table=table)
+        present = np.unique(self._writers_of(chosen)) if len(chosen) else self._present
+        view = Content(self.writers, self.bounds, chosen, present)
+        if self._is_filled:  # the table may have been changed by whoever has it
+            view._table = self._table.take(places)
+            view._table["index"], view._table["writer"] = view._column("index"), view._column("writer")
+            view._pages[:] = True
+        return view
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1]) if self.chosen is None else len(self.chosen)
+
+    def __getitem__(self, name: str) -> Array:
+        if not self._is_filled:
+            return self._column(name)
+        column: Array = outcome_codes(self._table) if name == OUTCOME_CODE else self._table[name]
+        return column
+
+    @property
+    def table(self) -> Array:
+        """All columns of all episodes: the same writable array on every call."""
+        for page in range(0, len(self._pages), _PAGES_AT_ONCE):
+            if not self._pages[page : page + _PAGES_AT_ONCE].all():
+                self._fill(page, _PAGES_AT_ONCE)
+        return self._table
+
+    def record(self, index: int) -> Any:
+        """Return a copy of one row of the table."""
+        page = index // _PAGE
+        if not self._pages[page]:
+            self._fill(page, 1)
+        return self._table[index].copy()
+
+    @property
+    def rows(self) -> Array:
+        """The row of each episode in the table of its writer."""
+        places = np.arange(len(self)) if self.chosen is None else self.chosen
+        rows: Array = places - self.bounds[self._writers_of(places)]
+        return rows
+
+    @cached_property
+    def _table(self) -> Array:
+        return np.empty(len(self), EPISODE)  # the system gives it memory as it is filled
+
+    @property
+    def _is_filled(self) -> bool:
+        return bool(self._pages.all()) and len(self._pages) > 0
+
+    def _fill(self, page: int, count: int) -> None:
+        begin, end = page * _PAGE, min((page + count) * _PAGE, len(self))
+        with self._filling:
+            if not self._pages[page : page + count].all():
+                fill(self._table[begin:end], lambda name: self._column(name, begin, end))
+                self._pages[page : page + count] = True
+
+    def _writers_of(self, places: Array) -> Array:
+        """Return the number of the writer of each of these episodes of the whole trace."""
+        return self.bounds.searchsorted(places, side="right") - 1
+
+    def _column(self, name: str, begin: int = 0, end: int | None = None) -> Array:
+        """Make a column of the episodes from begin to end. None: to the last one."""
+        end = len(self) if end is None else end
+        if name == "index":
+            return np.arange(begin, end)
+        column = np.empty(end - begin, np.int64 if name == OUTCOME_CODE else EPISODE[name])
+        if self.chosen is None:
+            first, last = self.bounds.searchsorted(begin, side="right") - 1, self.bounds.searchsorted(end)
+            for number in range(int(first), int(last)):
+                low, high = (min(max(int(at), begin), end) for at in self.bounds[number : number + 2])
+                rows: Rows = slice(low - int(self.bounds[number]), high - int(self.bounds[number]))
+                column[low - begin : high - begin] = self._of_writer(number, name, rows)
+            return column
+        places = self.chosen[begin:end]
+        of_writer = self._writers_of(places)
+        for number in np.unique(of_writer).tolist():
+            mine = np.flatnonzero(of_writer == number)
+            column[mine] = self._of_writer(number, name, places[mine] - self.bounds[number])
+        return column
+
+    def _of_writer(self, number: int, name: str, rows: Rows) -> Array | int:
+        if name != "writer":
+            return self.writers[number].parts.column(name, rows)
+        return number if self._present is None else int(self._present.searchsorted(number))
 
     def place(self, index: int) -> tuple[WriterReader, int]:
         """The writer of an episode, and its row there."""
@@ -53,7 +140,7 @@ class Content(NamedTuple):
 
     def selected(self, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
         """The places asked for, and whether the episodes there ascend in the trace. Raises InvalidOption."""
-        everything = np.arange(len(self.table))
+        everything = np.arange(len(self))
         if episodes is None:
             chosen = everything
         elif isinstance(episodes, slice):
@@ -83,6 +170,9 @@ class Recorded(Protocol):
 
     @property
     def readers(self) -> list[WriterReader]: ...
+
+    @property
+    def content(self) -> Content: ...
 
     @property
     def rows(self) -> Array: ...

@@ -11,12 +11,13 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
+from gym_trace.format.fragments import Rows
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import outcome_codes
+from gym_trace.reading.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
 
@@ -44,7 +45,7 @@ class EpisodeColumns:
         self._content, self._scan, self._facts = content, scan, facts
 
     def __len__(self) -> int:
-        return len(self._content.table)
+        return len(self._content)
 
     def column(self, path: tuple[Any, ...]) -> Column:
         """The column that is called so: see Trace.select. Raises InvalidOption, CorruptTrace."""
@@ -65,44 +66,46 @@ class EpisodeColumns:
 
     def complete(self) -> Array:
         """Which episodes are: see complete_rows."""
-        return complete_rows(self._content.table, self._content.readers)
+        return complete_rows(self._content, self._content.readers)
 
     def _of_table(self, name: str) -> Column:
-        content, table = self._content, self._content.table
+        content = self._content
         if name == "index":
-            return numbers(np.arange(len(table)) if content.chosen is None else content.chosen)
+            return numbers(np.arange(len(content)) if content.chosen is None else content.chosen)
         if name == "outcome":
-            return words(outcome_codes(table), OUTCOMES, "text")
+            return words(content[OUTCOME_CODE], OUTCOMES, "text")
         if name == "writer":
-            return words(table["writer"].astype(np.int64), [writer.writer for writer in content.readers], "text")
+            return words(content["writer"].astype(np.int64), [writer.writer for writer in content.readers], "text")
         if name == "split":
             splits = [writer.about_or_empty.split for writer in content.readers]
-            return words(table["writer"].astype(np.int64), splits, "text")
+            return words(content["writer"].astype(np.int64), splits, "text")
         if name == "flag":
             return words(self.flags(), [None, *FLAGS])
         if name == "seed":
-            return self._seeds(table["seed"])
+            return self._seeds(content["seed"])
         if name == "return" and self._are_several():
             raise NoSuchKey("the rewards here are several numbers each; write return[0], return[1] and so on")
         if name in ("start", "end"):
-            return times(np.ascontiguousarray(table[f"{name}_time"]))
+            return times(np.ascontiguousarray(content[f"{name}_time"]))
         if name == "duration":
-            return numbers(table["duration"] / 1e9, ~np.isnat(table["end_time"]))
-        data = table[name]
+            return numbers(content["duration"] / 1e9, ~np.isnat(content["end_time"]))
+        data = content[name]
         if data.dtype == np.bool_:
             return Column("condition", data, ALWAYS)
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
 
     def flags(self) -> Array:
         """Return the flag of each episode: 0 without one, otherwise its place in FLAGS plus 1."""
-        table, codes = self._content.table, np.zeros(len(self), np.int64)
-        flags = flags_of(self._facts())
+        codes, flags = np.zeros(len(self), np.int64), flags_of(self._facts())
+        if not flags:
+            return codes
+        writers, episodes = self._content["writer"], self._content["episode_id"]
         for number, writer in enumerate(self._content.readers):
             if given := flags.get(writer.writer):
-                mine = np.flatnonzero(table["writer"] == number)
+                mine = np.flatnonzero(writers == number)
                 ids = np.array(sorted(one for one in given if one <= _LARGEST_ID), np.int64)
-                places = np.minimum(np.searchsorted(ids, table["episode_id"][mine]), len(ids) - 1)
-                found = ids[places] == table["episode_id"][mine] if len(ids) else np.zeros(len(mine), bool)
+                places = np.minimum(np.searchsorted(ids, episodes[mine]), len(ids) - 1)
+                found = ids[places] == episodes[mine] if len(ids) else np.zeros(len(mine), bool)
                 known = np.array([FLAGS.index(given[one]) + 1 for one in ids.tolist()], np.int64)
                 codes[mine[found]] = known[places[found]]
         return codes
@@ -129,17 +132,16 @@ class EpisodeColumns:
 
     def _are_several(self) -> bool:
         """Return True if rewards are several numbers each, so that no episode has a return; the first one decides."""
-        table = self._content.table
-        unknown = np.isnan(table["return"])
-        first = np.flatnonzero(unknown & (table["steps"] > 0))[:1]
-        if not len(first) or np.any(~unknown & (table["steps"] > 0)):
+        unknown, has_steps = np.isnan(self._content["return"]), self._content["steps"] > 0
+        first = np.flatnonzero(unknown & has_steps)[:1]
+        if not len(first) or np.any(~unknown & has_steps):
             return False
         return any(len(_sums(one.rewards)) for one in self._scan(("rewards",), episodes=first, on_damage="skip"))
 
     def _metadata(self, keys: list[Any]) -> Column:
         given = [writer.about_or_empty.metadata for writer in self._content.readers]
         self._check_key(given, keys, "metadata")
-        return words(self._content.table["writer"].astype(np.int64), [_at(value, keys) for value in given])
+        return words(self._content["writer"].astype(np.int64), [_at(value, keys) for value in given])
 
     def _options(self, keys: list[Any]) -> Column:
         self._check_key(self._given, keys, "options")
@@ -164,7 +166,7 @@ class EpisodeColumns:
 
     @cached_property
     def _objectives(self) -> Array | None:
-        return objective_returns(self._content.table, self._scan)
+        return objective_returns(self._content, self._scan)
 
     def _check_key(self, given: list[Any], keys: list[Any], name: str) -> None:
         """Check that at least one episode has the first key. Raises InvalidOption."""
@@ -179,28 +181,32 @@ class EpisodeColumns:
         raise NoSuchKey(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
 
 
-def complete_rows(table: Array, readers: Sequence[WriterReader], lengths: Array | None = None) -> Array:
+def complete_rows(
+    table: Columns, readers: Sequence[WriterReader], rows: Rows = slice(None), lengths: Array | None = None
+) -> Array:
     """Return True for episodes that count in mean returns: terminated or truncated, with at least one step.
 
     Imported episodes count as ended, because their outcome is rarely known.
 
     Args:
-        table: rows of a table of episodes.
+        table: columns of episodes.
         readers: the writers that the table refers to.
-        lengths: numbers of steps, if not those of the table.
+        rows: of which rows.
+        lengths: their numbers of steps, if not those of the table.
     """
-    about = [writer.about_or_empty for writer in readers]
+    about, writers = [writer.about_or_empty for writer in readers], table["writer"][rows]
     if lengths is None:  # first_step is the length of a recording that has only statistics
-        bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]
-        lengths = np.where(bare, table["first_step"], table["steps"])
-    codes = outcome_codes(table)
+        bare = np.array([it.has_only_statistics for it in about], bool)[writers]
+        lengths = table["steps"][rows]
+        lengths = np.where(bare, table["first_step"][rows], lengths) if bare.any() else lengths
+    codes = outcome_codes(table)[rows]
     ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED)
-    ended |= np.array([it.is_imported for it in about], bool)[table["writer"]]
+    ended |= np.array([it.is_imported for it in about], bool)[writers]
     complete: Array = ended & (lengths > 0)
     return complete
 
 
-def objective_returns(table: Array, scan: Scan) -> Array | None:
+def objective_returns(table: Columns, scan: Scan) -> Array | None:
     """The sums of the rewards of each part of an episode, (parts, objectives); None if rewards are single numbers.
 
     Reads the rewards of those alone whose index says that they have no return, where a first one of a writer shows

@@ -34,7 +34,7 @@ def scan_content(
     on_damage: see scan_episodes(). Raises CorruptTrace.
     """
     whole = wanted if content.chosen is None else content.chosen[wanted]
-    everything = content.chosen is None and len(wanted) == len(content.table)
+    everything = content.chosen is None and len(wanted) == len(content)
     skip = on_damage is not None
     for number, writer in enumerate(content.writers):
         begin, end = content.bounds[number : number + 2].tolist()
@@ -49,9 +49,17 @@ def scan_content(
             index = begin + row
             if parts is not writer.parts:  # a part of a damaged episode
                 index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
-            record = parts.table[row].copy()
-            record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
+            record = content.record(index if content.chosen is None else int(wanted[np.searchsorted(whole, index)]))
+            if parts is not writer.parts:
+                record = _of_part(parts, row, record)
             yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
+
+
+def _of_part(parts: Parts, row: int, whole: Any) -> Any:
+    """Return the record of a part of a damaged episode. whole: that of the episode."""
+    (record,) = parts.table(slice(row, row + 1))
+    record["index"], record["writer"] = whole["index"], whole["writer"]
+    return record
 
 
 def scan_episodes(
@@ -128,13 +136,10 @@ def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) 
     is_bad = np.zeros(writer.chunk_count, bool)
     is_bad[bad] = True
     left = np.flatnonzero(~np.repeat(is_bad, np.diff(writer.chunk_bounds)))
-    parts = parts_of(writer.fragments[left], writer.alive)
-    of_fragment = np.full(len(writer.fragments), -1)
-    of_fragment[left] = parts.of_fragment
-    wanted = np.zeros(len(parts.table), bool)
-    wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
-    starts = np.where(parts.starts < 0, -1, left[parts.starts]) if len(left) else parts.starts
-    return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments], starts=starts), wanted
+    parts = parts_of(writer.fragments, writer.alive, left)
+    wanted = np.zeros(len(parts), bool)
+    wanted[parts.of_fragment[wanted_fragments & (parts.of_fragment >= 0)]] = True
+    return parts, wanted
 
 
 class _Typed(NamedTuple):
@@ -181,7 +186,7 @@ _Part = tuple[_Read, int, int, int, int]  # a fragment: its observations, from a
 def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     """Yield (observations, actions, rewards) of each episode: the fast way through a whole trace."""
     parts, layouts = writer.parts, writer.layouts
-    plain = (parts.table["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
+    plain = (parts["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
     alone, last = plain & (np.diff(parts.first) == 1), parts.last
     pending: dict[int, list[_Part]] = {}
     for block in writer.blocks():
@@ -218,7 +223,7 @@ def _typed(layouts: Layouts, chunk: Chunk) -> _Typed | None:
 def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]], plain: Array) -> Iterator[_Arrays]:
     """Yield the arrays of episodes that end in one chunk, given as (row, parts). Small ones are joined together."""
     rows = np.array([row for row, _ in episodes], np.int64)
-    steps = writer.parts.table["steps"][rows]
+    steps = writer.parts.column("steps", rows)
     typed = [part[-1][0].typed for _, part in episodes[:1]]
     row_bytes = sum(_JOINED if it is None else it.row_bytes for it in typed)
     for begin, end in _batches((steps + 1) * row_bytes):

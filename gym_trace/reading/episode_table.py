@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
 from gym_trace.format import wire
+from gym_trace.format.fragments import Fragments, Rows
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.ring.pending import Pending
@@ -39,7 +42,10 @@ _OUTCOMES = np.array(OUTCOMES, "<U10")
 _BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters
 _ALL = slice(None)
 _NAT = np.iinfo(np.int64).min  # as a time
-_ROWS_AT_ONCE = 2048
+OUTCOME_CODE = "outcome_code"  # a column that a table lacks: the index in OUTCOMES of the outcome
+ROWS_AT_ONCE = 2048
+_MOST_GAPS = 4  # values of ids that are not there, to one that is
+_UNKNOWN = {"seed": wire.NO_SEED, "clock_offset": 0}
 
 
 class EpisodeTable(np.ndarray[Any, Any]):
@@ -74,161 +80,271 @@ def _row(row: Any) -> list[str]:
     return [*numbers, number(row["return"]), str(row["outcome"]), seed_of(row), moment(row["start_time"])]
 
 
-class Parts(NamedTuple):
-    """The episodes, or parts of them, of one writer.
+class Columns(Protocol):
+    """The columns of episodes, by the names of EPISODE: a table, or what makes them when they are asked for."""
 
-    table: EPISODE rows, in the order in which their last step came to disk.
-    of_fragment: for each fragment the row of table it belongs to; -1 for one without steps or observations.
-    fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
-    trimmed: whether the first observation of a part is missing, so that its first step is skipped.
-    starts: the fragment that says how the episode began; -1 where none does.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+class Parts:
+    """The episodes, or parts of them, of one writer, in the order in which their last step came to disk.
+
+    ``parts["steps"]`` is a column of their table, made anew from the fragments; len(parts) is the number of rows.
+
+    Attributes:
+        fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
+        first: (rows + 1,) see fragments.
     """
 
-    table: Array
-    of_fragment: Array
-    fragments: Array
-    first: Array
-    trimmed: Array
-    starts: Array
+    def __init__(self, stored: Fragments, alive: bool, among: Array | None, fragments: Array, first: Array):
+        """stored, alive, among: see parts_of()."""
+        self._stored, self._alive, self._among = stored, alive, among
+        self.fragments, self.first = fragments, first
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def __getitem__(self, name: str) -> Array:
+        return self.column(name)
 
     @property
     def last(self) -> Array:
         """The last fragment of each row."""
-        found: Array = self.fragments[self.first[1:] - 1]
+        return self.last_of(_ALL)
+
+    @cached_property
+    def of_fragment(self) -> Array:
+        """For each fragment the row that it belongs to; -1 for one without steps or observations."""
+        rows = np.full(len(self._stored), -1)
+        rows[self.fragments] = np.repeat(np.arange(len(self)), np.diff(self.first))
+        return rows
+
+    @cached_property
+    def trimmed(self) -> Array:
+        """Whether the first observation of a part is missing, so that its first step is skipped."""
+        return self._trimmed(_ALL)
+
+    @cached_property
+    def starts(self) -> Array:
+        """The fragment that says how the episode of each row began; -1 where none does."""
+        return self._fragment_with(wire.STARTS)
+
+    @cached_property
+    def _ends(self) -> Array:
+        """The fragment that says how the episode of each row ended; -1 where none does."""
+        return self._fragment_with(wire.ENDS)
+
+    @cached_property
+    def _episode_ids(self) -> Array:
+        return self.column("episode_id")
+
+    def first_of(self, rows: Rows) -> Array:
+        """The first fragment of these rows."""
+        found: Array = self.fragments[self.first[:-1][rows]]
+        return found
+
+    def last_of(self, rows: Rows) -> Array:
+        """The last fragment of these rows."""
+        found: Array = self.fragments[self.first[1:][rows] - 1]
         return found
 
     def is_whole(self, row: int, count: int) -> bool:
         """Return True if this number of fragments completes a row; False for row -1."""
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
 
+    def share(self, stored: Fragments, begin: int, first: int, last: int) -> Parts:
+        """Return some rows as those of a writer of their own, whose fragments are stored: those from begin on."""
+        bounds = self.first[first : last + 1]
+        own = self.fragments[int(bounds[0]) : int(bounds[-1])] - begin
+        return Parts(stored, self._alive, None, own, bounds - bounds[0])
 
-def parts_of(fragments: Array, alive: bool) -> Parts:
-    """The parts that a writer's fragments, in the order of the file, make up.
+    def row_of(self, episode_id: int, first_step: int) -> int | None:
+        """Return the row of the part of an episode that starts with this step; None if missing or ambiguous."""
+        mine = np.flatnonzero(self._episode_ids == episode_id)
+        mine = mine[self.column("first_step", mine) == first_step]
+        return int(mine[0]) if len(mine) == 1 else None
 
-    alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
+    def row_of_pending(self, action: Pending) -> int:
+        """The row of the part at whose end an action was not answered: the last one of its episode; -1 without one.
+
+        Of parts that end with the same step the last one begins last: it has no steps.
+        """
+        mine = np.flatnonzero(self._episode_ids == action.episode)
+        first = self.column("first_step", mine)
+        ends = first + self.column("steps", mine)
+        last = np.lexsort((first, ends))[-1:]
+        return int(mine[last[0]]) if len(last) and action.step == ends[last[0]] else -1
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def column(self, name: str, rows: Rows = _ALL) -> Array:
+        """Return a column of EPISODE, or OUTCOME_CODE, at these rows. All are of this writer: "writer" is 0."""
+        stored = self._stored
+        if name == "index":
+            return np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.arange(len(self))[rows]
+        if name == "writer":
+            return np.zeros(len(self.first[1:][rows]), np.uint32)
+        if name == "episode_id":
+            return stored.column("episode", self.first_of(rows)).astype(np.int64)
+        if name == "lane":
+            return stored.column("lane", self.first_of(rows))
+        if name == "first_step":
+            return stored.column("first_step", self.first_of(rows)).astype(np.int64) + self._trimmed(rows)
+        if name == "steps":
+            return self._sums(stored.steps, np.dtype(np.int64), rows) - self._trimmed(rows)
+        if name == "return":
+            with np.errstate(all="ignore"):  # rewards may be infinite
+                returns = self._sums(None, np.dtype(np.float64), rows)
+            returns[self._trimmed(rows)] = np.nan  # the reward of the step that is left out is not known here
+            return returns
+        if name == "has_final_observation":
+            has_final: Array = stored.flags[self.last_of(rows)] & wire.PLACEHOLDER == 0
+            return has_final
+        if name == "outcome":
+            return _OUTCOMES[self.column(OUTCOME_CODE, rows)]
+        if name == OUTCOME_CODE:
+            codes = np.minimum(self._said(self._ends, "outcome", 0, rows), Outcome.CLOSED)
+            return np.where(self._ends[rows] < 0, Outcome.RUNNING if self._alive else Outcome.LOST, codes)
+        if name in ("start_time", "end_time"):
+            return self._time(name, rows).view("<M8[ns]")
+        if name == "duration":
+            return self._said(self._ends, "duration", 0, rows)
+        return self._said(self.starts, name, _UNKNOWN[name], rows)
+
+    def table(self, rows: Rows = _ALL) -> Array:
+        """Return these rows of the table, as EPISODE."""
+        numbers = np.arange(len(self))[rows]
+        table = np.empty(len(numbers), EPISODE)
+        for begin in range(0, len(table), ROWS_AT_ONCE):
+            some = numbers[begin : begin + ROWS_AT_ONCE]
+            fill(table[begin : begin + ROWS_AT_ONCE], lambda name, some=some: self.column(name, some))  # type: ignore[misc]
+        return table
+
+    def _trimmed(self, rows: Rows) -> Array:
+        trimmed: Array = self._stored.flags[self.first_of(rows)] & wire.LEADS == 0
+        return trimmed
+
+    def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: Rows) -> Array:
+        """Add up a number of each fragment, by row. values: None: the sums of rewards."""
+        begins, ends = self.first[:-1][rows], self.first[1:][rows]
+        if isinstance(rows, slice):
+            at = begins - begins[:1]
+            own = self.fragments[slice(*np.append(begins[:1], ends[-1:]).tolist())] if len(begins) else begins
+        else:
+            sizes = ends - begins
+            at = np.cumsum(sizes) - sizes
+            own = self.fragments[np.repeat(begins - at, sizes) + np.arange(int(sizes.sum()))]
+        found = self._stored.column("reward_sum", own) if values is None else values[own]
+        found = found.astype(dtype)
+        return found if len(found) == len(at) else np.add.reduceat(found, at)
+
+    def _said(self, fragments: Array, name: str, unknown: int, rows: Rows) -> Array:
+        """Return what one fragment of each row says. fragments: -1 where there is none."""
+        chosen = fragments[rows]
+        found = chosen >= 0
+        if found.all():
+            return self._stored.column(name, chosen).astype(np.int64)
+        column = np.full(len(chosen), unknown, np.int64)
+        column[found] = self._stored.column(name, chosen[found])
+        return column
+
+    def _time(self, name: str, rows: Rows) -> Array:
+        start = self._said(self.starts, "start_time", _NAT, rows)
+        if name == "start_time":
+            return start
+        elapsed = self._said(self._ends, "duration", 0, rows) + self._said(self._ends, "clock_drift", 0, rows)
+        return np.where((self.starts[rows] < 0) | (self._ends[rows] < 0), _NAT, start + elapsed)
+
+    def _fragment_with(self, flag: int) -> Array:
+        """Return the first fragment with a flag that the episode of each row has; -1 without one."""
+        among = self._among
+        flagged = np.flatnonzero((self._stored.flags if among is None else self._stored.flags[among]) & flag)
+        flagged = flagged if among is None else among[flagged]
+        known = self._stored["episode"][flagged].astype(np.int64)
+        found = _first_among(known, self._episode_ids)
+        return np.where(found < 0, -1, flagged[found]) if len(flagged) else found
+
+
+def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> Parts:
+    """Return the parts that a writer's fragments, in the order of the file, make up.
+
+    Args:
+        alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
+        among: the fragments that are there, ascending; None: all.
     """
-    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
-    order = np.flatnonzero(carries)
-    if not np.all(np.diff(fragments["episode"][order].astype(np.int64)) >= 0):
-        order = order[np.argsort(fragments["episode"][order], kind="stable")]
-    sorted_ = _taken(fragments, order)
-    episode, first_step = sorted_["episode"], sorted_["first_step"].astype(np.int64)
-    steps, flags = sorted_["steps"].astype(np.int64), sorted_["flags"]
-    opens = np.ones(len(order), bool)  # whether a part begins here
-    opens[1:] = (
-        (episode[1:] != episode[:-1])
-        | (flags[1:] & wire.LEADS > 0)
-        | (first_step[1:] != first_step[:-1] + steps[:-1])
-    )  # fmt: skip
-    begin = np.flatnonzero(opens)
-    bounds = np.append(begin, len(order))
-    trimmed = flags[begin] & wire.LEADS == 0
-    last = bounds[1:] - 1
-
-    columns = {"episode_id": episode[begin].astype(np.int64), "lane": sorted_["lane"][begin]}
-    columns["first_step"] = first_step[begin] + trimmed
-    columns["steps"] = (np.add.reduceat(steps, begin) if len(begin) else steps) - trimmed
-    with np.errstate(all="ignore"):  # rewards may be infinite
-        columns["return"] = np.add.reduceat(sorted_["reward_sum"], begin) if len(begin) else np.empty(0)
-    columns["has_final_observation"] = flags[last] & wire.PLACEHOLDER == 0
-    columns["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
-    starts = _join_episode_facts(columns, fragments, alive)
-
+    carries = (fragments.steps > 0) | (fragments.flags & wire.LEADS > 0)
+    order = np.flatnonzero(carries) if among is None else among[carries[among]]
+    episode = fragments["episode"] if len(order) == len(fragments) else fragments.column("episode", order)
+    is_in_order = bool((episode[1:] >= episode[:-1]).all())
+    if not is_in_order:
+        by_episode = _stable_order(episode)
+        order, episode = order[by_episode], episode[by_episode]
+    opens = fragments.flags[order] & wire.LEADS > 0  # whether a part begins here
+    others = np.flatnonzero(~opens)
+    before = others[others > 0] - 1
+    opens[others] = True
+    if len(before):
+        ends = fragments.column("first_step", order[before]).astype(np.int64) + fragments.steps[order[before]]
+        begins = fragments.column("first_step", order[before + 1]).astype(np.int64)
+        opens[before + 1] = (episode[before] != episode[before + 1]) | (begins != ends)
+    first = np.append(np.flatnonzero(opens), len(order))
+    if is_in_order:
+        return Parts(fragments, alive, among, order, first)
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
-    rank = np.argsort(order[last], kind="stable")
-    table = _table_of(columns, rank)
-    columns.clear()  # which have the memory that is needed next
-
-    sizes = np.diff(bounds)
-    new_row = np.full(len(begin), -1)
-    new_row[rank] = np.arange(len(rank))
-    of_fragment = np.full(len(fragments), -1)
-    of_fragment[order] = np.repeat(new_row, sizes)
-    first = np.concatenate([[0], np.cumsum(sizes[rank])])
-    places = np.repeat(bounds[:-1][rank] - first[:-1], sizes[rank]) + np.arange(first[-1])
-    return Parts(table, of_fragment, order[places], first, trimmed[rank], starts[rank])
+    at = np.full(len(fragments), -1)
+    at[order[first[1:] - 1]] = np.arange(len(first) - 1)
+    rank = at[at >= 0]
+    sizes = np.diff(first)[rank]
+    begins = np.append(0, np.cumsum(sizes))
+    places = np.repeat(first[rank] - begins[:-1], sizes) + np.arange(begins[-1])
+    return Parts(fragments, alive, among, order[places], begins)
 
 
-def row_of_pending(table: Array, action: Pending) -> int:
-    """The row of the part at whose end an action was not answered: the last one of its episode; -1 if it is not there.
-
-    Of parts that end with the same step the last one begins last: it has no steps.
-    """
-    mine = np.flatnonzero(table["episode_id"] == action.episode)
-    first = table["first_step"][mine]
-    ends = first + table["steps"][mine]
-    last = np.lexsort((first, ends))[-1:]
-    return int(mine[last[0]]) if len(last) and action.step == ends[last[0]] else -1
+def fill(table: Array, column: Callable[[str], Array]) -> None:
+    """Set the columns of a table, of which column gives each. Rows are wide: fill at most ROWS_AT_ONCE of them."""
+    integers = table.view(_EPISODE_WITH_INTEGERS)
+    for name in EPISODE.names or ():
+        values = column(name)
+        integers[name] = values.view(np.int64) if values.dtype.kind == "M" else values
 
 
-def outcome_codes(table: Array) -> Array:
+def outcome_codes(table: Columns) -> Array:
     """Return the index in OUTCOMES of the outcome of each episode."""
+    if not isinstance(table, np.ndarray):
+        known: Array = table[OUTCOME_CODE]
+        return known
     beginnings, codes = table["outcome"].astype("<U2").view(np.uint64), np.zeros(len(table), np.int64)
     for code, beginning in enumerate(_BEGINNINGS.tolist()):
         codes[beginnings == beginning] = code
     return codes
 
 
-def _join_episode_facts(columns: dict[str, Array], fragments: Array, alive: bool) -> Array:
-    """Adds what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
-    flags, known, wanted = fragments["flags"], fragments["episode"].astype(np.int64), columns["episode_id"]
-    start, started = _found(known, flags & wire.STARTS > 0, wanted)
-    end, ended = _found(known, flags & wire.ENDS > 0, wanted)
-
-    def filled(value: int, where: Array | slice, found: Array) -> Array:
-        if where is _ALL:
-            return found.astype(np.int64, copy=False)
-        column = np.full(len(wanted), value, np.int64)
-        column[where] = found
-        return column
-
-    starts = filled(-1, started, start)
-    for name, value in (("seed", wire.NO_SEED), ("clock_offset", 0), ("start_time", _NAT)):
-        columns[name] = filled(value, started, fragments[name][start])
-    outcome = Outcome.RUNNING if alive else Outcome.LOST
-    columns["outcome"] = filled(outcome, ended, np.minimum(fragments["outcome"][end], Outcome.CLOSED))
-    duration = fragments["duration"][end]
-    columns["duration"] = filled(0, ended, duration)
-    elapsed = duration + fragments["clock_drift"][end]
-    columns["end_time"] = filled(_NAT, ended, columns["start_time"][ended] + elapsed)
-    columns["end_time"][starts < 0] = _NAT
-    return starts
+def _stable_order(values: Array) -> Array:
+    """Return what np.argsort(values, kind="stable") does; in a third of the time if they are near each other."""
+    low, bits = values.min(), len(values).bit_length()
+    if int(values.max()) - int(low) >= 1 << (64 - bits):
+        return np.argsort(values, kind="stable")
+    keys = (values - low) << np.uint64(bits) | np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    order: Array = (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
+    return order
 
 
-def _table_of(columns: dict[str, Array], rank: Array) -> Array:
-    """The rows at these places. Some at a time: rows are too wide to go over all of them for each column."""
-    if not bool((rank[1:] > rank[:-1]).all()):
-        columns = {name: column[rank] for name, column in columns.items()}
-    table = np.empty(len(rank), EPISODE)
-    table_of_integers = table.view(_EPISODE_WITH_INTEGERS)
-    for begin in range(0, len(rank), _ROWS_AT_ONCE):
-        rows = table_of_integers[begin : begin + _ROWS_AT_ONCE]
-        for name, column in columns.items():
-            part = column[begin : begin + _ROWS_AT_ONCE]
-            rows[name] = _OUTCOMES[part] if name == "outcome" else part
-        rows["index"], rows["writer"] = np.arange(begin, begin + len(rows)), 0
-    return table
-
-
-def _taken(table: Array, rows: Array) -> Array:
-    """table[rows], each row once; mostly all of them in their order, which need not be copied."""
-    if len(rows) == len(table) and bool((rows[1:] > rows[:-1]).all()):
-        return table
-    return table.take(rows)  # fancy indexing copies structured rows field by field
-
-
-def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array | slice]:
-    """Which values of wanted are found in values[among], and, for these, where in values they come first."""
-    places = np.flatnonzero(among)
-    known = values[places]
-    if np.array_equal(known, wanted) and bool((known[1:] > known[:-1]).all()):  # as a rule
-        return places, _ALL
-    if not len(places):
-        return places, np.zeros(len(wanted), bool)
-    order = np.argsort(known, kind="stable")
-    nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
-    found = known[nearest] == wanted
-    return places[nearest[found]], found
+def _first_among(known: Array, wanted: Array) -> Array:
+    """Return where in known each wanted value comes first; -1 where it does not."""
+    if not len(known):
+        return np.full(len(wanted), -1)
+    low, high = int(known.min()), int(known.max())
+    if high - low > _MOST_GAPS * len(known):
+        order = np.argsort(known, kind="stable")
+        nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+        return np.where(known[nearest] == wanted, nearest, -1)
+    at = np.full(high - low + 1, -1)
+    at[known[::-1] - low] = np.arange(len(known))[::-1]  # of equal ones, the last assignment stays
+    inside = (wanted >= low) & (wanted <= high)
+    return np.where(inside, at[np.where(inside, wanted - low, 0)], -1)
 
 
 def step_offsets(fragments: Array) -> tuple[Array, Array]:

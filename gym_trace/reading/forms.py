@@ -53,10 +53,10 @@ def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
 
 def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
     """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
-    table, rows_of = trace.episodes, trace.rows
+    writers, rows_of = trace.content["writer"], trace.rows
     for number, reader in enumerate(trace.readers):
-        mine = np.zeros(len(reader.parts.table), np.bool_)
-        mine[rows_of[table["writer"] == number]] = True
+        mine = np.zeros(len(reader.parts), np.bool_)
+        mine[rows_of[writers == number]] = True
         for block in reader.blocks(mine):
             try:
                 columns = reader.columns_of(block.number)

@@ -27,7 +27,7 @@ class LeafRows:
 
     def __init__(self, writer: WriterReader, row: int, path: Path, cache: ChunkCache):
         self._writer, self._row, self._path, self._cache = writer, row, path, cache
-        self.steps = int(writer.parts.table[row]["steps"])
+        self.steps = int(writer.parts.column("steps", slice(row, row + 1))[0])
 
     def __len__(self) -> int:
         return self.steps + (self._path[0] == "observations")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom
@@ -138,14 +138,23 @@ def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[Write
     return writers
 
 
+class _At(NamedTuple):
+    """Where an episode was found. has_grown: whether it has more steps there."""
+
+    writer: weakref.ref[WriterReader]
+    row: int
+    has_grown: bool
+
+
 class OnDisk:
     """An episode whose steps are read when they are asked for: the same ones after any refresh."""
 
-    __slots__ = ("_last", "_opened", "_place", "_record", "_writer")
+    __slots__ = ("_at", "_last", "_opened", "_place", "_record", "_writer")
 
     def __init__(self, opened: Opened, writer: WriterReader, row: int, record: Any):
         self._opened, self._writer, self._place = opened, writer.key, writer.place_of(row)
         self._record = record  # as it was; there may be more steps by now
+        self._at: _At | None = _At(weakref.ref(writer), row, False)
         self._last: Any = None  # the pieces that were asked for last
 
     def __getstate__(self) -> Any:
@@ -153,15 +162,15 @@ class OnDisk:
 
     def __setstate__(self, state: Any) -> None:
         self._opened, self._writer, self._place, self._record = state
-        self._last = None
+        self._at = self._last = None
 
     @property
     def storage(self) -> ReadStorage:
         return self._opened.storage
 
     def column(self, name: str, steps: range | None) -> Any:
-        writer, row = self._found()
-        if steps is None and writer.parts.table[row]["steps"] != self._record["steps"]:
+        writer, row, has_grown = self._found()
+        if steps is None and has_grown:
             steps = range(int(self._record["steps"]))
         last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
         if last is None or last[0]() is not writer or last[1] != wanted:
@@ -171,24 +180,29 @@ class OnDisk:
         return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
     def start(self) -> dict[str, Any]:
-        return WriterReader.start_of(*self._found())
+        writer, row, _ = self._found()
+        return writer.start_of(row)
 
     def pending(self) -> Any:
-        writer, row = self._found()
-        if writer.parts.table[row]["steps"] != self._record["steps"]:
+        writer, row, has_grown = self._found()
+        if has_grown:
             return None  # there was an answer
         return writer.pending_action(row)
 
-    def _found(self) -> tuple[WriterReader, int]:
-        """The writer as it is by now, and the row that the episode has there."""
-        writer, then = self._opened.writers.get(self._writer), self._record
+    def _found(self) -> tuple[WriterReader, int, bool]:
+        """The writer as it is by now, the row that the episode has there, and whether it has more steps."""
+        writer, then, known = self._opened.writers.get(self._writer), self._record, self._at
         if writer is not None:
+            if known is not None and known.writer() is writer:
+                return writer, known.row, known.has_grown
             row = writer.row_at(self._place)
             if not self._is_at(writer, row):  # it may have moved when it left the ring
-                row = writer.row_of(int(then["episode_id"]), int(then["first_step"]))
+                row = writer.parts.row_of(int(then["episode_id"]), int(then["first_step"]))
             if row is not None and self._is_at(writer, row):
                 self._place = writer.place_of(row)
-                return writer, row
+                has_grown = bool(writer.parts.column("steps", slice(row, row + 1))[0] != then["steps"])
+                self._at = _At(weakref.ref(writer), row, has_grown)
+                return writer, row, has_grown
         raise TraceError(
             f"{self._opened.storage.root}: episode {then['episode_id']} of {self._writer}, from step "
             f"{then['first_step']} on, was changed or removed; look it up again"
@@ -197,7 +211,8 @@ class OnDisk:
     def _is_at(self, writer: WriterReader, row: int | None) -> bool:
         if row is None:
             return False
-        then, now = self._record, writer.parts.table[row]
+        then, place = self._record, slice(row, row + 1)
+        now = {name: int(writer.parts.column(name, place)[0]) for name in ("episode_id", "first_step", "steps")}
         same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
         return bool(same and now["steps"] >= then["steps"])
 

@@ -12,10 +12,11 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece, Workspace, decode_rows, unpacked
 from gym_trace.format.directory import WriterFiles, is_writer_id
+from gym_trace.format.fragments import Fragments
 from gym_trace.model.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
 from gym_trace.model.schema import WriterSchema
 from gym_trace.model.values import Array, dtype_from
-from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
+from gym_trace.reading.episode_table import parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.pending import Pending
@@ -60,7 +61,7 @@ class _OriginFile:
         where = stored.batches[0].path if stored.batches else stored.files.where
         self.damage = [Damage(where, 0, 0, problem)] if problem else []
         self.bounds = numbers.searchsorted(np.arange(len(origins) + 1))
-        rows = stored.parts.table["episode_id"] >> ID_BITS if len(numbers) else np.empty(0, np.int64)
+        rows = stored.parts["episode_id"] >> ID_BITS if len(numbers) else np.empty(0, np.int64)
         self.row_bounds = rows.searchsorted(np.arange(len(origins) + 1))
         # How much of the bytes each of them counts as its own.
         there = np.array([origin is not None for origin in origins])
@@ -81,7 +82,7 @@ class _OriginFile:
         return shared
 
 
-def origin_numbers(fragments: Array) -> Array:
+def origin_numbers(fragments: Array | Fragments) -> Array:
     """Return the number of the origin of each fragment."""
     numbers: Array = (fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
     return numbers
@@ -91,7 +92,7 @@ def is_ascending(numbers: Array) -> bool:
     return bool((numbers[1:] >= numbers[:-1]).all())
 
 
-def origin_problem(fragments: Array, origins: list[Origin | None], least: int = 0) -> str:
+def origin_problem(fragments: Array | Fragments, origins: list[Origin | None], least: int = 0) -> str:
     """Return the problem of the fragments of files with these origins; empty if fine. least: the origin before them."""
     numbers = origin_numbers(fragments)
     if not is_ascending(numbers) or int(numbers[:1].min(initial=least)) < least:
@@ -145,15 +146,16 @@ class OriginReader(WriterReader):
             self.fragments, self.parts, self.chunk_bounds = _NONE, _NO_PARTS, _NO_CHUNKS
             self.chunk_places, self.batches = [], []
             return
-        self.fragments = stored.fragments[begin:end].copy()
-        self.fragments["episode"] &= np.uint64(OWN_ID)
+        table = stored.fragments[begin:end].copy()
+        table["episode"] &= np.uint64(OWN_ID)
+        self.fragments = Fragments([table])
         bounds = stored.chunk_bounds
         first, last = int(np.searchsorted(bounds, begin, side="right")) - 1, int(np.searchsorted(bounds, end))
         self._first_chunk, self._begin = first, begin
         self.chunk_bounds = bounds[first : last + 1].clip(begin, end) - begin
         self.chunk_places = stored.chunk_places[first:last]
         self.batches = list(dict.fromkeys(batch for batch, _ in self.chunk_places))
-        self.parts = _share(stored.parts, begin, end, *file.row_bounds[number : number + 2].tolist())
+        self.parts = stored.parts.share(self.fragments, begin, *file.row_bounds[number : number + 2].tolist())
 
     def refreshed(self, files: WriterFiles) -> WriterReader:
         return self
@@ -189,32 +191,8 @@ class OriginReader(WriterReader):
         return ChunkShare(shared, slice(first, last), observations, steps, starts)
 
 
-_NONE = np.empty(0, wire.FRAGMENT)
+_NONE = Fragments()
 _NO_PARTS, _NO_CHUNKS = parts_of(_NONE, False), np.zeros(1, np.int64)
-
-
-def _share(parts: Parts, begin: int, end: int, first: int, last: int) -> Parts:
-    """Return the parts of one origin: its fragments are begin to end, its rows start at first."""
-    table = parts.table[first:last].copy()
-    table["episode_id"] &= OWN_ID
-    table["index"] = np.arange(len(table))
-    bounds = parts.first[first : last + 1]
-    fragments = parts.fragments[int(bounds[0]) : int(bounds[-1])] - begin
-    starts = parts.starts[first:last]
-    return Parts(
-        table,
-        _moved(parts.of_fragment[begin:end], first),
-        fragments,
-        bounds - bounds[0],
-        parts.trimmed[first:last],
-        _moved(starts, begin),
-    )
-
-
-def _moved(places: Array, by: int) -> Array:
-    """Places counted from another one on; -1 stays what it is."""
-    moved: Array = np.where(places < 0, -1, places - by)
-    return moved
 
 
 # -- chunks that several writers have rows in --------------------------------------------------------------------------

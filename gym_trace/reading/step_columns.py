@@ -37,7 +37,7 @@ def steps_where(content: Content, condition: str, on_damage: OnDamage | None = N
     roots = frozenset(_SINGULAR.get(str(path[0]), str(path[0])) for path in named)
     _check_names(content, condition)
     found = [np.empty((0, 2), np.int64)]
-    wanted = np.arange(len(content.table)) if content.chosen is None else content.chosen
+    wanted = np.arange(len(content)) if content.chosen is None else content.chosen
     place = np.full(int(content.bounds[-1]), -1)
     place[wanted] = np.arange(len(wanted))
     for number, writer in enumerate(content.writers):
@@ -131,7 +131,7 @@ class _Rows:
         # A part whose first observation is lost begins with the next step.
         lacks = np.zeros(len(counts), bool)
         parts = writer.parts
-        trimmed = parts.fragments[parts.first[:-1][parts.trimmed]]
+        trimmed = parts.first_of(parts.trimmed.nonzero()[0])
         lacks[trimmed[(trimmed >= block.begin) & (trimmed < block.begin + len(counts))] - block.begin] = True
         self.is_wanted = (self.episode >= 0) & ~(lacks[self._of_fragment] & (self._position == 0))
 

@@ -16,11 +16,12 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
+from gym_trace.format.fragments import Fragments
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down
-from gym_trace.reading.episode_table import Parts, parts_of, row_of_pending, step_offsets
+from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
@@ -37,7 +38,7 @@ class Block(NamedTuple):
     Attributes:
         number: number of the chunk.
         begin: number of the first fragment, among all of the writer.
-        rows: (n,) row of the episode of each fragment in Parts.table, -1 if it is not wanted or has no episode.
+        rows: (n,) row of the episode of each fragment in Parts, -1 if it is not wanted or has no episode.
         table: (n,) the fragments, as docs/FORMAT.md describes them.
     """
 
@@ -157,10 +158,10 @@ class WriterReader:
         self.chunk_bounds = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))])
         sizes = [int(count.sum()) for count in counts]
         begins = [0, *accumulate(sizes)]
-        self.fragments = wire.join_fragments([batch.fragments[:size] for (batch, _), size in zip(read, sizes)])
+        self.fragments = Fragments.joined([batch.fragments.part(0, size) for (batch, _), size in zip(read, sizes)])
         for (batch, _), begin, size in zip(read, begins, sizes):
             if size == len(batch.fragments):  # which need not keep them a second time
-                batch.fragments = self.fragments[begin : begin + size]
+                batch.fragments = self.fragments.part(begin, begin + size)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
         numbers = [number for number, _ in chunks]
         if self.tail.batch is not None:  # what is in the ring is where it will be once it is in a batch
@@ -168,7 +169,7 @@ class WriterReader:
         self._numbers, self._begins = numbers, begins[: len(numbers)]
         self.parts = parts_of(self.fragments, self.alive)
         number = 0 if self.tail.batch is None else self.tail.number
-        self.extent = Extent(self.writer, self.alive, found, len(self.parts.table), self.tail.ring, number)
+        self.extent = Extent(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
 
     def _opened(self, name: str) -> BatchReader | None:
         """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
@@ -312,10 +313,10 @@ class WriterReader:
     def blocks(self, wanted: Array | None = None, first: int = 0, parts: Parts | None = None) -> Iterator[Block]:
         """Yield the chunks that hold wanted episodes, in their order, from chunk first on. Decodes nothing.
 
-        wanted: a mask over the rows of parts.table; None: all. parts: None: those of this writer.
+        wanted: a mask over the rows of parts; None: all. parts: None: those of this writer.
         """
         parts = self.parts if parts is None else parts
-        chosen = np.zeros(len(parts.table) + 1, np.bool_)  # one more for -1, which is never wanted
+        chosen = np.zeros(len(parts) + 1, np.bool_)  # one more for -1, which is never wanted
         chosen[:-1] = True if wanted is None else wanted
         rows = np.where(chosen[parts.of_fragment], parts.of_fragment, -1)
         has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
@@ -345,17 +346,10 @@ class WriterReader:
         row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
         return row if row >= 0 and self.place_of(row) == (number, fragment) else None
 
-    def row_of(self, episode_id: int, first_step: int) -> int | None:
-        """Return the row of the part of an episode that starts with this step; None if missing or ambiguous."""
-        table = self.parts.table
-        rows = np.flatnonzero((table["episode_id"] == episode_id) & (table["first_step"] == first_step))
-        return int(rows[0]) if len(rows) == 1 else None
-
     def pending_action(self, row: int, parts: Parts | None = None) -> Any:
         """The action that was never answered at the end of an episode, with the structure of its space; or None."""
-        table = (parts or self.parts).table
         for action in self.pending:
-            if row == row_of_pending(table, action):
+            if row == (self.parts if parts is None else parts).row_of_pending(action):
                 return copied(action.action(self.layouts.actions))
         return None
 
@@ -364,7 +358,7 @@ class WriterReader:
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
         trimmed, skipped = bool(self.parts.trimmed[row]), None
         if steps is not None:
-            ends = np.cumsum(self.fragments[fragments]["steps"], dtype=np.int64) - trimmed
+            ends = np.cumsum(self.fragments.steps[fragments], dtype=np.int64) - trimmed
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
             if steps.start:  # the observation before it is what the step before it led to
                 first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
@@ -374,16 +368,14 @@ class WriterReader:
             fragments = fragments[: last + 1]
         numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
         found, known, at, done, seen = [], -1, 0, 0, 0  # from one fragment of a chunk to the next
+        all_steps, all_flags = self.fragments.steps, self.fragments.flags
         for f, number in zip(fragments.tolist(), numbers.tolist()):
-            if number == known:
-                before = self.fragments[at:f]
-            else:
-                known, done, seen = number, 0, 0
-                before = self.fragments[int(self.chunk_bounds[number]) : f]
-            done += int(before["steps"].sum(dtype=np.int64))
-            seen += int(before["steps"].sum(dtype=np.int64)) + int(np.count_nonzero(before["flags"] & wire.LEADS))
-            at, own = f, self.fragments[f]
-            count, flags = int(own["steps"]), int(own["flags"])
+            if number != known:
+                known, at, done, seen = number, int(self.chunk_bounds[number]), 0, 0
+            before = int(all_steps[at:f].sum(dtype=np.int64))
+            done += before
+            seen += before + int(np.count_nonzero(all_flags[at:f] & wire.LEADS))
+            at, count, flags = f, int(all_steps[f]), int(all_flags[f])
             rows = count + bool(flags & wire.LEADS)
             found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done, done + count), flags))
         if steps is None:
@@ -397,7 +389,7 @@ class WriterReader:
 
     def kept_start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
         """Return the reset record of an episode without copying it: do not change it."""
-        f = int((parts or self.parts).starts[row])
+        f = int((self.parts if parts is None else parts).starts[row])
         if f < 0:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
@@ -426,7 +418,7 @@ class WriterReader:
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and the index of that of each fragment that has one."""
         chunk = self.read_chunk(number, _STARTS)
-        flags = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]["flags"]
+        flags = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
         return entries, np.cumsum(flags & wire.STARTS > 0) - 1
 

@@ -13,7 +13,9 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array, row_of
+from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.fingerprints import Fingerprints, fingerprints_of
@@ -109,7 +111,7 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
     if same is None:
         yield from _compared_pairs(a, b, comparison, compared)
         return
-    steps, end = a.episodes["steps"], 0
+    steps, end = a.content["steps"], 0
     for is_same, group in groupby(same):
         begin, end = end, end + sum(1 for _ in group)
         if is_same:
@@ -129,12 +131,12 @@ def _compared_pairs(
         yield from _in_any_order(a, b, *places, comparison, compared)
         return
     whole, others = _whole(a), _whole(b)
-    mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
+    mine, theirs = a.content["seed"][whole], b.content["seed"][others]
     each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
     common = slice(min(len(a), len(b)))
     told = [name for name, column in _DISTINGUISHING.items() if column in compared]
     lined_up = ["seed"] if each_one else ["writer", *told]
-    if all(a.episodes[name][common].tobytes() == b.episodes[name][common].tobytes() for name in lined_up):
+    if all(a.content[name][common].tobytes() == b.content[name][common].tobytes() for name in lined_up):
         for one, other in zip(a.scan(episodes=common), b.scan(episodes=common)):
             yield _compared(a, one, other, comparison, compared)
     elif each_one:
@@ -166,7 +168,7 @@ def _in_any_order(
     ours, theirs = (one.whole for one in prints)
     pairs = list(zip(left.tolist(), right.tolist()))
     is_same = [ours[one] is not None and ours[one] == theirs[other] for one, other in pairs]
-    closer, steps = a.scan(episodes=left[np.logical_not(is_same)]), a.episodes["steps"]
+    closer, steps = a.scan(episodes=left[np.logical_not(is_same)]), a.content["steps"]
     for same, (one, other) in zip(is_same, pairs):
         yield (
             EpisodeDifference(one, int(steps[one]), None)
@@ -198,8 +200,8 @@ def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[
     right: list[int] = []
     alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # those without a partner
     contents = [found.content for found in prints]
-    seeds = [[(seed if seed >= 0 else None) for seed in trace.episodes["seed"].tolist()] for trace in (a, b)]
-    writers = [trace.episodes["writer"].tolist() for trace in (a, b)]
+    seeds = [[(seed if seed >= 0 else None) for seed in trace.content["seed"].tolist()] for trace in (a, b)]
+    writers = [trace.content["writer"].tolist() for trace in (a, b)]
     everything = [[0] * len(trace) for trace in (a, b)]
     keys: list[list[list[Any]]] = [contents, seeds, writers, everything]
     for ours, theirs in keys:
@@ -217,9 +219,7 @@ def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[
 def _prints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
     """Return fingerprints of both traces; none of episodes that differ from all of the other trace in their tables."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
-    told = [
-        list(zip(*(trace.episodes[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
-    ]
+    told = [list(zip(*(trace.content[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)]
     both = set(told[0]) & set(told[1])
     similar = [np.array([place for place, key in enumerate(keys) if key in both], np.int64) for keys in told]
     return [_prints(trace, places, compared, for_pairs=True) for trace, places in zip((a, b), similar)]
@@ -239,17 +239,17 @@ def _places_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, A
 
 
 def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:
-    table, names = trace.episodes, trace.writers
+    table, names = trace.content, trace.writers
     numbers = (table[name].tolist() for name in ("writer", "episode_id", "first_step"))
     return ((names[writer], episode, step) for writer, episode, step in zip(*numbers))
 
 
 def _whole(trace: Trace) -> Array:
     """Drop episodes that a killed or interrupted process left incomplete and that were recorded again."""
-    table = trace.episodes
-    complete = np.isin(table["outcome"], ("terminated", "truncated"))
-    anew = (table["outcome"] == "closed") & np.isin(table["seed"], table["seed"][complete])
-    return np.flatnonzero(~np.isin(table["outcome"], ("lost", "running")) & ~anew)
+    outcomes, seeds = outcome_codes(trace.content), trace.content["seed"]
+    complete = np.isin(outcomes, (Outcome.TERMINATED, Outcome.TRUNCATED))
+    anew = (outcomes == Outcome.CLOSED) & np.isin(seeds, seeds[complete])
+    return np.flatnonzero(~np.isin(outcomes, (Outcome.LOST, Outcome.RUNNING)) & ~anew)
 
 
 def _compared(

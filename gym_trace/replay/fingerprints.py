@@ -18,12 +18,12 @@ from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.assembly import Piece, assemble
 from gym_trace.reading.episode_scan import scan_episodes
-from gym_trace.reading.episode_table import Parts
 from gym_trace.reading.writer_reader import WriterReader
 
 CONTENT = ("observations", "actions", "rewards")
 _MORE = ("terminations", "truncations", "infos", "annotations")
 _FLAGS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
+_IN_TABLE = ("seed", "first_step", "outcome", "has_final_observation")
 _IN_STARTS = frozenset(("options", "infos"))
 
 
@@ -48,7 +48,7 @@ def fingerprints_of(
 ) -> Fingerprints:
     """Hash the episodes at these places; each chunk is read once. Raises CorruptTrace."""
     found = Fingerprints.none(len(trace))
-    writers, rows = trace.episodes["writer"][places], trace.rows[places]
+    writers, rows = trace.content["writer"][places], trace.rows[places]
     for number in np.unique(writers).tolist():
         mine = np.flatnonzero(writers == number)
         mine = mine[np.argsort(rows[mine], kind="stable")]
@@ -66,11 +66,11 @@ def _hashed(
     """Yield the row of each episode and its hashes."""
     if writer.damage:
         raise writer.damage[0].error()
-    wanted = np.zeros(len(writer.parts.table), bool)
+    wanted = np.zeros(len(writer.parts), bool)
     wanted[rows] = True
     content = [name for name in CONTENT if name in compared]
     more = [name for name in _MORE if name in compared and not only_content]
-    hasher = _Hasher(writer)
+    hasher, facts = _Hasher(writer), _Facts(writer, rows, compared)
     for parts, row, pieces in scan_episodes(writer, frozenset((*content, *more)), wanted, None):
         hasher.begin(pieces, bool(parts.trimmed[row]))
         for name in content:
@@ -81,25 +81,28 @@ def _hashed(
             continue
         for name in more:
             hasher.add_column(name)
-        hasher.add(_facts(writer, parts, row, compared))
+        hasher.add(facts.of(row))
         yield row, seen, hasher.digest() if hasher.is_exact else None
 
 
-def _facts(writer: WriterReader, parts: Parts, row: int, compared: Collection[str]) -> list[Any]:
-    """Return what is compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
-    record = parts.table[row]
-    seed = int(record["seed"])
-    facts: dict[str, Any] = {
-        "seed": seed,
-        "first_step": int(record["first_step"]),
-        "outcome": str(record["outcome"]),
-        "has_final_observation": bool(record["has_final_observation"]),
-    }
-    if seed == wire.SEED_ELSEWHERE or not _IN_STARTS.isdisjoint(compared):
-        start = writer.kept_start_of(row, parts)
-        facts["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
-        facts["options"], facts["infos"] = start.get("options"), start.get("reset_info")
-    return [int(record["steps"]), *(value for name, value in facts.items() if name in compared)]
+class _Facts:
+    """What is compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
+
+    def __init__(self, writer: WriterReader, rows: Array, compared: Collection[str]):
+        """rows: of the episodes, ascending."""
+        self._writer, self._rows, self._compared = writer, rows, compared
+        self._columns = [writer.parts.column(name, rows).tolist() for name in ("steps", *_IN_TABLE)]
+
+    def of(self, row: int) -> list[Any]:
+        place = int(self._rows.searchsorted(row))
+        steps, *values = (column[place] for column in self._columns)
+        facts: dict[str, Any] = dict(zip(_IN_TABLE, values))
+        seed = facts["seed"]
+        if seed == wire.SEED_ELSEWHERE or not _IN_STARTS.isdisjoint(self._compared):
+            start = self._writer.kept_start_of(row)
+            facts["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
+            facts["options"], facts["infos"] = start.get("options"), start.get("reset_info")
+        return [steps, *(value for name, value in facts.items() if name in self._compared)]
 
 
 class _Stored(NamedTuple):

@@ -122,7 +122,7 @@ def verify_trace(
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
     """Return the recorded versions and the installed one of each package for which they differ."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
-    for writer in (writer for writer in as_trace(trace).readers if len(writer.parts.table)):
+    for writer in (writer for writer in as_trace(trace).readers if len(writer.parts)):
         for name, version in writer.about.versions.items():
             recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)

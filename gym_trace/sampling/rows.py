@@ -209,15 +209,15 @@ def _left(
     everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(table["writer"] == number)
-        wanted = np.zeros(len(reader.parts.table), np.bool_)
+        wanted = np.zeros(len(reader.parts), np.bool_)
         wanted[rows[mine]] = True
         parts = without_damage(reader, roots, wanted, on_damage)
-        owner = reader.parts.of_fragment[parts.fragments[parts.first[:-1]]]
+        owner = reader.parts.of_fragment[parts.first_of(slice(None))]
         order = np.argsort(owner, kind="stable")
         low, high = (np.searchsorted(owner[order], rows[mine], side=side) for side in ("left", "right"))
         counts = high - low
         chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
-        part = parts.table[chosen]
+        part = parts.table(chosen)
         part["writer"] = number
         everything.append(parts)
         tables.append(part)
@@ -233,7 +233,7 @@ def _without_end(readers: list[WriterReader], parts: list[Parts], table: Array, 
     shorter = ~table["has_final_observation"] & (table["steps"] > 0)
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(shorter & (table["writer"] == number))
-        flags = reader.fragments["flags"][parts[number].last[rows[mine]]]
+        flags = reader.fragments.flags[parts[number].last_of(rows[mine])]
         shorter[mine[flags & wire.TERMINATED > 0]] = False
     return shorter
 
@@ -258,17 +258,16 @@ class _Writer:
     def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array, cut: Array):
         """cut: the rows of episodes that do without their last step."""
         self._reader = reader
-        place_of = np.full(len(parts.table) + 1, -1)
+        place_of = np.full(len(parts) + 1, -1)
         place_of[rows] = places
-        owner = np.repeat(np.arange(len(parts.table)), np.diff(parts.first))
+        owner = np.repeat(np.arange(len(parts)), np.diff(parts.first))
         own = parts.fragments
-        table = reader.fragments
-        steps, leads = table["steps"].astype(np.int64), table["flags"] & wire.LEADS > 0
+        steps, leads = reader.fragments.steps.astype(np.int64), reader.fragments.flags & wire.LEADS > 0
         opens = np.zeros(len(own), np.bool_)
         opens[parts.first[:-1]] = True
         trimmed = parts.trimmed[owner] if len(own) else opens
         place = place_of[owner]
-        count = len(table)
+        count = len(steps)
         self._place = np.full(count, -1)
         self._place[own] = place
         self._skipped = np.zeros(count, np.int64)  # steps at its begin that are left out
@@ -278,7 +277,7 @@ class _Writer:
         self._at = np.zeros(count, np.int64)  # its first step among all
         self._at[own] = first[place] + before - (trimmed & ~opens)
         self._count = steps - self._skipped
-        self._count[parts.last[cut]] -= 1
+        self._count[parts.last_of(cut)] -= 1
         self._row_before = leads | (self._skipped > 0)  # whether its first row is the observation before its steps
         self._first = first
         chunks = np.repeat(np.arange(reader.chunk_count), np.diff(reader.chunk_bounds))
@@ -329,7 +328,7 @@ class _Writer:
             in_seen = o[:-1][which] - ~lead
             of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
             ends = (high == at + count) & (high > low)  # the last step of the fragment is there
-            flags = self._reader.fragments["flags"][begin + which]
+            flags = self._reader.fragments.flags[begin + which]
             for flag, bit in _FLAGS.items():
                 if flag in columns:
                     columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True

@@ -58,7 +58,7 @@ def dataset_card(trace: TraceLike) -> str:
     """
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)
-    said, by = known(facts), np.bincount(trace.episodes["writer"], minlength=len(trace.readers)).tolist()
+    said, by = known(facts), np.bincount(trace.content["writer"], minlength=len(trace.readers)).tolist()
     readers = [(reader, count) for reader, count in zip(trace.readers, by) if count] or [
         (reader, 0) for reader in trace.readers
     ]
@@ -115,7 +115,7 @@ def _about(said: dict[str, Any]) -> Iterator[str]:
 
 def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary["outcomes"].items() if count)
-    first, last = _day(trace.episodes["start_time"], np.min), _day(trace.episodes["end_time"], np.max)
+    first, last = _day(trace.content["start_time"], np.min), _day(trace.content["end_time"], np.max)
     points = [
         ("Episodes", f"{summary['episodes']:,}" + (f" ({outcomes})" if outcomes else "")),
         ("Steps", f"{summary['steps']:,}"),
@@ -189,7 +189,7 @@ def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[t
         yield "Made by", (text or "unknown") + episodes
     if len(made) > _MOST:
         yield "Made by", f"{len(made) - _MOST:,} others"
-    seeded = int(np.count_nonzero(trace.episodes["seed"] != -1))
+    seeded = int(np.count_nonzero(trace.content["seed"] != -1))
     yield "Seeds", f"{seeded:,} of {len(trace):,} episodes were reset with a seed"
     yield "Writers", f"{len(readers):,}"
     platforms = _counted((_text(reader.about_or_empty.raw.get("platform")), count) for reader, count in readers)

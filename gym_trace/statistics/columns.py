@@ -84,13 +84,13 @@ def describe_columns(
     """
     described = [ColumnValues() for _ in range(groups)]
     total = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers)
-    done = 0
+    writers, rows, done = trace.content["writer"], trace.rows, 0
     for number, writer in enumerate(trace.readers):
         if writer.damage:
             raise writer.damage[0].error()
-        mine = np.flatnonzero(trace.episodes["writer"] == number)
-        own = np.full(len(writer.parts.table), -1)
-        own[trace.rows[mine]] = group_of_part[mine]
+        mine = np.flatnonzero(writers == number)
+        own = np.full(len(writer.parts), -1)
+        own[rows[mine]] = group_of_part[mine]
         leaves = _leaves_of(writer) if writer.chunk_count else []
         for group, columns, steps in _grouped_chunks(writer, own):
             described[group].add(leaves, columns)
@@ -121,7 +121,7 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
     parts = writer.parts
     # As in Episode, a step is skipped if its leading observation is lost.
     trimmed = np.zeros(len(writer.fragments), bool)
-    trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
+    trimmed[parts.first_of(parts.trimmed.nonzero()[0])] = True
     for block in writer.blocks(group_of_part >= 0):
         chunk = writer.chunk(block.number, _VALUES)
         groups = np.where(block.rows >= 0, group_of_part[block.rows], -1)

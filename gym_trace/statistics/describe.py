@@ -52,7 +52,7 @@ def describe(trace: TraceLike) -> dict[str, Any]:
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
     """
     trace = as_trace(trace)
-    with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts.table))
+    with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts))
     first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
     writers = [_describe_writer(trace, writer) for writer in trace.readers]
     return {
@@ -129,11 +129,11 @@ def state_of(writer: WriterReader) -> str:
 
 
 def _episodes_of(writer: WriterReader) -> int:
-    return len(np.unique(writer.parts.table["episode_id"]))
+    return len(np.unique(writer.parts["episode_id"]))
 
 
 def _seeds(trace: Trace) -> dict[str, Any]:
-    table = trace.episodes
+    table = trace.content
     order, begin = by_episode(table)
     seeded = table["seed"][order[begin]] != wire.NO_SEED
     first = np.sort(order[begin][seeded])[:_FIRST_SEEDS].tolist()
@@ -248,8 +248,8 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         "bytes": trace.bytes_on_disk,
         "state": "damaged" if problems else next(state for state in STATES if writers[state]),
         "writers": {state: writers[state] for state in STATES if writers[state]},
-        "start_time": _time(chosen.episodes["start_time"], np.min),
-        "end_time": _time(chosen.episodes["end_time"], np.max),
+        "start_time": _time(chosen.content["start_time"], np.min),
+        "end_time": _time(chosen.content["end_time"], np.max),
         "problem": problems[0] if problems else None,
     }
 

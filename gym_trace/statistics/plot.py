@@ -66,7 +66,7 @@ def plot_episodes(trace: TraceLike, path: str | os.PathLike[str], *, by: str | N
     if ending not in SUFFIXES:
         raise InvalidOption(f"{os.fspath(path)}: unknown ending; choose a name that ends in {' or '.join(SUFFIXES)}")
     trace = as_trace(trace)
-    codes = outcome_codes(trace.episodes)
+    codes = outcome_codes(trace.content)
     names, _, groups = grouping(trace, by, codes)
     facts = facts_of(trace, codes, groups)
     facts = facts.take(np.argsort(facts.start, kind="stable"))

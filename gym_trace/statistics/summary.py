@@ -12,7 +12,7 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.episode_columns import complete_rows, objective_returns
-from gym_trace.reading.episode_table import outcome_codes
+from gym_trace.reading.episode_table import Columns, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
@@ -77,11 +77,11 @@ def summarize(
         CorruptTrace: columns are damaged. Without columns, the call still works.
     """
     trace = as_trace(trace)
-    codes = outcome_codes(trace.episodes)
+    codes = outcome_codes(trace.content)
     names, of_writer, groups = grouping(trace, by, codes)
     facts = facts_of(trace, codes, groups)
     files = trace.readers if trace.whole is trace else None  # a view shares the files
-    summary = {"directory": str(trace.directory), **_summary(facts, len(trace.episodes), files)}
+    summary = {"directory": str(trace.directory), **_summary(facts, len(trace), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     if by is not None:
         parts = np.bincount(groups, minlength=len(names)).tolist()
@@ -118,7 +118,7 @@ def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], lis
     keys = named.get(str(by), [""] * len(trace.readers))
     names = list(dict.fromkeys(keys))
     of_writer = [names.index(key) for key in keys]
-    return names, of_writer, np.array(of_writer, np.int64)[trace.episodes["writer"]]
+    return names, of_writer, np.array(of_writer, np.int64)[trace.content["writer"]]
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -146,10 +146,11 @@ class Facts(NamedTuple):
         return self.lengths > 0 if by_outcome else self.complete
 
 
-def by_episode(table: Array) -> tuple[Array, Array]:
+def by_episode(table: Columns) -> tuple[Array, Array]:
     """Return an order of the rows of Trace.episodes that joins the parts of episodes, and the positions of starts."""
-    order = np.lexsort((table["episode_id"], table["writer"]))
-    writer, episode = table["writer"][order], table["episode_id"][order]
+    writer, episode = table["writer"], table["episode_id"]
+    order = np.lexsort((episode, writer))
+    writer, episode = writer[order], episode[order]
     opens = np.ones(len(table), bool)
     opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
     return order, np.flatnonzero(opens)
@@ -157,20 +158,20 @@ def by_episode(table: Array) -> tuple[Array, Array]:
 
 def facts_of(trace: Trace, codes: Array, groups: Array) -> Facts:
     """Return the facts of each episode. codes, groups: outcome and group of each row of trace.episodes."""
-    table = trace.episodes
+    table = trace.content
     order, begin = by_episode(table)
     first = order[begin]
     steps, returns = table["steps"][order], table["return"][order]
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
-    found = objective_returns(trace.episodes, trace.scan)
+    found = objective_returns(table, trace.scan)
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
         objectives = np.add.reduceat(objectives, begin, axis=0)
     bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
-    complete = complete_rows(table[first], trace.readers, lengths)
+    complete = complete_rows(table, trace.readers, first, lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]

@@ -32,6 +32,7 @@ from gym_trace import (
 )
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
+from gym_trace.format.fragments import Fragments
 from gym_trace.reading.episode_table import parts_of
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.protocol import Storage
@@ -129,9 +130,9 @@ def test_episodes_of_lanes_are_running_until_they_end(tmp_path: Path) -> None:
 
 def test_a_file_cannot_declare_an_episode_running(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2])
-    table = open_trace(tmp_path).readers[0].fragments.copy()
+    table = open_trace(tmp_path).readers[0].fragments[:].copy()
     table["outcome"] = 5
-    assert parts_of(table, alive=False).table["outcome"].tolist() == ["closed"]
+    assert parts_of(Fragments([table]), alive=False)["outcome"].tolist() == ["closed"]
 
 
 def test_an_episode_opened_earlier_can_be_read_after_the_trace_has_grown(tmp_path: Path) -> None:

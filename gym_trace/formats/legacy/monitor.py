@@ -335,7 +335,7 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
         lengths = rows["first_step"]
     origin = about.origin
     of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
-    whole = complete_rows(rows, trace.readers, np.asarray(lengths)) | bool(origin)
+    whole = complete_rows(rows, trace.readers, lengths=np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
     results = _Results(

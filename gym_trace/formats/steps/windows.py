@@ -189,7 +189,7 @@ def without_unknown_end(episode: Episode, writer: WriterReader, row: int) -> Epi
 
 def is_terminated(writer: WriterReader, rows: Array) -> Array:
     """Return for each of these episodes of a writer whether its last step is terminated."""
-    found: Array = writer.fragments["flags"][writer.parts.last[rows]] & wire.TERMINATED > 0
+    found: Array = writer.fragments.flags[writer.parts.last_of(rows)] & wire.TERMINATED > 0
     return found
 
 
@@ -207,8 +207,8 @@ def with_repeated_final(tree: Any) -> Any:
 
 def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
     """The episodes at these places: where all are short as a scan gives them, which reads each chunk once."""
-    done, table = 0, trace.episodes
-    longest = int(table["steps"][places].max(initial=0)) * (int(table["lane"].max(initial=0)) + 1)
+    done, lanes = 0, int(trace.content["lane"].max(initial=0)) + 1
+    longest = int(trace.content["steps"][places].max(initial=0)) * lanes
     if longest * max((_row_bytes(writer, choice) for writer in trace.readers), default=0) <= _MOST_PENDING:
         try:
             for episode in trace.scan(columns=choice.roots, episodes=places):
@@ -356,16 +356,16 @@ def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice =
     if steps != slice(None):
         yield from _windows(trace, range(len(trace)), choice, finals, steps)
         return
-    writers, rows = trace.episodes["writer"], trace.rows
+    writers, rows = trace.content["writer"], trace.rows
     chunks = np.full(len(trace), -1, np.int64)
     fragments = np.zeros(len(trace), np.int64)
     for number, reader in enumerate(trace.readers):
         mine = np.flatnonzero(writers == number)
         parts, row = reader.parts, rows[mine]
-        fragments[mine] = parts.fragments[parts.first[row]]
+        fragments[mine] = parts.first_of(row)
         alone = (np.diff(parts.first)[row] == 1) & ~parts.trimmed[row]
         if finals != KEPT:
-            alone &= trace.episodes["has_final_observation"][mine]
+            alone &= trace.content["has_final_observation"][mine]
         chunks[mine[alone]] = np.searchsorted(reader.chunk_bounds, fragments[mine[alone]], side="right") - 1
     changes = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
     bounds = [0, *changes.tolist(), len(trace)]

@@ -1,0 +1,162 @@
+"""The fragments of batches: tables stay as they are stored, and fields are decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import kernels, wire
+from gym_trace.format.columns import CONSTANT, SHUFFLE, XOR, Column, Piece, decode, inflated_pieces
+from gym_trace.model.values import Array
+
+_LEAST_ROWS = 4096  # smaller tables take less time decoded
+_SIZE = wire.FRAGMENT.itemsize
+_FIELDS = {name: (dtype, offset) for name, (dtype, offset, *_) in (wire.FRAGMENT.fields or {}).items()}
+_ALL = slice(None)
+
+Rows = slice | Array  # slice: of step 1
+
+
+class Planes:
+    """A fragment table as it is stored: one array of each byte of its rows, of which most are the same in all rows."""
+
+    def __init__(self, planes: list[Array]):
+        self._planes = planes
+
+    def __len__(self) -> int:
+        return len(self._planes[0])
+
+    def column(self, name: str, rows: Rows = _ALL) -> Array:
+        """Return a field of these rows."""
+        dtype, offset = _FIELDS[name]
+        return self._decoded(offset, dtype, rows)
+
+    def table(self, rows: Rows = _ALL) -> Array:
+        """Return these rows, as wire.FRAGMENT."""
+        return self._decoded(0, wire.FRAGMENT, rows)
+
+    def part(self, begin: int, end: int) -> Planes:
+        return Planes([plane[begin:end] for plane in self._planes])
+
+    def _decoded(self, offset: int, dtype: np.dtype[np.void], rows: Rows) -> Array:
+        chosen = [plane[rows] for plane in self._planes[offset : offset + dtype.itemsize]]
+        out = np.empty((len(chosen[0]), dtype.itemsize), np.uint8)
+        kernels.undo_shuffle(np.concatenate(chosen), out, dtype.itemsize)
+        found: Array = out.reshape(-1).view(dtype)
+        return found
+
+
+def read_fragments(column: Column, blob: Piece) -> Fragments:
+    """Return the table that is stored in a column. Raises CorruptTrace."""
+    is_shuffled = column.encoding & (SHUFFLE | XOR | CONSTANT) == SHUFFLE
+    if column.rows < _LEAST_ROWS or not is_shuffled:
+        return Fragments([decode(column, blob).view(wire.FRAGMENT)])
+    try:
+        return Fragments([Planes([_shortened(plane) for plane in inflated_pieces(column, blob, _SIZE)])])
+    except MemoryError as error:
+        raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
+
+
+def _shortened(plane: Array) -> Array:
+    """Return a copy of a plane, in one byte if all of its bytes are equal."""
+    first = plane[:1]
+    if plane[-1] == first[0] and bool((plane == first).all()):
+        return np.broadcast_to(first.copy(), plane.shape)
+    return plane.copy()
+
+
+class Fragments:
+    """The rows of several fragment tables. ``fragments["steps"]`` is a field of all rows; rows are wire.FRAGMENT.
+
+    tables: structured arrays, and tables as stored. All that is returned may share their memory: do not change it.
+    """
+
+    def __init__(self, tables: Iterable[Planes | Array] = ()):
+        self._tables: list[Planes | Array] = []
+        plain: list[Array] = []
+        for table in (table for table in tables if len(table)):
+            if isinstance(table, Planes):
+                self._tables += [*_joined(plain), table]
+                plain = []
+            else:
+                plain.append(table)
+        self._tables += _joined(plain)
+        self._bounds = [0, *accumulate(map(len, self._tables))]
+
+    @classmethod
+    def joined(cls, several: Iterable[Fragments]) -> Fragments:
+        """Return the rows of all of these."""
+        return cls([table for fragments in several for table in fragments._tables])
+
+    def __len__(self) -> int:
+        return self._bounds[-1]
+
+    def __getitem__(self, key: str | Rows) -> Array:
+        return self.column(key) if isinstance(key, str) else self._of(None, key)
+
+    def column(self, name: str, rows: Rows = _ALL) -> Array:
+        """Return a field of these rows."""
+        return self._of(name, rows)
+
+    @cached_property
+    def steps(self) -> Array:
+        """The field that reading asks for most."""
+        return np.ascontiguousarray(self["steps"])
+
+    @cached_property
+    def flags(self) -> Array:
+        return np.ascontiguousarray(self["flags"])
+
+    def part(self, begin: int, end: int) -> Fragments:
+        """Return consecutive rows, undecoded."""
+        if (begin, end) == (0, len(self)):
+            return self
+        return Fragments(
+            table.part(low, high) if isinstance(table, Planes) else table[low:high]
+            for table, low, high in self._within(begin, end)
+        )
+
+    def _within(self, begin: int, end: int) -> list[tuple[Planes | Array, int, int]]:
+        """Return the tables of these rows, and from where to where in each."""
+        found = ((table, begin - at, end - at) for table, at in zip(self._tables, self._bounds))
+        return [
+            (table, max(low, 0), min(high, len(table))) for table, low, high in found if high > 0 and low < len(table)
+        ]
+
+    def _of(self, name: str | None, rows: Rows) -> Array:
+        dtype = wire.FRAGMENT if name is None else wire.FRAGMENT[name]
+        if len(self._tables) == 1:
+            return _read(self._tables[0], name, rows)
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(len(self))
+            parts = [_read(table, name, slice(low, high)) for table, low, high in self._within(begin, end)]
+            if len(parts) < 2:
+                return parts[0] if parts else np.empty(0, dtype)
+            return wire.join_fragments(parts) if name is None else np.concatenate(parts)
+        rows = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
+        found = np.empty(len(rows), dtype)
+        if bool((rows[1:] >= rows[:-1]).all()):  # as a rule
+            cuts = np.searchsorted(rows, self._bounds).tolist()
+            places: Sequence[Rows] = [slice(*ends) for ends in pairwise(cuts)]
+        else:
+            of_table = np.searchsorted(self._bounds, rows, side="right") - 1
+            places = [np.flatnonzero(of_table == number) for number in range(len(self._tables))]
+        for table, begin, mine in zip(self._tables, self._bounds, places):
+            if len(own := rows[mine]):
+                found[mine] = _read(table, name, own - begin)
+        return found
+
+
+def _joined(tables: list[Array]) -> list[Array]:
+    return tables if len(tables) < 2 else [wire.join_fragments(tables)]
+
+
+def _read(table: Planes | Array, name: str | None, rows: Rows) -> Array:
+    if isinstance(table, Planes):
+        return table.table(rows) if name is None else table.column(name, rows)
+    found: Array = (table if name is None else table[name])[rows]
+    return found
