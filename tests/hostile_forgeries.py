@@ -329,6 +329,17 @@ def batches_whose_indexes_grow_to_millions_of_rows(place):
         (place.trace / f"w.{number:06d}.gtb").write_bytes(forged.data(reindexed=False))
 
 
+@forgery
+def batches_whose_shuffled_indexes_grow_to_millions_of_rows(place):
+    forged = taken_apart(place.batch)
+    rows = np.repeat(forged.chunks[0].table("fragments", wire.FRAGMENT)[:1], wire.MAX_TABLE // 4)
+    rows["flags"], rows["episode"] = wire.LEADS | wire.STARTS | wire.ENDS, np.arange(len(rows)) << 38
+    forged.index.put_table("chunks", np.array([(200, 8, len(rows), 0)], wire.CHUNK_ENTRY))
+    forged.index.put_table("fragments", rows)
+    for number in range(10):
+        (place.trace / f"w.{number:06d}.gtb").write_bytes(forged.data(reindexed=False))
+
+
 # -- false sizes ------------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ class Content:
         chosen = places if self.chosen is None else self.chosen[places]
         present = np.unique(self._writers_of(chosen)) if len(chosen) else self._present
         view = Content(self.writers, self.bounds, chosen, present)
-        if self._is_filled:  # the table may have been changed by whoever has it
+        if self._is_filled:  # a user may have changed the table
             view._table = self._table.take(places)
             view._table["index"], view._table["writer"] = view._column("index"), view._column("writer")
             view._pages[:] = True

@@ -91,7 +91,7 @@ class Columns(Protocol):
 class Parts:
     """The episodes, or parts of them, of one writer, in the order in which their last step came to disk.
 
-    ``parts["steps"]`` is a column of their table, made anew from the fragments; len(parts) is the number of rows.
+    ``parts["steps"]`` is a column of their table, made from the fragments on each call; len(parts) counts the rows.
 
     Attributes:
         fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
@@ -123,7 +123,7 @@ class Parts:
 
     @cached_property
     def trimmed(self) -> Array:
-        """Whether the first observation of a part is missing, so that its first step is skipped."""
+        """Rows whose first observation is missing, so that their first step is skipped: bool."""
         return self._trimmed(_ALL)
 
     @cached_property
@@ -241,7 +241,7 @@ class Parts:
         return found if len(found) == len(at) else np.add.reduceat(found, at)
 
     def _said(self, fragments: Array, name: str, unknown: int, rows: Rows) -> Array:
-        """Return what one fragment of each row says. fragments: -1 where there is none."""
+        """Return what one fragment of each row says. fragments: -1 where it is unknown."""
         chosen = fragments[rows]
         found = chosen >= 0
         if found.all():

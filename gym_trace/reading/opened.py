@@ -139,7 +139,7 @@ def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[Write
 
 
 class _At(NamedTuple):
-    """Where an episode was found. has_grown: whether it has more steps there."""
+    """The place where an episode was found last. has_grown: it has more steps there than its record."""
 
     writer: weakref.ref[WriterReader]
     row: int

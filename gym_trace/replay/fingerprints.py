@@ -86,7 +86,7 @@ def _hashed(
 
 
 class _Facts:
-    """What is compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
+    """Facts that are compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
 
     def __init__(self, writer: WriterReader, rows: Array, compared: Collection[str]):
         """rows: of the episodes, ascending."""

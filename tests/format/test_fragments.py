@@ -55,7 +55,8 @@ def test_fields_and_rows_are_those_of_the_joined_tables(
             assert found.column(name, rows).dtype == whole.dtype[name]
     part = found.part(begin, end)
     assert part[:].tobytes() == whole[begin:end].tobytes()
-    assert (part.steps == whole["steps"][begin:end]).all() and (part.flags == whole["flags"][begin:end]).all()
+    assert part.steps.tolist() == whole["steps"][begin:end].tolist()
+    assert part.flags.tolist() == whole["flags"][begin:end].tolist()
     assert Fragments.joined([part, found])[:].tobytes() == whole[begin:end].tobytes() + whole.tobytes()
 
 

@@ -22,7 +22,7 @@ from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, Parts, parts_of
+from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, parts_of
 
 NAT = np.iinfo(np.int64).min
 FLAGS = [wire.STARTS, wire.LEADS, wire.TERMINATED, wire.STOPS, wire.ENDS, wire.PLACEHOLDER]
@@ -271,13 +271,13 @@ def test_shares_of_parts_are_those_of_their_own_fragments() -> None:
     whole = parts_of(Fragments([table]), False)
     own = Fragments([table[3:9]])
     share, alone = whole.share(own, 3, 1, 3), parts_of(own, False)
-    assert isinstance(share, Parts) and len(share) == len(alone) == 2
+    assert len(share) == len(alone) == 2
     assert share.table().tobytes() == alone.table().tobytes()
     assert share.of_fragment.tolist() == alone.of_fragment.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_content_without_writers_or_episodes_has_empty_columns() -> None:
     content = Content.whole(())
-    assert len(content) == 0 and content["steps"].tolist() == [] and len(content.table) == 0
+    assert len(content) == len(content.table) == len(content["steps"]) == 0
     assert content[OUTCOME_CODE].tolist() == []
     assert len(content.view(np.arange(0)).table) == 0
