@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import environment_ids
-from gym_trace_cli.environments import NamedEnvironment, environment_options
+from gym_trace_cli.completion import TraceDirectory, environment_ids
+from gym_trace_cli.environments import NamedEnvironment, RecordedEnvironment, environment_options
 from gym_trace_cli.exit_codes import FINE
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.help import bundle, headed, option, section
 from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, TextOption, quiet_option
 from gym_trace_cli.record import errors_name_options, fact_options, metadata_option
 from gym_trace_cli.stopping import StopSignals
@@ -33,6 +34,29 @@ class Mark(TextOption):
         if not (key and equals and name.isidentifier()):
             self.fail(f"{value!r} is not of the form KEY=NAME, such as g=good", param, ctx)
         return key, name
+
+
+class Source(NamedTuple):
+    """The recorded step to go on from."""
+
+    trace: str | None
+    episode: int
+    step: int
+    trust: bool
+
+    def made(self, named: NamedEnvironment) -> Any:
+        """Return the environment at that step. Raises the errors of env_at()."""
+        from gym_trace.playing.continued import Continued
+
+        recorded = RecordedEnvironment(
+            named.env_id, named.factory, tuple(named.env_args.items()), named.imports, self.trust
+        )
+        trace = gym_trace.open_trace(str(self.trace))
+        try:
+            return Continued(trace, self.episode, self.step, **recorded.arguments())
+        except IndexError as error:
+            episodes = show.count(len(trace), "episode")
+            raise click.UsageError(f"--episode {self.episode}: the trace has {episodes}") from error
 
 
 @headed("play")
@@ -60,10 +84,22 @@ class Mark(TextOption):
     option("--episodes N", "Stop after N complete episodes.", POSITIVE),
     option("--seed N", "Make the start of episode k the same in every session.", NOT_NEGATIVE),
 )
+@section(
+    "Going on from a recorded step",
+    bundle(
+        "source",
+        Source,
+        option("--from TRACE", "Trace with the episode.", TraceDirectory(), name="trace"),
+        option("--episode N", "Its index. Default: 0.", click.INT, default=0),
+        option("--step N", "Steps that are taken as recorded. Default: 0.", NOT_NEGATIVE, default=0),
+        option("--trust", "Allow imports, calls, files only the trace names."),
+    ),
+)
 @section("Environment", environment_options)
 @section("Metadata", fact_options, metadata_option)
 def command(
     named: NamedEnvironment,
+    source: Source,
     output: str | None,
     seed: int | None,
     keys: str | None,
@@ -81,32 +117,38 @@ def command(
 
     \b
     gym-trace play CartPole-v1 -o traces/by-hand
-    gym-trace play ALE/Pong-v5 --import ale_py -o traces/pong --mark g=good
+    gym-trace play --from traces/cartpole --episode 7 --step 12 -o traces/by-hand
     """
     from gym_trace.collecting.rollout import new_root_seed
     from gym_trace.playing.play import MARKS, play
     from gym_trace.playing.window import check_display
     from gym_trace.recording.provenance import provenance_of, recorded_by
 
-    if (named.env_id is None) == (named.factory is None):
+    if source.trace is None and (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
     check_display()
+    if source.trace is not None and output is None:
+        raise click.UsageError("--from: pass -o DIR, too")
+    if source.trace is not None and (named.wrappers or named.max_episode_steps is not None):
+        raise click.UsageError("--from: excludes --wrapper and --max-episode-steps; the recorded ones are used")
     directory = Path(output or f"traces/{named.file_name}")
     seed = new_root_seed() if seed is None else seed
-    if named.factory is None:
+    if named.factory is None and source.trace is None:
         named.env_args.setdefault("render_mode", "rgb_array")
     facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
     about = provenance_of(_COMMAND, "person", make_env=named)
     with StopSignals() as stop, recorded_by(about), errors_name_options():
+        env = named() if source.trace is None else source.made(named)
+        about_source = {} if source.trace is None else {"from": {"trace": Path(source.trace).name, **env.described}}
         played = play(
-            named(),
+            env,
             directory,
             seed=seed,
             name=named.env_id or "",
             keys=None if keys is None else Path(keys),
             marks=dict(marks) or MARKS,
             facts=facts,
-            metadata={**dict(metadata), "seed": seed},
+            metadata={**dict(metadata), "seed": seed, **about_source},
             stop=lambda: bool(stop.received),
             **options,
         )

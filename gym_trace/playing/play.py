@@ -16,6 +16,7 @@ from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.facts import add_facts
 from gym_trace.playback.trace import open_trace
 from gym_trace.playing.asking import ask, keep, kept_file
+from gym_trace.playing.continued import Continued
 from gym_trace.playing.keymap import (
     Keymap,
     answered,
@@ -31,6 +32,7 @@ from gym_trace.playing.window import KEYS, Window, key_name
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 
+PLAYED = "played"  # the annotation of steps after those of a recorded episode
 MARKS: Mapping[str, str] = {MARK: "mark"}
 _DEFAULT_FPS, _TEXT_MODES = 30.0, ("ansi",)
 
@@ -56,7 +58,8 @@ def play(
     has the outcome "closed". Discarded episodes are removed from the trace at the end.
 
     Args:
-        env: with render_mode="rgb_array", or "ansi" for text.
+        env: with render_mode="rgb_array", or "ansi" for text. A Continued goes on from a recorded step: its episodes
+            contain the recorded steps before, so that they verify; annotations.played tells the steps apart.
         directory: of the trace.
         seed: root seed; attempts at episode k are reset with the seed of episode k of gym-trace record --seed.
         name: of the environment, in the window and for kept keys. Default: its id.
@@ -84,6 +87,8 @@ def play(
         if env.render_mode not in ("rgb_array", "rgb_array_list", *_TEXT_MODES):
             raise InvalidOption(f'{name}: render_mode is {env.render_mode!r}; playing needs "rgb_array" or "ansi"')
         _check_marks(marks)
+        if isinstance(env, Continued) and recording.get("record_infos") and not env.has_infos:
+            raise InvalidOption("infos: the trace to go on from has none; leave out --infos")
         keymap = None if keys is None else keymap_of_file(keys, env.action_space, KEYS)
         window = stack.enter_context(Window(f"{name} - gym-trace play"))
         if keymap is None:
@@ -100,9 +105,10 @@ def play(
             recorder,
             window,
             keymap,
-            lambda recorder, number: _reset(recorder, episode_seed(seed, number)),
+            _beginning(env, seed, marks),
             fps=fps or _fps(env),
             marks=marks,
+            notes={PLAYED: np.True_} if isinstance(env, Continued) else {},
             help_rows=rows,
             most=episodes,
             stop=stop,
@@ -118,12 +124,26 @@ def play(
     return played
 
 
-def _reset(recorder: TraceRecordingWrapper, seed: int) -> None:
-    recorder.reset(seed=seed)
+def _beginning(
+    env: Any, seed: int, marks: Mapping[str, str]
+) -> Callable[[TraceRecordingWrapper, int], tuple[int, float]]:
+    """Return a function that begins an attempt at an episode."""
+
+    def reset(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
+        recorder.reset(seed=episode_seed(seed, number))
+        return 0, 0.0
+
+    def go_on(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
+        notes = dict.fromkeys((PLAYED, *marks.values()), np.False_)
+        return env.begin(recorder, lambda: recorder.annotate(**notes))  # type: ignore[no-any-return]
+
+    return go_on if isinstance(env, Continued) else reset
 
 
 def _check_marks(marks: Mapping[str, str]) -> None:
     for key, name in marks.items():
+        if name == PLAYED:
+            raise InvalidOption(f"mark {key}={name}: the name is used by gym-trace; choose another")
         if key not in KEYS or key in RESERVED:
             problem = "used by gym-trace" if key in RESERVED else "not a key"
             raise InvalidOption(f"mark {key}={name}: {key} is {problem}; choose another key, such as g or f7")

@@ -61,7 +61,8 @@ class Session:
 
     Args:
         recorder: the environment, recorded; the session resets and steps it.
-        begin: resets the recorder for an attempt at episode k = 0, 1, 2 …
+        begin: resets the recorder for an attempt at episode k = 0, 1, 2 …; returns steps and return so far.
+        notes: annotations of every step.
         marks: the annotation that each of these keys sets, True for the step that it is pressed for.
         fps: steps per second, where the environment does not wait for keys.
     """
@@ -71,16 +72,18 @@ class Session:
         recorder: TraceRecordingWrapper,
         window: Window,
         keymap: Keymap,
-        begin: Callable[[TraceRecordingWrapper, int], None],
+        begin: Callable[[TraceRecordingWrapper, int], tuple[int, float]],
         *,
         fps: float,
         marks: Mapping[str, str],
+        notes: Mapping[str, Any],
         help_rows: list[tuple[str, str]],
         most: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ):
         self.played = Played()
         self._recorder, self._window, self._keymap, self._begin_at = recorder, window, keymap, begin
+        self._notes = dict(notes)
         self._period, self._marks, self._most, self._stop = 1 / fps, marks, most, stop
         self._help = [*help_rows, *marks_rows(marks), ("", ""), *COMMANDS.items()]
         self._fps = fps
@@ -156,9 +159,9 @@ class Session:
         self._recorder.flush()
 
     def _begin(self) -> None:
-        self._begin_at(self._recorder, self._number)
-        self.played.episodes += 1
-        self._steps, self._return, self._ended, self._paused = 0, 0.0, False, False
+        self.played.episodes += 1  # first: an error in the midst leaves an episode, too
+        self._steps, self._return = self._begin_at(self._recorder, self._number)
+        self._ended = self._paused = False
         self._marked.clear()
         self._picture = self._rendered()
         self._rest()
@@ -176,7 +179,8 @@ class Session:
         if action is None:
             self._due = now + _IDLE_SECONDS
             return False
-        self._recorder.annotate(**{name: np.bool_(name in self._marked) for name in self._marks.values()})
+        marked = {name: np.bool_(name in self._marked) for name in self._marks.values()}
+        self._recorder.annotate(**self._notes, **marked)
         self._marked.clear()
         _, reward, terminated, truncated, _ = self._recorder.step(action)
         self._steps += 1
