@@ -66,8 +66,8 @@ COMMAND_LINES = (
     ("card", "TRACE"),
     ("shell", "TRACE"),
     ("view", "TRACE", "--save", "REPAIRED.html"),
-    ("play", "--from", "TRACE", "--step", "1", "-o", "REPAIRED", "--keys", "no-such-file.toml"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
+    ("play", "--from", "TRACE", "-o", "REPAIRED", "--keys", "no-such-file.toml"),
 )
 
 
