@@ -9,6 +9,7 @@ from gym_trace import errors
 
 if TYPE_CHECKING:
     from gym_trace.collecting.api import collect
+    from gym_trace.collecting.branching import branch
     from gym_trace.collecting.rollout import record_episodes
     from gym_trace.formats.exporting import export
     from gym_trace.formats.importing import import_trace
@@ -38,6 +39,7 @@ _HOMES = {
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
+    "branch": "gym_trace.collecting.branching",
     "check_trace": "gym_trace.integrity.repair",
     "collect": "gym_trace.collecting.api",
     "dataset_card": "gym_trace.statistics.card",
@@ -63,6 +65,7 @@ __all__ = [
     "Trace",
     "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
+    "branch",
     "check_trace",
     "collect",
     "dataset_card",

@@ -41,8 +41,8 @@ from gym_trace.model import packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
-# It is wrong usage to ask for what is not there.
-NOTHING_THERE = ("the trace has 0 episodes", "has no infos")
+# It is wrong usage to ask for one of these.
+NOTHING_THERE = ("the trace has 0 episodes", "no episode to save", "has no infos", "has 0 steps", "has ended there")
 COMMAND_LINES = (
     ("info", "TRACE"),
     ("info", "TRACE", "--json"),
@@ -66,6 +66,7 @@ COMMAND_LINES = (
     ("card", "TRACE"),
     ("shell", "TRACE"),
     ("view", "TRACE", "--save", "REPAIRED.html"),
+    ("branch", "TRACE", "--step", "1", "--episodes", "1", "-o", "REPAIRED"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
     ("play", "--from", "TRACE", "-o", "REPAIRED", "--keys", "no-such-file.toml"),
 )

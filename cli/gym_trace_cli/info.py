@@ -100,6 +100,11 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
     options = {name: value for name, value in _items(info["recorder"]) if value}
     yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
     yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
+    if origin := dict(_items(info["branch"])):
+        yield (
+            "branches from",
+            f"step {origin.get('step')} of episode {origin.get('episode_id')} of {origin.get('writer')}",
+        )
     yield from _facts_of(info["facts"])
     yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
     yield "episodes", show.count(info["episodes"])

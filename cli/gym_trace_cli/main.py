@@ -39,6 +39,7 @@ COMMANDS = {
     "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
     "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
     "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
+    "branch": ("branch", "command", "Record new episodes from a recorded step on: what if?"),
     "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
     "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
     "ls": ("ls", "command", "List traces, or the episodes of one."),

@@ -57,6 +57,13 @@ def _is_name(policy: str) -> bool:
     return policy == "random" or policy.startswith(("sb3:", "onnx:", "run:"))
 
 
+def named_policy(policy: str) -> Any:
+    """Return the policy of --policy, as the library takes it."""
+    if policy.startswith("run:") and "trust" in policy.partition("?")[2]:
+        look_in_current_directory()  # may have its model
+    return policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
+
+
 def _is_named_schedule(video: str) -> bool:
     return video == "cubic" or video.startswith("every:")
 
@@ -220,9 +227,7 @@ def command(
     seed = _seed(seed, directory, "resume" in of_workers)
     if new_config is not None:
         write_config(ctx, new_config, seed)
-    acting = policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
-    if policy.startswith("run:") and "trust" in policy.partition("?")[2]:
-        look_in_current_directory()  # may have its model
+    acting = named_policy(policy)
     plots = [Path(tensorboard)] if tensorboard else []
     report = partial(_report, {name: limit for name, limit in limits.items() if limit is not None})
     watch = Watch(report, quiet=quiet, tensorboard=plots)

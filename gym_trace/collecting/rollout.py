@@ -61,13 +61,15 @@ class Rollout(ABC):
     def ended(self, episode: int, steps: int, total: Return) -> None:
         """Count an episode that was terminated or truncated."""
 
+    def start(self, env: Any, policy: Any, episode: int) -> Any:
+        """Reset the policy and the environment for an episode; return the first observation."""
+        reset_policy(policy, policy_seed(self.seed, episode))
+        return env.reset(seed=episode_seed(self.seed, episode))[0]
+
     def play(self, env: Any, policy: Any, episode: int) -> None:
         """Play an episode until its end, a limit, or `over`. This loop bounds the throughput of recording."""
         clock, step, most = time.monotonic, env.step, self.most_steps
-        reset_policy = getattr(policy, "reset", None)
-        if reset_policy is not None:
-            reset_policy(policy_seed(self.seed, episode))
-        observation, _ = env.reset(seed=episode_seed(self.seed, episode))
+        observation = self.start(env, policy, episode)
         before = taken = self.steps
         total: Any = 0.0
         try:
@@ -209,6 +211,13 @@ def record_episodes(
     return _Recording(env, progress, most, on_progress).run(policy)
 
 
+def reset_policy(policy: Any, seed: int) -> None:
+    """Call policy.reset(seed), if the policy has that."""
+    reset = getattr(policy, "reset", None)
+    if reset is not None:
+        reset(seed)
+
+
 def new_root_seed() -> int:
     """Return a seed from the system's entropy."""
     return secrets.randbits(31)
@@ -252,9 +261,7 @@ class _Recording(Rollout):
         numbers: list[int | None] = list(range(len(lanes)))
         if observations is not None:
             return numbers, envs.reset(options={"reset_mask": lanes})[0]
-        reset_policy = getattr(policy, "reset", None)
-        if reset_policy is not None:
-            reset_policy(policy_seed(self.seed, 0))
+        reset_policy(policy, policy_seed(self.seed, 0))
         if isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
             return numbers, envs.reset(seed=[episode_seed(self.seed, lane) for lane in range(len(lanes))])[0]
         return numbers, envs.reset(seed=episode_seed(self.seed, 0))[0]  # other kinds may accept a single seed only

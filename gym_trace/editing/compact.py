@@ -35,7 +35,7 @@ from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.storage.protocol import Storage
 
-_KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations")
+_KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations", "states")
 _FULL = 2  # a chunk of at least 1/_FULL of the largest size is copied as it is
 _MOST_SCHEMA = 4 << 20  # bytes of the schemas of all origins in one file, which each of its batches repeats
 

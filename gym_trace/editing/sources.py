@@ -23,7 +23,7 @@ from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 _OF_THE_RESET = ("seed", "options", "rng_state", "reset_info", "pending_action")
-_OF_THE_STEPS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
+_OF_THE_STEPS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations", "states")
 TraceOrPath = Trace | str | os.PathLike[str]
 
 

@@ -18,7 +18,7 @@ from gym_trace.model.values import Array, dtype_from, objects
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"
-STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # roots of the columns with one row per step
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
 _IMMUTABLE = frozenset((str, bytes, int, float, bool, type(None)))  # rows can share such a value
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back

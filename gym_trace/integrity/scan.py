@@ -23,6 +23,7 @@ from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array, dtype_from
+from gym_trace.model.vocabulary import NOTES
 from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.origins import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of
@@ -521,7 +522,7 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
             found[column.path] = chunk.encoded(column.path)
         except CorruptTrace:
             lost.append(column.path)
-            if column.path[0] not in ("annotations", "starts"):  # a chunk may lack these
+            if column.path[0] not in (*NOTES, "starts"):  # a chunk may lack these
                 found[column.path] = _nothing_known(column, workspace)
     if _FRAGMENTS in lost or not found.keys() - {_FRAGMENTS, _STARTS} - set(lost):
         raise CorruptTrace("no column of a chunk can be read")

@@ -55,7 +55,7 @@ class Episode:
         start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
-    __slots__ = ("_cache", "_record", "_source", "_steps", "split", "writer")
+    __slots__ = ("_cache", "_prefix", "_record", "_source", "_steps", "split", "writer")
 
     def __init__(
         self,
@@ -64,16 +64,18 @@ class Episode:
         split: str,
         source: Source,
         steps: range | None = None,
+        prefix: int = 0,
     ):
         self._record = record
         self._source = source
         self._steps = steps  # steps of this part; None for all
+        self._prefix = prefix  # steps of the whole episode that repeat another one
         self._cache: dict[str, Any] = {}
         self.writer = writer
         self.split = split
 
     def __reduce__(self) -> Any:
-        return Episode, (self._record, self.writer, self.split, self._source, self._steps)
+        return Episode, (self._record, self.writer, self.split, self._source, self._steps, self._prefix)
 
     def __len__(self) -> int:
         return int(self._record["steps"]) if self._steps is None else len(self._steps)
@@ -84,7 +86,7 @@ class Episode:
             raise TypeError(f"episode[{steps!r}]: pass a slice without a stride, such as episode[0:64]")
         chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
         chosen = chosen if len(chosen) else range(chosen.start, chosen.start)
-        return Episode(self._record, self.writer, self.split, self._source, chosen)
+        return Episode(self._record, self.writer, self.split, self._source, chosen, self._prefix)
 
     def __repr__(self) -> str:
         return "<" + "\n  ".join([self._title, *self._lines()]) + ">"
@@ -152,6 +154,14 @@ class Episode:
     @property
     def first_step(self) -> int:
         return int(self._record["first_step"]) + (0 if self._steps is None else self._steps.start)
+
+    @property
+    def prefix(self) -> int:
+        """Number of steps at the beginning that repeat another episode: episode[episode.prefix:] are the new ones.
+
+        It is 0 unless branch() recorded the episode.
+        """
+        return min(len(self), max(0, self._prefix - self.first_step))
 
     @property
     def outcome(self) -> str:
@@ -298,6 +308,15 @@ class Episode:
     def annotations(self) -> dict[str, Array]:
         """(N, …) arrays by name; None in a row without a value; empty for an episode without steps."""
         return dict(self._column("annotations"))
+
+    @property
+    def states(self) -> dict[str, Array]:
+        """(N,) arrays of objects by name: states before steps; None in a row without one.
+
+        "generator": the environment's random generator was set to this state (see TraceRecordingWrapper.reseed()), as
+        NumPy's bit generators give it.
+        """
+        return dict(self._column("states"))
 
 
 def infos_of(episode: Episode) -> list[dict[str, Any]] | None:

@@ -107,6 +107,17 @@ class WriterSchema:
         """The import's description of its source files; empty if not imported."""
         return as_map(self.metadata) if self.is_imported else {}
 
+    @property
+    def branch(self) -> dict[str, Any]:
+        """The step that the episodes branch from (docs/FORMAT.md, section 4); empty if they begin at their reset."""
+        return as_map(self.raw.get("branch"))
+
+    @property
+    def prefix(self) -> int:
+        """Number of steps at the beginning of each episode that repeat another one."""
+        step = self.branch.get("step")
+        return step if type(step) is int and step > 0 else 0
+
     def _is_set(self, option: str) -> bool:
         """Return True if the recorder had an option. Other types, such as arrays, count as unset."""
         value = self.recorder.get(option)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import Any
 
 
 class Outcome(IntEnum):
@@ -39,4 +40,13 @@ class FragmentFlag(IntFlag):
     PLACEHOLDER = 1 << 6  # the last observation row is unknown: the import did not find it
 
 
+NOTES = ("annotations", "states")  # roots of columns that steps, and so chunks, may lack
+STATES = "states/"  # a note of a ring with this prefix is a column of that root
+GENERATOR = "generator"  # name of a state: the environment's random generator was set to it before the step
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
+
+
+def note_path(name: Any) -> tuple[str, Any]:
+    """Return the path of the column of a note in a ring."""
+    is_state = isinstance(name, str) and name.startswith(STATES)
+    return ("states", name.removeprefix(STATES)) if is_state else ("annotations", name)

@@ -322,7 +322,8 @@ class Trace:
     def _episode(self, content: Content, index: int) -> Episode:
         writer, row = content.place(index)
         record = content.record(index)
-        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
+        source = OnDisk(self._opened, writer, row, record)
+        return Episode(record, writer.writer, writer.split, source, prefix=writer.about.prefix)
 
     # -- what writers and people recorded about it --------------------------------------------------------------------
 

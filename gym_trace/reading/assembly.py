@@ -67,7 +67,7 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
         if not any(("infos",) in chunk for chunk, _ in done):
             return [] if layouts.infos and not done else None
         return _joined(done, ("infos",), _VALUES, copy)[skip:].tolist()
-    paths = dict.fromkeys(path for chunk, _ in done for path in chunk.columns if path[0] == "annotations")
+    paths = dict.fromkeys(path for chunk, _ in done for path in chunk.columns if path[0] == name)
     notes = {path[1]: _joined_notes(done, path, copy)[skip:] for path in paths if len(path) == 2}
     return {name: values for name, values in notes.items() if len(values)}  # a trimmed step has no annotations
 

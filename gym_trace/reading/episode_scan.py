@@ -52,7 +52,8 @@ def scan_content(
             record = content.record(index if content.chosen is None else int(wanted[np.searchsorted(whole, index)]))
             if parts is not writer.parts:
                 record = _of_part(parts, row, record)
-            yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
+            source = Scanned(writer, parts, row, pieces, roots, skip)
+            yield Episode(record, writer.writer, writer.split, source, prefix=writer.about.prefix)
 
 
 def _of_part(parts: Parts, row: int, whole: Any) -> Any:

@@ -67,7 +67,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
             if block.table["steps"].any():
                 yield None
             for column in columns:
-                if column.rows and column.path[0] not in ("fragments", "starts"):
+                if column.rows and column.path[0] not in ("fragments", "starts", "states"):
                     yield column
 
 

@@ -26,7 +26,7 @@ from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_o
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
 
-_ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
+_ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))
 _MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
 _LISTINGS = 3  # of a writer that begins one batch after the other

@@ -155,6 +155,7 @@ def new_schema(
     """
     origin = provenance.current()
     imports = {"imports": origin.pop("imports")} if "imports" in origin else {}  # needed to rebuild the environment
+    branch = {"branch": origin.pop("branch")} if "branch" in origin else {}
     return {
         "format": [wire.MAJOR, wire.MINOR],
         "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
@@ -170,6 +171,7 @@ def new_schema(
         "recorder": {"record_infos": options.record_infos, **recorder},
         "metadata": options.metadata,
         "provenance": origin,
+        **branch,
     }
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,12 +16,13 @@ import numpy as np
 
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
-from gym_trace.envs.seeding import restore_generator
+from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import EnumMember, Unstored, row_of
+from gym_trace.model.vocabulary import GENERATOR
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
@@ -32,9 +34,12 @@ _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose l
 _ROOTS = frozenset(("observations",))
 _LONGEST = 4000  # characters of what an environment says
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
+_STEPS_LOST = "earlier steps were filtered out or lost"
+_UNKNOWN_START = "reset without a seed, and no generator state recorded"
 NO_SEED = -1  # in the table of episodes
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
+SetGenerator = Callable[[Any, Any], None]  # given the environment and the state
 Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
 
 
@@ -155,11 +160,20 @@ def observation_rows(trace: Trace, index: int) -> ObservationRows:
     return ObservationRows(*trace.place_of(index))
 
 
-class _Simulation:
-    """An environment that episodes are played in, and its position."""
+def _restored(env: gymnasium.Env[Any, Any], state: Any) -> None:
+    restore_generator(env.unwrapped, state)
 
-    def __init__(self, env: gymnasium.Env[Any, Any]):
-        self.env = env
+
+class _Simulation:
+    """An environment that episodes are played in, and its position.
+
+    set_generator: sets the environment's random generator where that was recorded between two steps.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], set_generator: SetGenerator = _restored):
+        self.env, self.set_generator = env, set_generator
+        self.generator: Any = None  # its state before a reset of which the recording has no start
+        self.observation: Any = None  # the last one
         self.after: int | None = None  # position in the lane of the episode it has just played to its end
         self.origin = 0  # position from which on it has played all of them
 
@@ -235,7 +249,7 @@ class LaneReplay:
         """Plays the episode at a position of the lane. Raises EnvironmentUnavailable."""
         episode = self._episode(position)
         if episode.first_step:
-            return verdict_on(episode, UNVERIFIABLE, reason="earlier steps were filtered out or lost")
+            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST)
         simulation = self._simulation or self._fresh()
         origin = simulation.origin if self._stands_before(simulation, position) else position
         verdict = None
@@ -245,7 +259,7 @@ class LaneReplay:
             if verdict is None or (verdict.verdict == DIFFERS and self._hopeful):
                 verdict = self._played_from(earlier, position) or verdict
         if verdict is None:
-            return verdict_on(episode, UNVERIFIABLE, reason="reset without a seed, and no generator state recorded")
+            return verdict_on(episode, UNVERIFIABLE, reason=_UNKNOWN_START)
         return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
 
     def film(
@@ -297,6 +311,41 @@ class LaneReplay:
             return verdict, None
         simulation, self._simulation = self._simulation, None
         return verdict, simulation.env
+
+    def generator_before(self, position: int) -> Any:
+        """Return the state of the environment's random generator before the reset of an episode.
+
+        It is recorded, or reached by playing the episodes before. None: the reset was seeded, or the state is unknown.
+        """
+        episode = self._episode(position)
+        if _is_restorable(episode) or not self._lane.follows[position]:
+            return episode.rng_state
+        _, env = self.stand_at(position - 1, len(self._episode(position - 1)))
+        self._end = None
+        if env is None:
+            return None
+        with closing(env):
+            return generator_state(env.unwrapped)
+
+    def play_in(
+        self,
+        env: gymnasium.Env[Any, Any],
+        position: int,
+        steps: int,
+        generator: Any,
+        set_generator: SetGenerator = _restored,
+    ) -> tuple[Verdict, Any]:
+        """Play the first steps of an episode, from its own reset, in an environment of the caller's.
+
+        Return the verdict on them, and the last observation. generator: from generator_before(). set_generator: called
+        where the generator was set between two steps.
+        """
+        episode = self._trace[self._lane.indices[position]]
+        if episode.first_step or (episode.seed is None and generator is None):
+            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST if episode.first_step else _UNKNOWN_START), None
+        simulation = _Simulation(env, set_generator)
+        simulation.generator = generator
+        return self._attempt(simulation, -1, episode[:steps]), simulation.observation
 
     def go_through_the_crash(self, position: int) -> str:
         """Execute the unanswered action at the end of the episode just played; return the result, or "" without one.
@@ -381,7 +430,7 @@ class LaneReplay:
     def _fingerprint(self, episode: Episode, infos: bool) -> bytes:
         """Return a hash of the results of replaying the episode by itself in a fresh environment."""
         seen = Fingerprint(infos)
-        self._simulate(self._fresh().env, episode, seen, None)
+        self._simulate(self._fresh(), episode, seen, None)
         return seen.digest()
 
     # -- playing ------------------------------------------------------------------------------------------------------
@@ -400,7 +449,7 @@ class LaneReplay:
             self._comparison, episode, about.layouts, observations, about.has_all_infos, in_arrays, replayed=True
         )
         try:
-            difference = self._simulate(simulation.env, episode, seen, watch)
+            difference = self._simulate(simulation, episode, seen, watch)
         except EnvironmentUnavailable as error:
             return verdict_on(episode, UNVERIFIABLE, reason=str(error))
         if difference is not None:
@@ -425,11 +474,13 @@ class LaneReplay:
         )
 
     def _simulate(
-        self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
+        self, simulation: _Simulation, episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
     ) -> Difference | None:
         """Return the first difference; with watch, play to the end."""
-        if episode.seed is None and episode.rng_state is not None:
-            restore_generator(env.unwrapped, episode.rng_state)
+        env = simulation.env
+        start = simulation.generator if episode.rng_state is None else episode.rng_state
+        if episode.seed is None and start is not None:
+            restore_generator(env.unwrapped, start)
         options = self._options(episode)
         try:
             told: Any = env.reset(seed=episode.seed, options=options)
@@ -440,12 +491,15 @@ class LaneReplay:
             watch(env, 0)
         actions = episode.actions
         typed = not _has_unstored(actions)
+        generators = episode.states.get(GENERATOR)
         for step in range(len(episode)):
             if first is not None and watch is None:
                 break
             action = row_of(actions, step)
             if not typed and _has_unstored(action):
                 raise EnvironmentUnavailable(f"its action at step {step} could not be stored")
+            if generators is not None and generators[step] is not None:
+                simulation.set_generator(env, generators[step])
             try:
                 told = env.step(action)
             except Exception as error:  # as above
@@ -454,6 +508,7 @@ class LaneReplay:
             first = first or seen.step(step, *told)
             if watch is not None:
                 watch(env, step + 1)
+        simulation.observation = told[0]
         return first
 
 

@@ -17,6 +17,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import ABSENT, Array
+from gym_trace.model.vocabulary import NOTES
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
@@ -101,9 +102,7 @@ class ChunkWriter:
     def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
         large, before = ({path: form for path, form in some.items() if form.large} for some in (forms, self._forms))
-        shared = (
-            path for path in {**large, **before} if path[0] == "annotations" or path in forms.keys() & self._forms
-        )
+        shared = (path for path in {**large, **before} if path[0] in NOTES or path in forms.keys() & self._forms)
         return any(large.get(path) != before.get(path) for path in shared)
 
     def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
@@ -156,7 +155,7 @@ def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, 
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
-        if path[0] == "annotations":  # a piece with steps may lack an annotation of another piece
+        if path[0] in NOTES:  # a piece with steps may lack an annotation of another piece
             missing = [[PACKED_ABSENT] * steps if steps else None for steps in totals]
             parts = [other if part is None else part for part, other in zip(parts, missing)]
         joined[path] = joined_rows([part for part in parts if part is not None])

@@ -15,6 +15,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.schema import as_map
 from gym_trace.model.values import ABSENT, Array, Packed, dtype_from
+from gym_trace.model.vocabulary import note_path
 from gym_trace.ring.log import (
     CHANGES,
     CONTINUE,
@@ -370,7 +371,7 @@ class _Content:
         names = dict.fromkeys(name for values in unpacked.values() for name in values)
         for name in names:
             rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]
-            path = ("annotations", name)
+            path = note_path(name)
             columns[path] = typed_or_values(path, [_plain(value) for value in rows], self._complaints)
 
 

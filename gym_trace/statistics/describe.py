@@ -38,9 +38,10 @@ def describe(trace: TraceLike) -> dict[str, Any]:
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
-        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: see
-        Trace.facts. seeds: numbers of seeded and unseeded episodes, and the first seeds. episodes, steps:
-        including running episodes. bytes: size of the directory on disk, like du.
+        text), versions, platform, recorder, metadata, provenance, branch (writer, episode_id and step that its episodes
+        branch from, and the seed; or None): of the first writer with episodes. facts: see Trace.facts. seeds: numbers
+        of seeded and unseeded episodes, and the first seeds. episodes, steps: including running episodes. bytes: size
+        of the directory on disk, like du.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
@@ -60,7 +61,10 @@ def describe(trace: TraceLike) -> dict[str, Any]:
         "environment": plain(first.get("environment")),
         "observation_space": space_text(first.get("observation_space")),
         "action_space": space_text(first.get("action_space")),
-        **{name: plain(first.get(name)) for name in ("versions", "platform", "recorder", "metadata", "provenance")},
+        **{
+            name: plain(first.get(name))
+            for name in ("versions", "platform", "recorder", "metadata", "provenance", "branch")
+        },
         "facts": plain(trace.facts),
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),

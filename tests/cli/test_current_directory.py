@@ -58,6 +58,7 @@ EVERY_COMMAND = [
     ["verify", ".", "--workers", "2", "--env-arg", "render_mode=rgb_array"],
     ["verify", ".", "--env", "CartPole-v1"],
     ["shell", "."],
+    ["branch", ".", "--step", "1", "--episodes", "2", "-o", "../branched"],
     ["render", ".", "-o", "../film.mp4", "--episodes", "0"],
     ["render", ".", "-o", "../film.gif", "--episodes", "0", "--overlay"],
     ["view", ".", "--save", "../page.html"],

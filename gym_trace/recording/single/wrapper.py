@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium
-from gymnasium.utils import RecordConstructorArgs
+from gymnasium.utils import RecordConstructorArgs, seeding
 
 from gym_trace.envs import autoreset
+from gym_trace.envs.seeding import restore_generator
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.vocabulary import Outcome
+from gym_trace.model.vocabulary import GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import (
@@ -180,6 +181,18 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             self._annotations.update(copies)
         else:
             self._recorder.annotate(copies)
+
+    def reseed(self, seed: int) -> None:
+        """Seed the environment's random generator before the next step; a replay does the same at that step.
+
+        Raises EnvironmentUnavailable if the environment has no such generator.
+        """
+        self.set_generator(seeding.np_random(seed)[0].bit_generator.state)
+
+    def set_generator(self, state: Mapping[str, Any]) -> None:
+        """Like reseed(), with a state as NumPy's bit generators give it."""
+        restore_generator(self._base_env, state)
+        self.annotate(**{STATES + GENERATOR: dict(state)})
 
     def flush(self) -> None:
         """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""

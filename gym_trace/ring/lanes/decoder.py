@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome
+from gym_trace.model.vocabulary import Outcome, note_path
 from gym_trace.ring.chunk_builder import PACKED_ABSENT, joined_rows
 from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
 from gym_trace.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
@@ -289,7 +289,7 @@ class _Decoding:
             columns["infos",] = by_lane([more.infos or [] for more in event.more], steps)
         for name in dict.fromkeys(name for more in event.more for name in more.notes):
             missing = [PACKED_ABSENT] * self._count
-            columns["annotations", name] = by_lane([more.notes.get(name, missing) for more in event.more], steps)
+            columns[note_path(name)] = by_lane([more.notes.get(name, missing) for more in event.more], steps)
 
     def _finals(self, event: Steps, leaf: int, lanes: Array, times: Array) -> Rows:
         """Return the last observations of the episodes that ended in these lanes at these times."""

@@ -1,0 +1,248 @@
+"""gym_trace.branch: what if, from a recorded step on? New episodes that begin as a recorded one did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.collecting.policies import Annotating, policy_maker
+from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
+from gym_trace.envs.autoreset import without_autoreset
+from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.model.episode import Episode
+from gym_trace.model.returns import Return, as_return
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.recording.provenance import provenance_of, recorded_by
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.replay.making import Making, Played, made_env, replays
+from gym_trace.replay.resimulate import CLOSE, DIFFERS, IDENTICAL, MakeEnv, Verdict
+
+_RESAMPLES = 10_000  # of the bootstrap
+
+
+@dataclass(frozen=True, eq=False)
+class Branched:
+    """New episodes from a recorded step on. Returns and lengths count from that step.
+
+    Attributes:
+        directory: of the new trace.
+        seed: root seed of the policy, and, if reseeded, of the environment.
+        reseeded: whether the environment's generator was seeded at the step.
+        drew: whether the environment drew random numbers from that generator afterwards; None if not reseeded.
+        returns: (episodes,) float64, or (episodes, objectives) if rewards are vectors.
+        lengths: (episodes,) int64, steps.
+        recorded_return, recorded_length: of the recorded episode.
+        recorded_outcome: how the recorded episode ended, such as "terminated".
+    """
+
+    directory: Path
+    seed: int
+    reseeded: bool
+    drew: bool | None
+    returns: Array = field(repr=False)
+    lengths: Array = field(repr=False)
+    recorded_return: Return
+    recorded_length: int
+    recorded_outcome: str
+
+    @property
+    def mean(self) -> Return | None:
+        """Mean return; a tuple if rewards are vectors. None without episodes."""
+        return as_return(self.returns.mean(axis=0)) if len(self.returns) else None
+
+    def interval(self, level: float = 0.95) -> tuple[Return, Return] | None:
+        """Return a confidence interval of the mean return; None for fewer than two episodes.
+
+        It is the percentile bootstrap of the mean (Efron, 1979) with 10,000 resamples; the same for the same seed.
+        """
+        count = len(self.returns)
+        if count < 2:
+            return None
+        random = np.random.default_rng(self.seed)
+        means = np.array([self.returns[random.integers(count, size=count)].mean(axis=0) for _ in range(_RESAMPLES)])
+        low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return as_return(low), as_return(high)
+
+
+def branch(
+    trace: TraceLike,
+    episode: int,
+    step: int,
+    policy: str | Callable[..., Any] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    episodes: int = 20,
+    seed: int | None = None,
+    prefix: bool = True,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    on_progress: Callable[[int, int], Any] | None = None,
+    command: str = "gym_trace.branch",
+    **recording: Any,
+) -> Branched:
+    """Record new episodes that begin as a recorded one did, and go on from one of its steps with another policy.
+
+    Each new episode is reset and stepped as recorded, and compared, bit for bit; then the policy takes over. All of it
+    is recorded, so verify_trace() verifies the new episodes from their reset. Episode.prefix is the number of repeated
+    steps. The new trace stores the writer, episode and step that it branched from.
+
+    With a seed, the environment's random generator is seeded at the step, for each episode differently: the mean return
+    is then a Monte Carlo estimate of the value of the step. Replays repeat that. Without one, the generator continues
+    from its recorded state, and episodes differ only if the policy does.
+
+    The policy is reset at the step, and does not see the steps before.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        episode: index in the trace; negative ones count from its end. It must be replayable by itself.
+        step: the first step of the policy; 0 is after the reset.
+        policy: see policies.policy_maker. None: random actions.
+        directory: of the new trace; None: a fresh directory under the system's temporary one.
+        episodes: how many; each is played to its end.
+        seed: root seed, 0 or more: continuation k is the same in every run. None: the policy gets one from the system's
+            entropy, the environment is not reseeded.
+        prefix: False: do not record the repeated steps. The new episodes then begin at the step; they cannot be
+            verified.
+        make_env, env_kwargs, trust: as for verify_trace().
+        on_progress: called about five times a second as ``on_progress(episodes, steps)``; a truthy result ends the run.
+        command: name of the caller, stored under provenance.
+        recording: other arguments of TraceRecordingWrapper, except filters. record_infos: as in the recorded trace.
+
+    Raises:
+        ReplayDiverged: a repeated step differs; names the first difference.
+        EnvironmentUnavailable: the environment cannot be made here, replayed or reseeded; says why.
+        InvalidOption: an option is invalid, there is no such step, or the episode has ended there.
+        IndexError: no such episode.
+        TraceNotFound, TraceExists, CorruptTrace
+    """
+    trace = as_trace(trace)
+    index = range(len(trace))[episode]
+    recorded = trace[index]
+    _check(recorded, step, episodes, seed, recording)
+    making, maker = Making(trust, env_kwargs, make_env), policy_maker(policy)
+    root = new_root_seed() if seed is None else seed
+    with closing(replays(trace, [index], making, None)) as playing:
+        played = next(playing)
+        env = without_autoreset(made_env(played.lane, making, None))
+        try:
+            steps = step if recorded.seed is not None else len(recorded)  # what a reset lacks may show only later
+            generator = played.replay.generator_before(played.position)
+            _raise_unless_same(played.replay.play_in(env, played.position, steps, generator)[0])
+            made = maker(env.observation_space, env.action_space)
+            if seed is not None and generator_state(env.unwrapped) is None:
+                raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")
+            options = {"record_infos": trace.writer_of(index).about.recorder.get("record_infos", False), **recording}
+            if not prefix:
+                options["frame_filter"] = lambda number: number >= step
+            with recorded_by(_provenance(command, maker.name, trace, recorded, step, seed)):
+                recorder = TraceRecordingWrapper(env, directory, **options)
+        except BaseException:
+            env.close()
+            raise
+        with recorder:
+            run = _Branches(root, played, generator, step, seed is not None, episodes, on_progress)
+            run.record(recorder, Annotating(made, recorder))
+    rest = recorded[step:]
+    returns = np.array(run.returns, np.float64)
+    lengths = np.array(run.lengths, np.int64)
+    facts = as_return(rest.total_reward), len(rest), recorded.outcome
+    return Branched(recorder.directory, root, seed is not None, run.drew, returns, lengths, *facts)
+
+
+class _Branches(Rollout):
+    """Episodes that begin with the first steps of a recorded one."""
+
+    def __init__(
+        self,
+        seed: int,
+        played: Played,
+        generator: Any,
+        step: int,
+        reseeds: bool,
+        episodes: int,
+        on_progress: Callable[[int, int], Any] | None,
+    ):
+        super().__init__(seed)
+        self._played, self._generator, self._step = played, generator, step
+        self._reseeds, self._episodes = reseeds, episodes
+        self._on_progress = on_progress
+        self._seeded: Any = None  # state of the generator after it was seeded
+        self.drew: bool | None = False if reseeds else None
+        self.returns: list[Return] = []
+        self.lengths: list[int] = []
+
+    def record(self, recorder: TraceRecordingWrapper, policy: Any) -> None:
+        for number in range(self._episodes):
+            self.play(recorder, policy, number)
+            if self._reseeds:
+                self.drew = self.drew or generator_state(recorder.unwrapped) != self._seeded
+            if self.over:
+                break
+
+    def start(self, env: Any, policy: Any, episode: int) -> Any:
+        """Repeat the recorded steps; return the observation after them."""
+        replay, position = self._played.replay, self._played.position
+        set_generator = TraceRecordingWrapper.set_generator
+        verdict, observation = replay.play_in(env, position, self._step, self._generator, set_generator)
+        _raise_unless_same(verdict)
+        if self._reseeds:
+            env.reseed(episode_seed(self.seed, episode))
+            self._seeded = generator_state(env.unwrapped)
+        reset_policy(policy, policy_seed(self.seed, episode))
+        return observation
+
+    def look(self) -> None:
+        if self._on_progress is not None and self._on_progress(len(self.returns), self.steps):
+            self.over = True
+        self.next_look = time.monotonic() + LOOK_SECONDS
+
+    def ended(self, episode: int, steps: int, total: Return) -> None:
+        self.returns.append(total)
+        self.lengths.append(steps)
+
+
+def _check(recorded: Episode, step: int, episodes: int, seed: int | None, recording: Mapping[str, Any]) -> None:
+    """Raise InvalidOption for an option that is invalid."""
+    if refused := sorted({"episode_filter", "frame_filter", "reward_classes"} & set(recording)):
+        raise InvalidOption(f"{refused[0]}: not supported by branch; omit it")
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise InvalidOption(f"{name}={value!r}: pass {least} or more")
+    steps = len(recorded)
+    if not 0 <= step <= steps:
+        raise InvalidOption(f"step={step}: episode {recorded.index} has {steps} steps; pass 0 to {steps}")
+    if step and (recorded.terminations[:step].any() or recorded.truncations[:step].any()):
+        raise InvalidOption(f"step={step}: episode {recorded.index} has ended there; pass 0 to {steps - 1}")
+
+
+def _raise_unless_same(verdict: Verdict) -> None:
+    if verdict.verdict == DIFFERS:
+        raise ReplayDiverged(
+            f"episode {verdict.index}: differs when it is replayed by itself, {verdict.difference}; "
+            "'gym-trace verify' shows more"
+        )
+    if verdict.verdict not in (IDENTICAL, CLOSE):
+        raise EnvironmentUnavailable(f"episode {verdict.index}: cannot be replayed by itself: {verdict.reason}")
+
+
+def _provenance(
+    command: str, policy: str, trace: Trace, recorded: Episode, step: int, seed: int | None
+) -> dict[str, Any]:
+    origin = {"writer": recorded.writer, "episode_id": recorded.episode_id, "step": step}
+    described = trace.writer_of(recorded.index).about.environment
+    imports = {"imports": described["imports"]} if "imports" in described else {}
+    return {
+        **provenance_of(command, policy),
+        **imports,
+        "branch": origin if seed is None else {**origin, "seed": seed},
+    }
