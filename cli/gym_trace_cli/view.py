@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import webbrowser
 from typing import TYPE_CHECKING
@@ -85,7 +84,7 @@ def _serve(traces: list[Trace], host: str, port: int, no_browser: bool, recorded
     making = recorded.arguments()
 
     def on_start(address: str) -> None:
-        from gym_trace.viewer.server import is_loopback
+        from gym_trace.viewer.guard import is_loopback
 
         if not is_loopback(host):
             click.echo(
@@ -103,9 +102,10 @@ def _serve(traces: list[Trace], host: str, port: int, no_browser: bool, recorded
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
     except OSError as error:
-        if error.errno not in _TAKEN:
+        number = error.errno or 0
+        if number not in _TAKEN and number >= 0:  # negative: the name is unknown
             raise
-        problem = f"{show.printable(host)} port {port}: {os.strerror(error.errno)}"
+        problem = f"{show.printable(host)} port {port}: {str(error.strerror).partition(' (while')[0]}"
         raise TraceError(f"{problem}; choose another one") from error
     return FINE
 

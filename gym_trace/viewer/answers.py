@@ -85,6 +85,10 @@ class Answers:
             raise Refused(422, error.problem, "gym-trace check lists all damage") from error
         except TraceError as error:
             raise Refused(409, str(error)) from error
+        except OSError as error:
+            raise Refused(409, f"the trace cannot be read: {error.strerror or error}", "was it moved?") from error
+        except MemoryError as error:
+            raise Refused(413, "this does not fit in memory", "ask for fewer rows or items") from error
         return Answer(body, container.MIME) if isinstance(body, bytes) else as_json(body)
 
     def _asked(self) -> dict[str, Callable[[Query], Any]]:

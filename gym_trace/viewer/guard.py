@@ -44,11 +44,12 @@ class Guard:
         app: answers the others.
         token: what the first request must show: ?token=, or "Authorization: Bearer".
         port: of the server; its cookies have a name of their own, as browsers share them between ports.
-        any_address: let in requests that name this host by any address, not only as loopback.
+        host: what the server listens on. Requests may name it, or this machine; if other machines can connect, also any
+            address.
     """
 
-    def __init__(self, app: App, token: str, port: int, any_address: bool = False):
-        self._app, self._token, self._port, self._any_address = app, token.encode(), port, any_address
+    def __init__(self, app: App, token: str, port: int, host: str):
+        self._app, self._token, self._port, self._host = app, token.encode(), port, host
         self._cookie = f"gym-trace-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,15 +98,13 @@ class Guard:
         name, colon, port = host.rpartition(":")
         if not colon or port != str(self._port):
             return False
-        if name in _LOOPBACK:
+        if name in _LOOPBACK or name == self._host:
             return True
-        if not self._any_address:
-            return False
         try:  # an address cannot be made to point elsewhere, a name can
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+            address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         except ValueError:
             return False
-        return True
+        return address.is_loopback or not is_loopback(self._host)
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode("utf-8", "replace"), self._token)
@@ -120,6 +119,14 @@ class Guard:
         except CookieError:
             return False
         return found is not None and self._is_token(found.value)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for a name or an address that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _token_in(scope: Scope) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mimetypes
 import secrets
@@ -63,7 +64,7 @@ class Viewer:
             shown = "127.0.0.1"
         self.url = f"http://{shown}:{self.port}/?token={token}"
         app = _app(answers, pages, lambda: self._server.should_exit)
-        self.app = Guard(app, token, self.port, any_address=not is_loopback(host))
+        self.app = Guard(app, token, self.port, host)
         config = uvicorn.Config(
             self.app,
             log_level="error",
@@ -90,11 +91,6 @@ class Viewer:
     def stop(self) -> None:
         """End run() in another thread."""
         self._server.should_exit = True
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for names and addresses that only this machine reaches."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], bool]) -> Starlette:
@@ -242,7 +238,8 @@ class _Watching:
         try:
             begin = time.monotonic()
             for trace in self._answers.traces:
-                trace.refresh()
+                with contextlib.suppress(TraceError, OSError):  # removed, or unreadable: the page keeps what it has
+                    trace.refresh()
             took = time.monotonic() - begin
             self._next = time.monotonic() + max(1.0, 10 * took)  # a large trace takes long to look through
         finally:

@@ -115,6 +115,13 @@ def test_an_address_that_is_not_of_this_machine_is_an_error(directory: Path) -> 
     assert "192.0.2.1" in done.output
 
 
+def test_an_unknown_host_is_named(directory: Path) -> None:
+    done = run("view", str(directory), "--no-browser", "--host", "no such host")
+    assert done.exit_code == 1
+    assert done.output.startswith("error: no such host port 0: ")
+    assert done.output.endswith("; choose another one\n")
+
+
 def test_a_host_for_other_machines_comes_with_a_warning(directory: Path) -> None:
     process, address = started(directory, "--no-browser", "--host", "0.0.0.0")
     process.send_signal(signal.SIGINT)

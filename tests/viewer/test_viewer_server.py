@@ -19,8 +19,8 @@ from viewer_requests import FILES, POST, cartpoles, served, viewed
 from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit
-from gym_trace.viewer.guard import HEADERS
-from gym_trace.viewer.server import Viewer, is_loopback, pages_of
+from gym_trace.viewer.guard import HEADERS, is_loopback
+from gym_trace.viewer.server import Viewer, pages_of
 
 SECRET = "the secret outside"
 SCRIPT = "<script>alert(1)</script>"
@@ -458,7 +458,42 @@ def test_other_machines_need_an_address_not_a_name(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_safe"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.1.1", False)]
+    ("host", "is_safe"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.1.1.1", False),
+        ("127.evil.example", False),
+        ("127.0.0.2", True),
+    ],
 )
 def test_loopback_addresses_are_known(host: str, is_safe: bool) -> None:
     assert is_loopback(host) is is_safe
+
+
+def test_a_server_on_another_address_of_this_machine_is_reached_by_it(directory: Path) -> None:
+    with served(viewed(directory), host="127.0.0.2") as viewer:
+        assert f"http://127.0.0.2:{viewer.port}/" in viewer.url
+        headers = {"Authorization": f"Bearer {viewer.url.partition('token=')[2]}"}
+        connection = http.client.HTTPConnection("127.0.0.2", viewer.port, timeout=30)
+        connection.request("GET", "/api/traces", headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_trace_that_is_removed_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    directory = cartpoles(tmp_path / "t", 2)
+    with served(viewed(directory)) as viewer:
+        token = viewer.url.partition("token=")[2]
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+        for path, allowed in (
+            ("/api/episode?episode=1", (409, 422)),
+            ("/api/plot?episode=0&column=observations", (409, 422)),
+            ("/api/changes?since=0", (200,)),
+            ("/api/traces", (200,)),
+        ):
+            status, body = raw_request(viewer.port, path, token)
+            assert status in allowed, (path, body)
