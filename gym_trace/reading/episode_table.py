@@ -262,8 +262,11 @@ class Parts:
         among = self._among
         flagged = np.flatnonzero((self._stored.flags if among is None else self._stored.flags[among]) & flag)
         flagged = flagged if among is None else among[flagged]
+        ids, edge = self._episode_ids, self.first_of(_ALL) if flag == wire.STARTS else self.last_of(_ALL)
+        if np.array_equal(flagged, edge) and bool((ids[1:] > ids[:-1]).all()):  # as a rule, each row has its own
+            return edge
         known = self._stored["episode"][flagged].astype(np.int64)
-        found = _first_among(known, self._episode_ids)
+        found = _first_among(known, ids)
         return np.where(found < 0, -1, flagged[found]) if len(flagged) else found
 
 
