@@ -10,7 +10,7 @@ const TALLEST = 8_000_000; // pixels; browsers stop at 17 to 33 million
 const KEPT_BLOCKS = 40;
 
 /** Widths in the grid; columns that are not named here share what is left. */
-const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "6.2em", outcome: "7.5em", return: "7em", length: "6em", lane: "4.5em", seed: "8em" };
+const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "7.8em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", seed: "8em" };
 
 export const outcomeKind = (outcome: string): string =>
   outcome === "terminated" ? "terminated" : outcome === "truncated" ? "truncated" : outcome === "running" || outcome === "live" || outcome === "open" ? "running" : "broken";

@@ -123,6 +123,11 @@ export class Picture {
     this.element = h("figure", { class: "picture" }, [this.canvas, this.caption]);
   }
 
+  /** The height and width of the pictures, before the first is there. */
+  shape(shape: [number, number] | null): void {
+    if (shape && shape[0] && shape[1]) this.element.style.setProperty("--ratio", String(shape[1] / shape[0]));
+  }
+
   title(text: string): void {
     this.caption.textContent = text;
   }

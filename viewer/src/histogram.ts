@@ -94,7 +94,7 @@ export class NamedBars {
   private readonly list = h("div", { class: "named" });
 
   constructor(readonly title: string, private readonly selected: (name: string) => void) {
-    this.element = h("figure", { class: "histogram" }, [h("figcaption", {}, [h("span", { class: "name" }, [title])]), this.list]);
+    this.element = h("figure", { class: "histogram named-bars" }, [h("figcaption", {}, [h("span", { class: "name" }, [title])]), this.list]);
   }
 
   show(all: Names, some: Names, chosen: string | null, kind: (name: string) => string): void {

@@ -8,7 +8,7 @@ import { Histogram, NamedBars } from "./histogram.ts";
 import type { Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { count, plural } from "./words.ts";
-import { debounced, isAbort, Latest, type Page, type View } from "./view.ts";
+import { debounced, FLAG_NAMES, isAbort, Latest, type Page, type View } from "./view.ts";
 
 export class Overview implements View {
   readonly element = h("main", { class: "overview" });
@@ -52,10 +52,11 @@ export class Overview implements View {
         this.matched,
       ]),
       this.problem,
-      h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, h("div", { class: "names" }, [this.outcomes.element, this.flags.element])]),
+      h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, this.outcomes.element, this.flags.element]),
       this.list.element,
       this.filter,
     );
+    this.flags.element.hidden = true;
     this.drawHead();
     this.fields(route);
     void this.load(false);
@@ -162,9 +163,8 @@ export class Overview implements View {
     this.returns.show(all.return, some.return, brushed(where, terms.return));
     this.lengths.show(all.length, some.length, brushed(where, terms.length));
     this.outcomes.show(all.outcome, some.outcome, chosenName(where, terms.outcome), outcomeKind);
-    const flagged = all.flag.counts.some((number) => number > 0);
-    this.flags.element.hidden = !flagged;
-    if (flagged) this.flags.show(all.flag, some.flag, chosenName(where, terms.flag ?? "flag"), (name) => `flag-${name}`);
+    this.flags.element.hidden = !flagged(all);
+    if (flagged(all)) this.flags.show(all.flag, some.flag, chosenName(where, terms.flag ?? "flag"), (name) => `flag-${name}`);
   }
 
   private brush(of: "return" | "length", range: [number, number] | null): void {
@@ -182,7 +182,7 @@ export class Overview implements View {
 
   /** The command that keeps what is flagged. */
   private async drawFilter(): Promise<void> {
-    if (!this.all?.flag.counts.some((number) => number > 0)) {
+    if (!this.all || !flagged(this.all)) {
       fill(this.filter, []);
       return;
     }
@@ -196,3 +196,5 @@ export class Overview implements View {
     ])));
   }
 }
+
+const flagged = ({ flag }: Histograms): boolean => flag.names.some((name, i) => name in FLAG_NAMES && flag.counts[i]! > 0);

@@ -145,6 +145,7 @@ export class Player implements View {
       for (const { frames } of this.sides) frames?.close();
       this.sides = ids.map((id, i) => ({ id, facts: facts[i]!, frames: null, picture: new Picture(`Episode ${id.episode}`) }));
       this.difference = difference;
+      this.element.classList.add("shown");
       this.element.classList.toggle("two", ids.length === 2);
       this.position = Math.min(route.step, this.length);
       this.openPictures();
@@ -202,7 +203,8 @@ export class Player implements View {
     this.chooser.hidden = names.length < 2;
     const traces = this.page.traces;
     fill(this.pictures, [
-      ...this.sides.map(({ frames, picture, id }) => {
+      ...this.sides.map(({ frames, picture, id, facts }) => {
+        picture.shape(facts.columns.find(({ name }) => name === chosen)?.frame_shape ?? null);
         picture.title(this.sides.length === 2 ? `${traces.length > 1 ? `${traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}` : "");
         return frames && picture.element;
       }),

@@ -14,6 +14,7 @@ const RIGHT = 22;
 const PER_PLOT = 6; // items; more are hard to tell apart
 const SHARING = 2; // items that share an axis; more get a lane each
 const OPEN_PLOTS = 4; // of a column; the rest are folded up
+const FOLDED = 64; // items; a column with more, such as a small picture, is folded up as a whole
 const FETCH_PAUSE = 40; // milliseconds after a zoom
 
 export const COLOURS = 10;
@@ -75,7 +76,7 @@ export class PlotStack {
     this.shown = shown;
     this.difference = difference;
     if (!this.zoomed) this.view = this.whole();
-    const columns = shown[0]!.columns.filter(({ kind }) => kind === "numeric");
+    const columns = shown[0]!.columns.filter(({ kind, group }) => kind === "numeric" && group !== "flags");
     fill(this.element, [this.axis, ...columns.sort((a, b) => order(a) - order(b)).map((column) => this.group(column))]);
     this.drawAxis();
   }
@@ -148,11 +149,10 @@ export class PlotStack {
     this.panels.push(...panels);
     for (const panel of panels) this.sight.observe(panel.element);
     const elements = panels.map(({ element }) => element);
-    if (panels.length <= OPEN_PLOTS) return h("div", { class: "group" }, elements);
-    return h("div", { class: "group" }, [
-      ...elements.slice(0, OPEN_PLOTS),
-      h("details", {}, [h("summary", {}, [`${column.name}: ${count(column.items - OPEN_PLOTS * each)} more`]), ...elements.slice(OPEN_PLOTS)]),
-    ]);
+    const open = column.items > FOLDED ? 0 : OPEN_PLOTS;
+    if (panels.length <= open) return h("div", { class: "group" }, elements);
+    const summary = h("summary", {}, [h("b", {}, [column.name]), ` ${count(column.items - open * each)} ${open ? "more" : "values"}`]);
+    return h("div", { class: "group" }, [...elements.slice(0, open), h("details", {}, [summary, ...elements.slice(open)])]);
   }
 
   private panel(column: ColumnFacts, items: [number, number]): Panel {
@@ -322,7 +322,7 @@ export class PlotStack {
       scales,
       axes: panel.lanes ? [{ show: false }, { show: false }] : [
         { show: false },
-        { scale: "y", size: AXIS, gap: 6, font, stroke: variable("--quiet"), ticks: { show: false }, grid: { stroke: variable("--grid"), width: 1 }, space: 26, values: (_, splits) => splits.map((value) => short(value)) },
+        { scale: "y", size: AXIS, gap: 6, font, stroke: variable("--quiet"), ticks: { show: false }, grid: { stroke: variable("--grid"), width: 1 }, space: 26, ...(whole ? { incrs: STEPS } : {}), values: (_, splits) => splits.map((value) => short(value)) },
       ],
       series,
       cursor: {
@@ -357,7 +357,7 @@ export class PlotStack {
       ctx.fillStyle = variable("--grid");
       if (lane) ctx.fillRect(bbox.left, Math.round(bbox.top + lane * height), bbox.width, devicePixelRatio);
       ctx.fillStyle = variable("--quiet");
-      ctx.fillText(clipped(panel.column.labels?.[panel.items[0] + item] ?? itemName(panel.items[0] + item, panel.column.shape)), bbox.left - 6 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
+      ctx.fillText(clipped(panel.column.labels?.[panel.items[0] + item] ?? itemName(panel.items[0] + item, panel.column.shape).replace(/^\[(.*, .*)\]$/, "$1")), bbox.left - 6 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
     });
     ctx.restore();
   }
@@ -493,7 +493,7 @@ function colour(column: ColumnFacts, item: number): number | string {
   return item % COLOURS;
 }
 
-const GROUPS = ["return", "rewards", "actions", "observations", "annotations", "infos", "flags"];
+const GROUPS = ["return", "rewards", "actions", "observations", "annotations", "infos"];
 
 function order(column: ColumnFacts): number {
   const group = GROUPS.indexOf(column.name === "return" ? "return" : column.group);

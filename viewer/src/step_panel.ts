@@ -110,7 +110,7 @@ function* lines(step: StepFacts): Generator<[string, string]> {
 }
 
 function* line(path: string, value: Json): Generator<[string, string]> {
-  if (value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) {
+  if (value !== null && typeof value === "object" && !Array.isArray(value)) {
     for (const [name, part] of Object.entries(value)) yield* line(`${path}.${name}`, part);
   } else {
     yield [path, text(value)];
