@@ -116,6 +116,8 @@ export interface Job {
   of: number;
   state: "running" | "ready" | "failed";
   error?: string;
+  consent?: string;
+  note?: string;
 }
 
 export interface EpisodeId {

@@ -215,38 +215,37 @@ export class Player implements View {
     this.drawPictures();
   }
 
+  /** Where no pictures were recorded an explanation comes with the button. */
   private renderButton(alone: boolean): Child {
     const some = this.sides.filter(({ facts }) => facts.renderable && !facts.frames.includes("render"));
     if (!some.length || this.page.api.source.saved) return null;
-    const note = h("span", { class: "quiet" }, [alone ? "No pictures were recorded. The environment can run the episode again." : "The environment can run the episode again."]);
+    const note = h("span", { class: "quiet" }, [alone && "No pictures were recorded. The environment can run the episode again."]);
     const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Rendering" });
-    const button = h("button", { type: "button", class: "button" }, [some.length === 2 ? "Render both" : "Render"], {
+    const button = h("button", { type: "button", class: "button", title: "Run the episode again in its environment, and show what that renders" }, [some.length === 2 ? "Render both" : "Render"], {
       click: () => void this.render(some.map(({ id }) => id), button, bar, note),
     });
-    return h("div", { class: "render" }, [note, bar, button]);
+    return h("div", { class: alone ? "render" : "render again" }, [note, bar, button]);
   }
 
   private async render(ids: EpisodeId[], button: HTMLButtonElement, bar: HTMLProgressElement, note: HTMLElement): Promise<void> {
     button.disabled = true;
     try {
       for (const id of ids) {
-        const job = await this.startRendering(id);
-        if (job === null) {
-          button.disabled = false;
-          return;
-        }
         bar.hidden = false;
-        for (;;) {
-          const { done, of, state, error } = await this.page.api.rendering(job);
-          if (this.closed) return;
+        const remark = await this.rendered(id, false, (done, of) => {
           bar.max = Math.max(1, of);
           bar.value = done;
           note.textContent = `${count(done)} of ${plural(of, "step")} rendered`;
-          if (state === "failed") throw new Error(error ?? "The episode could not be rendered.");
-          if (state === "ready") break;
-          await new Promise((resolve) => setTimeout(resolve, POLL));
+        });
+        if (this.closed) return;
+        if (remark === null) {
+          bar.hidden = true;
+          button.disabled = false;
+          return;
         }
+        if (remark) this.page.say(remark, "error");
       }
+      this.page.go({ picture: "render" }, true);
       await this.grow();
     } catch (error) {
       note.textContent = error instanceof Error ? error.message : String(error);
@@ -256,14 +255,28 @@ export class Player implements View {
     }
   }
 
-  /** Start a rendering, after consent if code outside of Gymnasium would run; null if the reader says no. */
-  private async startRendering(id: EpisodeId): Promise<string | null> {
+  /** Render an episode, after consent if code outside of Gymnasium would run. Resolves to a remark, or null if the reader says no. */
+  private async rendered(id: EpisodeId, trust: boolean, progress: (done: number, of: number) => void): Promise<string | null> {
+    let consent: string | undefined;
     try {
-      return await this.page.api.startRendering(id, false);
+      const job = await this.page.api.startRendering(id, trust);
+      while (!this.closed) {
+        const { done, of, state, error, note, consent: asked } = await this.page.api.rendering(job);
+        progress(done, of);
+        if (state === "ready") return note ?? "";
+        if (state === "failed" && !asked) throw new Error(error || "The episode could not be rendered.");
+        if (state === "failed") {
+          consent = asked;
+          break;
+        }
+        await new Promise((resolve) => setTimeout(resolve, POLL));
+      }
     } catch (error) {
       if (!(error instanceof Refused) || error.consent === null) throw error;
-      return (await askConsent(error.consent)) ? this.page.api.startRendering(id, true) : null;
+      consent = error.consent;
     }
+    if (consent === undefined || trust) return null;
+    return (await askConsent(consent)) ? this.rendered(id, true, progress) : null;
   }
 
   private drawHead(): void {

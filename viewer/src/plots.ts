@@ -232,7 +232,7 @@ export class PlotStack {
   }
 
   private async fetch(panel: Panel): Promise<void> {
-    const pixels = Math.max(50, Math.round(this.width - AXIS - RIGHT));
+    const pixels = Math.max(50, Math.round((this.width - AXIS - RIGHT) * devicePixelRatio));
     const signal = panel.latest.next();
     panel.stale = false;
     const [from, to] = this.view;

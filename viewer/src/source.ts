@@ -64,7 +64,8 @@ class Saved implements Source {
   bytes(path: string): Promise<Uint8Array<ArrayBuffer>> {
     const found = this.container.arrays.get(path);
     if (found) return Promise.resolve(found.bytes);
-    return Promise.reject(new Refused("This is not in the saved page.", null, 404));
+    const text = this.page === "notebook" ? "Not in this cell; gym_trace.viewer.serve(trace) shows it." : "This is not in the saved page.";
+    return Promise.reject(new Refused(text, null, 404));
   }
 
   post(): Promise<unknown> {

@@ -1,0 +1,339 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import browser
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text
+
+import gym_trace
+from gym_trace.wrappers import TraceRecordingWrapper
+
+pytestmark = [
+    pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
+    # selenium leaves the pipe of chromedriver to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+HOSTILE = "<img src=x onerror='window.hostile=1'><script>window.hostile=1</script>"
+SECONDS = 10.0
+PIXEL = """
+const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+copy.drawImage(document.querySelector('.picture canvas'), 5, 5, 1, 1, 0, 0, 1, 1);
+return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
+"""
+
+
+class Painted(gym.Env):
+    """Pictures that say which step they are of, a jump at step 60, and text that wants to be HTML."""
+
+    observation_space = Dict(
+        {"picture": Box(0, 255, (24, 32, 3), np.uint8), "place": Box(-9, 9, (4,)), "note": Text(200, charset=HOSTILE)}
+    )
+    action_space = Discrete(3)
+
+    def __init__(self, length: int = 100):
+        self.length = length
+
+    def _seen(self):
+        place = np.array([np.sin(self.now / 9), np.cos(self.now / 9), self.now == 60, 0.5], np.float32)
+        place[3] = self.np_random.normal()
+        return {"picture": np.full((24, 32, 3), self.now, np.uint8), "place": place.clip(-9, 9), "note": HOSTILE}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.now += 1
+        return self._seen(), float(action), self.now >= self.length, False, {"speed": self.now * 0.5, HOSTILE: HOSTILE}
+
+
+def recorded(path, lengths, seed=0):
+    env = TraceRecordingWrapper(Painted(), path, record_infos=True)
+    for number, length in enumerate(lengths):
+        env.unwrapped.length = length
+        env.reset(seed=seed + number)
+        generator = np.random.default_rng(seed + number)
+        done = False
+        while not done:
+            _, _, terminated, truncated, _ = env.step(int(generator.integers(3)))
+            done = terminated or truncated
+    return env
+
+
+class Page:
+    """What a test does with the page, and what it sees there."""
+
+    def __init__(self, driver, address):
+        self.driver, self.address = driver, address
+        self.root = address.partition("?")[0]
+        driver.get(address)
+
+    def go(self, route):
+        self.driver.get("about:blank")
+        self.driver.get(self.root + route)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, script, *arguments):
+        """Wait until a script returns something true, and return that."""
+        end = time.monotonic() + SECONDS
+        while not (found := self.run(f"return {script}", *arguments)):
+            assert time.monotonic() < end, (script, self.run("return document.body.innerText")[:2000], self.messages())
+            time.sleep(0.02)
+        return found
+
+    def text(self, selector):
+        return self.until("document.querySelector(arguments[0])?.textContent", selector)
+
+    def press(self, *keys):
+        for key in keys:
+            self.run(
+                "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key
+            )
+
+    def fill(self, selector, text):
+        script = "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
+        self.run(script + "e.dispatchEvent(new Event('input'))", selector, text)
+
+    def scrub(self, step):
+        script = (
+            "const e = document.querySelector('.scrubber'); e.value = arguments[0]; e.dispatchEvent(new Event('input'))"
+        )
+        self.run(script, step)
+        self.until(f"document.querySelector('canvas[data-step=\"{step}\"]')")
+
+    def messages(self):
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with browser.browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    root = tmp_path_factory.mktemp("traces")
+    recorded(root / "first", (100, 70, 40, 5)).close()
+    recorded(root / "second", (100, 1)).close()
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(traces):
+    with browser.served(traces / "first", traces / "second") as one:
+        yield one
+
+
+@pytest.fixture
+def page(driver, address):
+    browser.look(driver)
+    page = Page(driver, address)
+    yield page
+    assert page.messages() == []
+    assert not page.run("return window.hostile")
+
+
+def test_the_list_shows_every_episode_with_its_numbers(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.episodes .space .row').length === 4")
+    lengths = page.run("return [...document.querySelectorAll('.space .of-length')].map(e => e.textContent)")
+    assert lengths == ["100", "70", "40", "5"]
+    assert page.text(".matched") == "4 episodes"
+
+
+def test_a_condition_and_a_brush_select_episodes(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.bars .some').length > 0")
+    page.fill(".where", "steps > 50")
+    page.until("document.querySelector('.matched').textContent === '2 of 4 episodes'")
+    assert "where=steps%20%3E%2050" in page.driver.current_url
+    page.fill(".where", "")
+    page.until("document.querySelector('.matched').textContent === '4 episodes'")
+    chart = "document.querySelectorAll('.bars')[1]"
+    page.run(
+        f"const b = {chart}.getBoundingClientRect(); "
+        "const at = x => ({clientX: x, clientY: b.top + 9, button: 0, pointerId: 1});"
+        f"{chart}.setPointerCapture = () => {{}};"
+        f"{chart}.dispatchEvent(new PointerEvent('pointerdown', at(b.right - 1)));"
+        f"{chart}.dispatchEvent(new PointerEvent('pointerup', at(b.left + b.width / 2)))"
+    )
+    page.until("document.querySelector('.matched').textContent === '2 of 4 episodes'")
+    assert "<= steps <=" in page.run("return document.querySelector('.where').value")
+
+
+def test_a_wrong_condition_shows_the_error_of_the_server(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    page.fill(".where", "steps >")
+    problem = page.until("!document.querySelector('.problem').hidden && document.querySelector('.problem').textContent")
+    assert "steps >" in problem
+    assert page.run("return document.querySelector('.where').getAttribute('aria-invalid')") == "true"
+    assert [m for m in page.messages() if "400" not in m] == []  # the browser itself reports the status
+
+
+def test_sorting_by_a_column_changes_the_order(page):
+    page.go("#trace=0&sort=length")
+    page.until("document.querySelector('.space .of-length')?.textContent === '5'")
+    page.run("document.querySelector('.head .of-length button').click()")
+    page.until("document.querySelector('.space .of-length')?.textContent === '100'")
+
+
+def test_scrubbing_shows_the_picture_and_the_values_of_the_step(page):
+    page.go("#trace=0&episode=0")
+    page.until("document.querySelector('.picture canvas[data-step]')")
+    for step in (100, 3, 64):
+        page.scrub(step)
+        assert page.run(PIXEL) == [step] * 3
+    page.until("document.querySelector('.step h3').textContent === 'Step 64'")
+    assert "32.5" in page.until("document.querySelector('.step:not(.waiting) .values').textContent")
+    page.until("location.hash.includes('step=64')")
+
+
+def test_playing_goes_on_to_the_end_and_stops(page):
+    page.go("#trace=0&episode=1")
+    page.until("document.querySelector('.picture canvas[data-step]')")
+    page.press("]", "]", "]", " ")
+    page.until(
+        "document.querySelector('.scrubber').value === '70'"
+        "&& document.querySelector('.play').ariaLabel.startsWith('Play')"
+    )
+
+
+def test_keys_step_and_seek(page):
+    page.go("#trace=0&episode=0&step=20")
+    page.until("document.querySelector('.scrubber')?.value === '20'")
+    page.press("ArrowRight", "ArrowRight", "ArrowLeft")
+    assert page.run("return document.querySelector('.scrubber').value") == "21"
+    page.press("End")
+    assert page.run("return document.querySelector('.scrubber').value") == "100"
+    page.press("?")
+    page.until("document.querySelector('dialog[open] kbd')")
+
+
+def test_every_numeric_leaf_has_a_plot_with_the_cursor_at_the_step(page):
+    page.go("#trace=0&episode=0&step=50")
+    page.until("document.querySelectorAll('.panel canvas').length >= 4")
+    names = page.run("return [...new Set([...document.querySelectorAll('.panel')].map(e => e.dataset.column))]")
+    assert {"return", "rewards", "actions", "observations.place"} <= set(names)
+    page.until("/translateX\\([1-9]/.test(document.querySelector('.panel .position').style.transform)")
+
+
+def test_zooming_is_in_the_address_and_a_spike_stays_visible(page):
+    page.go("#trace=0&episode=0&step=60&zoom=55-65")
+    values = "document.querySelector('[data-column=\"observations.place\"] .legend')?.textContent"
+    page.until(f"({values} ?? '').includes('[2]1')")
+    page.press("0")
+    page.until("!location.hash.includes('zoom')")
+
+
+def test_flags_are_kept_and_give_a_command(page, traces):
+    page.go("#trace=1&episode=1")
+    page.until("document.querySelector('.flag-button.good')")
+    page.press("g")
+    page.until("document.querySelector('.flag-button.good').ariaPressed === 'true'")
+    page.press("Escape")
+    page.until("document.querySelector('.space .flag.good')")
+    assert page.text(".command code").startswith("gym-trace edit filter")
+    assert gym_trace.open_trace(traces / "second").select('flag == "good"').chosen.tolist() == [1]
+
+
+def test_comparison_marks_the_first_difference(page):
+    page.go("#trace=0&episode=0&compare=1:0")
+    assert "Same" in page.text(".banner.same")
+    page.go("#trace=0&episode=0&compare=0:1")
+    assert "First difference at step 0" in page.text(".banner.difference")
+    page.until("document.querySelectorAll('.picture canvas[data-step]').length === 2")
+    assert page.run("return document.querySelectorAll('.line.differs').length") > 0
+
+
+def test_recorded_text_is_shown_and_never_run(page):
+    page.go("#trace=0&episode=0&step=5")
+    page.until("document.querySelector('.step .values')?.textContent.includes('onerror')")
+    assert page.run("return document.querySelectorAll('.step img, .step script').length") == 0
+
+
+def test_an_unknown_episode_is_an_error_on_the_page(page):
+    page.go("#trace=0&episode=99")
+    assert page.text(".banner.bad")
+    assert [m for m in page.messages() if "40" not in m] == []
+
+
+def test_nothing_is_wider_than_a_phone(page):
+    browser.look(page.driver, 390, 844, scale=2)
+    for route in ("#trace=0", "#trace=0&episode=0&step=7", "#trace=0&episode=0&compare=1:1"):
+        page.go(route)
+        page.until("document.querySelector('.space .row, .picture canvas[data-step]')")
+        assert page.run("return document.documentElement.scrollWidth") <= 390, route
+
+
+def test_the_theme_follows_the_system_and_the_key(page):
+    browser.look(page.driver, theme="dark")
+    page.go("#trace=0")
+    page.until("document.documentElement.dataset.theme === 'dark'")
+    page.text(".matched")
+    page.press("t")
+    page.until("document.documentElement.dataset.theme === 'light'")
+    page.run("localStorage.clear()")
+
+
+def test_a_live_trace_grows_on_the_page(driver, tmp_path):
+    browser.look(driver)
+    env = recorded(tmp_path / "live", (20,))
+    with browser.served(tmp_path / "live") as address:
+        page = Page(driver, address)
+        page.until("document.querySelector('.matched')?.textContent === '1 episode'")
+        env.unwrapped.length = 30
+        env.reset(seed=9)
+        for _ in range(30):
+            env.step(0)
+        env.reset(seed=10)
+        page.until("/^[23] episodes/.test(document.querySelector('.matched').textContent)")
+        env.close()
+        assert page.messages() == []
+        driver.get("about:blank")
+
+
+def test_a_saved_page_opens_from_disk(driver, traces, tmp_path):
+    target = tmp_path / "page.html"
+    command = [sys.executable, "-m", "gym_trace", "view", str(traces / "first"), "--save", str(target)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    page = Page(driver, target.as_uri())
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    page.go("#trace=0&episode=0&step=33")
+    page.until("document.querySelector('.picture canvas[data-step=\"33\"]')")
+    page.until("document.querySelectorAll('.panel canvas').length >= 4")
+    page.scrub(80)
+    assert page.messages() == []
+    assert not page.run("return window.hostile")
+
+
+REAL = {"ALE/Pong-v5": "ale_py", "HalfCheetah-v5": "mujoco", "MiniGrid-DoorKey-8x8-v0": "minigrid"}
+
+
+@pytest.mark.parametrize("env_id", REAL)
+def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id):
+    pytest.importorskip(REAL[env_id])
+    command = [sys.executable, "-m", "gym_trace", "record", env_id, "-o", str(tmp_path / "real"), "--steps", "150"]
+    command += ["--seed", "0", "--infos", "--quiet", *([] if REAL[env_id] == "mujoco" else ["--import", REAL[env_id]])]
+    subprocess.run(command, check=True, timeout=60, cwd=tmp_path, capture_output=True)
+    with browser.served(tmp_path / "real") as address:
+        page = Page(driver, address)
+        page.go("#trace=0&episode=0&step=40")
+        page.until("document.querySelectorAll('.panel canvas').length >= 3")
+        if env_id == "ALE/Pong-v5":
+            page.until("document.querySelector('.picture canvas[data-step=\"40\"]')")
+        page.until("document.querySelector('.step:not(.waiting) .values .line')")
+        assert page.messages() == []
+        driver.get("about:blank")
