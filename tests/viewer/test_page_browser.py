@@ -70,7 +70,7 @@ def recorded(path, lengths, seed=0):
 
 
 class Page:
-    """What a test does with the page, and what it sees there."""
+    """The open page: its address, its elements, its messages."""
 
     def __init__(self, driver, address):
         self.driver, self.address = driver, address
