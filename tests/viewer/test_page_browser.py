@@ -139,6 +139,8 @@ def address(traces):
 @pytest.fixture
 def page(driver, address):
     browser.look(driver)
+    driver.get("about:blank")
+    driver.get_log("browser")  # of tests before
     page = Page(driver, address)
     yield page
     assert page.messages() == []
