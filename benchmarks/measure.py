@@ -22,6 +22,7 @@ WINDOWS = 256
 EPISODES = 200
 REPEATS = 5
 LONGEST = 3  # seconds of reading everything again
+_FEWEST = 4  # calls of step that are measured, however slow they are
 
 
 # -- recording --------------------------------------------------------------------------------------------------------
@@ -73,8 +74,9 @@ def _steps_in(contestant: Contestant, workload: workloads.Workload, seconds: flo
     contestant.start(env)
     contestant.run(workload, env, some())
     contestant.finish(env)  # many contestants write most data here
-    rate = count * max(1, workload.lanes) / (time.perf_counter() - begin)
-    return min(workload.steps, int(rate * seconds))
+    lanes = max(1, workload.lanes)
+    rate = count * lanes / (time.perf_counter() - begin)
+    return min(workload.steps, max(_FEWEST * lanes, int(rate * seconds)))
 
 
 def _loop(
