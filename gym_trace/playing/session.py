@@ -20,10 +20,10 @@ HELP, PAUSE, MARK, RESTART, DISCARD, SAVE, QUIT = "f1", "f2", "f6", "f5", "f8", 
 COMMANDS = {
     HELP: "this help",
     PAUSE: "pause, or go on",
-    RESTART: "begin again from the same seed; the steps so far are kept",
-    DISCARD: "discard this episode (asks), and begin the next",
+    RESTART: "restart from the same seed; keeps this attempt",
+    DISCARD: "discard this episode (asks first)",
     SAVE: "end and keep this episode, and begin the next",
-    QUIT: "quit; everything is kept but what was discarded",
+    QUIT: "quit; keeps everything",
 }
 NEXT = "return"
 RESERVED = frozenset((*COMMANDS, NEXT))
