@@ -19,8 +19,10 @@ from typing import Any, Generic
 import click
 import gymnasium
 
-MODULES = ("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback", "gym_trace.training")
-MODULES += ("gym_trace.viewer",)
+MODULES = (
+    *("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback"),
+    *("gym_trace.training", "gym_trace.viewer"),
+)
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
 # Likewise where there is no PyTorch.

@@ -49,7 +49,7 @@ class ViewedTrace:
         self._is_shared = is_shared
         self.number, self.trace, self.version = number, copy.copy(trace), 1
         self.name = name
-        self._live, self._cache, self._curves = trace, cache, curves
+        self._live, self._cache, self._curves = copy.copy(trace), cache, curves
         self._listed: tuple[str, ...] | None = None
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None

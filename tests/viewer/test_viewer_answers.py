@@ -468,3 +468,16 @@ def test_two_traces_of_one_name_have_their_paths(tmp_path: Path) -> None:
     cartpoles(tmp_path / "b" / "t", 1)
     answers: Answers = viewed(tmp_path / "a" / "t", tmp_path / "b" / "t")
     assert len({one["name"] for one in asked(answers, "/api/traces")}) == 2
+
+
+def test_the_trace_of_the_caller_is_not_refreshed(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(scripted([Told(0)] * 5), tmp_path)
+    env.reset()
+    env.step(0)
+    mine = open_trace(tmp_path)
+    answers = Answers([mine])
+    env.step(0)
+    assert answers.traces[0].refresh()
+    assert asked(answers, "/api/episode?episode=0")["length"] == 2
+    assert len(mine[0]) == 1
+    env.close()
