@@ -49,6 +49,7 @@ COMMAND_LINES = (
     ("stats", "TRACE", "--columns"),
     ("stats", "TRACE", "--json"),
     ("check", "TRACE"),
+    ("lint", "TRACE", "--notes", "--json"),
     ("replay", "TRACE"),
     ("replay", "TRACE", "--verify"),
     ("diff", "TRACE", "SOUND"),

@@ -34,8 +34,13 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
+<<<<<<< HEAD
     {"processes"},
     {"video", "collecting", "formats", "playing"},
+=======
+    {"processes", "linting"},
+    {"video", "collecting", "formats"},
+>>>>>>> bccd61d (gym-trace lint and lint_trace: what is wrong with recorded data, in one pass)
     {"adapters"},
     {"training"},
     {"viewer"},

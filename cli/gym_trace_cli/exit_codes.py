@@ -10,7 +10,7 @@ READER_GONE = SIGNALLED + 13  # SIGPIPE
 
 TABLE = {
     str(FINE): "success; everything compared matches",
-    str(ERROR): "error",
+    str(ERROR): "error, or findings (lint)",
     str(USAGE): "wrong usage",
     str(DIFFERS): "something differs (verify, diff, shell, train --verify)",
     str(UNVERIFIABLE): "episodes cannot be verified, the others match (verify)",

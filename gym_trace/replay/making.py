@@ -14,7 +14,8 @@ from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
 from gym_trace.replay.compare import Comparison
-from gym_trace.replay.resimulate import Lane, LaneReplay, MakeEnv, inseparable, lanes_of
+from gym_trace.replay.lanes import Lane, inseparable, lanes_of
+from gym_trace.replay.resimulate import LaneReplay, MakeEnv
 
 
 class Making(NamedTuple):

@@ -21,18 +21,16 @@ from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.replay.compare import Comparison
+from gym_trace.replay.lanes import Lane, inseparable, lanes_of
 from gym_trace.replay.resimulate import (
     CLOSE,
     DAMAGED,
     IDENTICAL,
     NO_SEED,
     UNVERIFIABLE,
-    Lane,
     LaneReplay,
     MakeEnv,
     Verdict,
-    inseparable,
-    lanes_of,
     verdict_on,
 )
 

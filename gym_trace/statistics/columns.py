@@ -91,7 +91,7 @@ def describe_columns(
         mine = np.flatnonzero(writers == number)
         own = np.full(len(writer.parts), -1)
         own[rows[mine]] = group_of_part[mine]
-        leaves = _leaves_of(writer) if writer.chunk_count else []
+        leaves = leaves_with_spaces(writer) if writer.chunk_count else []
         for group, columns, steps in _grouped_chunks(writer, own):
             described[group].add(leaves, columns)
             done += steps
@@ -100,7 +100,8 @@ def describe_columns(
     return described
 
 
-def _leaves_of(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
+def leaves_with_spaces(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
+    """Return the leaves of a writer's actions and observations with their spaces. Raises CorruptTrace."""
     spaces = (leaf for name in ("action_space", "observation_space") for leaf in _leaf_spaces(writer.schema[name]))
     return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
 

@@ -17,8 +17,9 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace
+from gym_trace.replay.lanes import Lane
 from gym_trace.replay.making import Making, made_env, replays
-from gym_trace.replay.resimulate import Lane, Verdict, observation_rows
+from gym_trace.replay.resimulate import Verdict, observation_rows
 from gym_trace.showing.pictures import is_picture, picture_of
 from gym_trace.video.simulate import DEFAULT_FPS, fps_of
 

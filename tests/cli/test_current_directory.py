@@ -69,6 +69,7 @@ EVERY_COMMAND = [
     ["card", "."],
     ["diff", ".", "."],
     ["edit", "merge", ".", "-o", "../merged"],
+    ["lint", "."],
     ["check", "."],
     ["repair", ".", "-o", "../clean"],
     *(

@@ -106,7 +106,8 @@ def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
 
 def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
     from gym_trace.replay.compare import Comparison
-    from gym_trace.replay.resimulate import LaneReplay, lanes_of
+    from gym_trace.replay.lanes import lanes_of
+    from gym_trace.replay.resimulate import LaneReplay
 
     trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "a", 6))
     recorder = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "b")

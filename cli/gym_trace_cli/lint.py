@@ -1,0 +1,129 @@
+"""gym-trace lint"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gym_trace
+from gym_trace.errors import InvalidOption
+from gym_trace_cli import show
+from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import EnvArg, json_option, quiet_option, trace_argument
+from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.record_config import config_option
+from gym_trace_cli.selection import Selection, selection_options
+
+if TYPE_CHECKING:
+    from gym_trace.linting.findings import Finding
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def _list_rules(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from gym_trace.linting.rules import all_kinds, all_rules, merged_thresholds
+
+    rules = all_rules()
+    show.table(["code", "severity", "finds"], [list(kind) for kind in all_kinds(rules)])
+    click.echo()
+    defaults = sorted(merged_thresholds(rules, {}).items())
+    show.table(["--set", "default"], [[name, f"{value:g}"] for name, value in defaults])
+    ctx.exit()
+
+
+@headed("lint")
+@trace_argument
+@selection_options
+@section(
+    "Rules",
+    option("--select CODES", "Only these codes: T1 or T101,T303 (repeatable)."),
+    option("--ignore CODES", "Leave out these codes (repeatable)."),
+    option("--notes", "Also print notes: what is normal in many environments."),
+    option("--set NAME=X", "Set a threshold (repeatable).", EnvArg("frozen_steps=50"), name="thresholds"),
+    option("--rules", "List codes and thresholds, and exit.", is_eager=True, expose_value=False, callback=_list_rules),
+    config_option,
+)
+@section("Output", quiet_option, json_option)
+def command(
+    directory: str,
+    selection: Selection,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    notes: bool,
+    thresholds: tuple[tuple[str, Any], ...],
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Find what is wrong with recorded data, in one pass: NaN, frozen sensors, duplicates ...
+    Exit code: 0 no findings, 1 errors or warnings, 5 damaged. Notes do not count.
+
+    Each finding ends with the command that shows it. No environment is run.
+
+    \b
+    gym-trace lint traces/cartpole
+    gym-trace lint traces/cartpole --select T1,T6 --ignore T104 --set frozen_steps=50
+    """
+    trace = gym_trace.open_trace(directory)
+    view = selection.told(trace)
+    with ProgressLine(quiet=quiet or as_json) as line:
+
+        def on_progress(done: int, total: int) -> None:
+            line.update_count(done, total, "step")
+
+        try:
+            found = list(
+                gym_trace.lint_trace(
+                    view,
+                    select=_codes(select),
+                    ignore=_codes(ignore),
+                    notes=notes,
+                    thresholds=dict(thresholds),
+                    on_progress=on_progress,
+                )
+            )
+        except InvalidOption as error:
+            raise click.UsageError(str(error)) from error
+    counted = [finding for finding in found if finding.severity != "note"]
+    if as_json:
+        steps = int(view.episodes["steps"].sum())
+        show.json_line(
+            {"directory": directory, "episodes": len(view), "steps": steps, "findings": [vars(it) for it in found]}
+        )
+    else:
+        for finding in found:
+            _print(finding)
+        if not quiet:
+            _sum_up(found, len(view), int(view.episodes["steps"].sum()))
+    if any(finding.code == "T001" for finding in counted):
+        return DAMAGED
+    return ERROR if counted else FINE
+
+
+def _codes(given: tuple[str, ...]) -> list[str]:
+    return [code.strip() for codes in given for code in codes.split(",")]
+
+
+def _print(finding: Finding) -> None:
+    where = []
+    if finding.episode is not None:
+        where.append(f"episode {finding.episode}")
+    if finding.step is not None:
+        where.append("before its first step" if finding.step < 0 else f"step {finding.step}")
+    column = f"{finding.column}: " if finding.column else ""
+    units = show.count(finding.count, finding.unit)
+    place = f"; first: {', '.join(where)}" if where else ""
+    severity = click.style(finding.severity.ljust(7), fg=_COLOURS[finding.severity])
+    click.echo(f"{finding.code}  {severity}  {show.printable(f'{column}{finding.message} ({units}{place})')}")
+    click.echo(f"               {show.printable(finding.command)}")
+
+
+def _sum_up(found: list[Finding], episodes: int, steps: int) -> None:
+    counts = Counter(finding.severity for finding in found)
+    words = [show.count(counts[name], name) for name in ("error", "warning", "note") if counts[name]]
+    read = f"{show.count(episodes, 'episode')}, {show.count(steps, 'step')}"
+    click.echo(f"{', '.join(words) or 'no findings'} in {read}")

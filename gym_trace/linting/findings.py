@@ -1,0 +1,101 @@
+"""Findings of lint: what is wrong, how often, where it is seen first, and the command that shows it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.model.layout import Path
+from gym_trace.model.values import Array
+
+ERROR, WARNING, NOTE = SEVERITIES = ("error", "warning", "note")
+_AROUND = 2  # steps shown before and after the first place
+_MOST_NAMED = 4  # dimensions that a column names
+
+
+class Kind(NamedTuple):
+    """A kind of findings.
+
+    code: stable, such as "T101". severity: "error", "warning", or "note": what is normal in many environments.
+    what: description in one line.
+    """
+
+    code: str
+    severity: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with recorded data.
+
+    Attributes:
+        code: of its Kind; severity and what are of that, too.
+        message: what is wrong, in one line.
+        count: how often, in units ("step", "episode" …).
+        episode: first place: index in the whole trace; None if it is about the whole trace.
+        step: first place: step in the episode; -1 is the observation before the first step; None: the whole episode.
+        column: such as "observations/position[2]"; None if it is about no column.
+        command: command line that shows it.
+    """
+
+    code: str
+    severity: str
+    what: str
+    message: str
+    count: int
+    unit: str
+    episode: int | None
+    step: int | None
+    column: str | None
+    command: str
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A finding of a rule, before it gets its command. See Finding.
+
+    shown_by: a command and its options, without DIR; empty: cat for a step, ls for an episode.
+    """
+
+    kind: Kind
+    message: str
+    count: int
+    unit: str = "step"
+    episode: int | None = None
+    step: int | None = None
+    column: str | None = None
+    shown_by: tuple[str, ...] = ()
+
+
+def finding_of(seen: Sighting, directory: str, first_steps: Mapping[int, int]) -> Finding:
+    """Add the command that shows it. first_steps: of the recorded part of an episode, where that is not 0."""
+    command, *options = seen.shown_by or _shown_by(seen, first_steps)
+    line = shlex.join(["gym-trace", command, directory, *options])
+    kind = seen.kind
+    place = seen.episode, seen.step, seen.column
+    return Finding(kind.code, kind.severity, kind.what, seen.message, seen.count, seen.unit, *place, line)
+
+
+def _shown_by(seen: Sighting, first_steps: Mapping[int, int]) -> tuple[str, ...]:
+    if seen.episode is None:
+        return ("stats", "--columns")
+    if seen.step is None:
+        return ("ls", "--episodes", str(seen.episode))
+    row = seen.step - first_steps.get(seen.episode, 0)
+    steps = f"{max(0, row - _AROUND)}:{max(0, row) + _AROUND + 1}"
+    return ("cat", "--episodes", str(seen.episode), "--steps", steps)
+
+
+def column_name(path: Path, dimensions: Array | None = None, shape: tuple[int, ...] = ()) -> str:
+    """Return the name of a column: observations/position, or with some dimensions observations[1, 3]."""
+    name = "/".join(map(str, path))
+    if dimensions is None or not shape or not len(dimensions):
+        return name
+    indices = [np.unravel_index(int(i), shape) for i in dimensions[:_MOST_NAMED]]
+    shown = ["×".join(str(int(i)) for i in index) for index in indices]
+    return f"{name}[{', '.join(shown)}{', …' if len(dimensions) > _MOST_NAMED else ''}]"
