@@ -34,13 +34,8 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
-<<<<<<< HEAD
-    {"processes"},
-    {"video", "collecting", "formats", "playing"},
-=======
     {"processes", "linting"},
-    {"video", "collecting", "formats"},
->>>>>>> bccd61d (gym-trace lint and lint_trace: what is wrong with recorded data, in one pass)
+    {"video", "collecting", "formats", "playing"},
     {"adapters"},
     {"training"},
     {"viewer"},

@@ -1,1 +1,1 @@
-"""What is wrong with recorded data: lint_trace and its rules."""
+"""Linting of recorded data: lint_trace and its rules."""

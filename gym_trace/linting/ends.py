@@ -1,4 +1,4 @@
-"""How episodes end: at once, cut, or by a time limit that was taken for a terminal state."""
+"""Ends of episodes: at once, cut, or by a time limit that was taken for a terminal state."""
 
 from __future__ import annotations
 

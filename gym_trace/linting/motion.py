@@ -39,7 +39,7 @@ class _Carried(NamedTuple):
 
 
 class _Motion:
-    """How the rows of one leaf change from step to step.
+    """Changes of the rows of one leaf from step to step.
 
     Each number of a short row of floats is followed by itself, other rows as a whole.
     """

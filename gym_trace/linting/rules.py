@@ -1,4 +1,4 @@
-"""What a rule is, and which there are: those of gym-trace, and those that other packages add.
+"""The Protocol of a rule, and all rules: those of gym-trace, and those that other packages add.
 
 A package adds a rule with an entry point of the group gym_trace.lint_rules, which names its class:
 

@@ -1,4 +1,4 @@
-"""How episodes begin: whether their start can be restored, and whether the clocks of their writer ran evenly."""
+"""Starts of episodes: whether their start can be restored, and whether the clocks of their writer ran evenly."""
 
 from __future__ import annotations
 

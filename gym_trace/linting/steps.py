@@ -20,7 +20,7 @@ _STARTS = ("starts",)
 
 
 class WriterSteps:
-    """What the blocks of one writer share.
+    """Facts that the blocks of one writer share.
 
     Attributes:
         number: of the writer, an index of trace.readers.

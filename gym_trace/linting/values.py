@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Leaf, space: PlainSpace) -> Limits | None:
-        """Return the limits; None if there are none. Raises CorruptTrace."""
+        """Return the limits; None for a space without any. Raises CorruptTrace."""
         kind = space["type"]
         if leaf.dtype is None:
             return None

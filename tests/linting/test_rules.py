@@ -82,9 +82,7 @@ def test_a_threshold_changes_what_is_found(tmp_path: Path) -> None:
     assert codes(recorded, thresholds={"frozen_steps": 8}) == ["T201"]
 
 
-def test_a_rule_of_another_package_is_used_and_has_thresholds(
-    defective: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_of_another_package_is_used_and_has_thresholds(defective: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, SlowRule)
     (finding,) = lint_trace(defective, select=["ACME"])
     assert (finding.code, finding.count) == ("ACME1", EPISODES * STEPS)
