@@ -63,8 +63,8 @@ def _findings(
     if damage:
         message = f"{DAMAGED.what}; first: {next(iter(damage)).error().problem}"
         sightings.append(Sighting(DAMAGED, message, len(damage), "place", shown_by=("check",)))
-    partial = trace.episodes["first_step"] > 0
-    first_steps = dict(zip(trace.chosen[partial].tolist(), trace.episodes["first_step"][partial].tolist()))
+    partial = trace.content["first_step"] > 0
+    first_steps = dict(zip(trace.chosen[partial].tolist(), trace.content["first_step"][partial].tolist()))
     found = [finding_of(it, str(trace.directory), first_steps) for it in sightings if it.kind.code in codes]
     yield from sorted(found, key=lambda it: (SEVERITIES.index(it.severity), it.code, it.column or ""))
 
@@ -80,14 +80,14 @@ def _read(
     roots = frozenset(name for rule in reading for name in rule.columns)
     if not reading:
         return
-    total, done = int(trace.episodes["steps"].sum()), 0
+    total, done = int(trace.content["steps"].sum()), 0
 
     def on_damage(found: Damage) -> None:
         damage[found] = None
 
     for number, reader in enumerate(trace.readers):
-        mine = trace.episodes["writer"] == number
-        episodes = np.full(len(reader.parts.table), -1)
+        mine = trace.content["writer"] == number
+        episodes = np.full(len(reader.parts), -1)
         episodes[trace.rows[mine]] = trace.chosen[mine]
         writer = WriterSteps(number, reader, episodes)
         try:

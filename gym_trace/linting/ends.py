@@ -37,7 +37,7 @@ class EndsRule:
         """Steps are not needed."""
 
     def findings(self) -> Iterator[Sighting]:
-        trace, table = self._trace, self._trace.episodes
+        trace, table = self._trace, self._trace.content
         about = [writer.about_or_empty for writer in trace.readers]
         outcome, steps = table["outcome"], table["steps"]
         ended = np.isin(outcome, ("terminated", "truncated"))
@@ -63,11 +63,11 @@ class EndsRule:
 
     def _terminated(self, whole: Array, limits: Array) -> Array:
         """Return the episodes that terminated at their limit and were not truncated there."""
-        table = self._trace.episodes
+        table = self._trace.content
         found: Array = whole & (limits > 0) & (table["steps"] == limits) & (table["outcome"] == "terminated")
         for index in np.flatnonzero(found).tolist():
             reader, row = self._trace.place_of(index)
-            found[index] = not reader.fragments["flags"][reader.parts.last[row]] & wire.TRUNCATED
+            found[index] = not reader.fragments.flags[reader.parts.last_of(np.array([row]))[0]] & wire.TRUNCATED
         return found
 
     def _of(self, kind: Kind, found: Array, message: str) -> Iterator[Sighting]:

@@ -73,6 +73,7 @@ class RepeatedRule:
         trace = self._trace
         content = fingerprints_of(trace, np.concatenate(groups), CONTENT, only_content=True).content
         splits = [writer.about_or_empty.split for writer in trace.readers]
+        writers = trace.content["writer"]
         twice: list[tuple[int, int]] = []
         shared: list[tuple[int, int]] = []
         unequal: list[tuple[int, int]] = []
@@ -80,7 +81,7 @@ class RepeatedRule:
             first: dict[bytes | None, dict[str, int]] = {}
             for index in group.tolist():
                 known = first.setdefault(content[index], {})
-                split = splits[trace.episodes["writer"][index]]
+                split = splits[writers[index]]
                 if split in known:
                     twice.append((known[split], index))
                 elif known:
@@ -97,13 +98,15 @@ class RepeatedRule:
 
     def _alike(self) -> list[Array]:
         """Return groups of episodes, as indices of the trace, that are probably the same."""
-        trace, table = self._trace, self._trace.episodes
+        trace, table = self._trace, self._trace.content
         names = ("environment", "seed", "steps", "first_step", "start", "actions", "results")
         keys = np.zeros(len(table), [(name, "<u8") for name in names])
         wanted = (table["steps"] > 0) & (table["first_step"] == 0)
+        writers = table["writer"]
         described = [pack_lenient(writer.about_or_empty.environment)[0] for writer in trace.readers]
         for number, reader in enumerate(trace.readers):
-            mine, rows = np.flatnonzero(table["writer"] == number), trace.rows[table["writer"] == number]
+            mine = np.flatnonzero(writers == number)
+            rows = trace.rows[mine]
             hashes = self._hashes.get(number)
             if hashes is None or reader.damage:
                 wanted[mine] = False
@@ -112,7 +115,7 @@ class RepeatedRule:
             keys["start"][mine], keys["actions"][mine] = hashes.starts[rows], hashes.actions[rows]
             keys["results"][mine] = hashes.results[rows]
         is_seeded = table["seed"] != wire.NO_SEED
-        keys["seed"], keys["steps"] = table["seed"].view(np.uint64), table["steps"]
+        keys["seed"], keys["steps"] = table["seed"].astype(np.uint64), table["steps"]
         keys["results"][is_seeded] = 0  # so that other results of the same seed are found
         wanted &= is_seeded | (table["steps"] >= self._thresholds["repeated_steps"])
         places = np.flatnonzero(wanted)
@@ -123,14 +126,14 @@ class RepeatedRule:
 
     def _is_seeded_alone(self, index: int) -> bool:
         """Return True if the seed of an episode decides how it starts: not if it was that of several lanes."""
-        return bool(self._trace.episodes["seed"][index] != wire.NO_SEED) and not inseparable(
+        return bool(self._trace.content["seed"][index] != wire.NO_SEED) and not inseparable(
             self._trace.writer_of(index)
         )
 
     def _splits(self) -> Iterator[Sighting]:
         names = [writer.about_or_empty.split for writer in self._trace.readers]
         counts = dict.fromkeys(names, 0)
-        for number, count in enumerate(np.bincount(self._trace.episodes["writer"], minlength=len(names)).tolist()):
+        for number, count in enumerate(np.bincount(self._trace.content["writer"], minlength=len(names)).tolist()):
             counts[names[number]] += count
         total = sum(counts.values())
         for name, count in counts.items():

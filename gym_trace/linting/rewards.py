@@ -84,7 +84,7 @@ class RewardsRule:
         for numbers in self._alike():
             odd |= self._of_another_scale(numbers)
         if odd:
-            firsts = (self._trace.episodes["writer"] == number for number in odd)
+            firsts = (self._trace.content["writer"] == number for number in odd)
             places = [int(self._trace.chosen[np.argmax(mine)]) for mine in firsts]
             writers = ", ".join(self._trace.writers[number] for number in list(odd)[:3])
             message = f"rewards of {writers} are about {next(iter(odd.values())):.3g} times those of the others"

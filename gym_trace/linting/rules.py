@@ -35,7 +35,7 @@ class Rule(Protocol):
     Attributes:
         kinds: what it finds. Codes begin with letters of your own; T is taken.
         columns: what it reads: any of "observations", "actions", "rewards", "infos", "annotations"; empty: only the
-            table of episodes, trace.episodes.
+            table of episodes, trace.content.
         thresholds: names and defaults of the numbers that users can set.
     """
 

@@ -47,7 +47,7 @@ class StartsRule:
                 about = reader.about
             except CorruptTrace:
                 continue
-            mine = np.flatnonzero(self._trace.episodes["writer"] == number)
+            mine = np.flatnonzero(self._trace.content["writer"] == number)
             if about.is_imported or not len(mine):
                 continue
             if inseparable(reader) or not (about.environment.get("made") or about.environment.get("spec")):
@@ -68,27 +68,27 @@ class StartsRule:
     def _unverifiable(self, number: int) -> Array:
         """Return the episodes that neither start from a known state nor follow on one that can be replayed."""
         trace, reader, found = self._trace, self._trace.readers[number], []
+        seeds, first_steps = trace.content["seed"], trace.content["first_step"]
         rows, stateless = trace.rows, self._stateless.get(number, set())
         for lane in lanes_of(trace, [number]):
             indices = np.array(lane.indices)
             own = [row in stateless for row in rows[indices].tolist()]
             has_start = reader.parts.starts[rows[indices]] >= 0
-            known = (trace.episodes["seed"][indices] != wire.NO_SEED) | (has_start & ~np.array(own, bool))
+            known = (seeds[indices] != wire.NO_SEED) | (has_start & ~np.array(own, bool))
             opens = ~np.array(lane.follows, bool) | known
             # What follows on an episode that can be replayed can be replayed after it.
             hopeful = known[np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))]
-            found.append(indices[~hopeful & (trace.episodes["first_step"][indices] == 0)])
+            found.append(indices[~hopeful & (first_steps[indices] == 0)])
         return np.sort(trace.chosen[np.concatenate([np.empty(0, np.int64), *found])])
 
     def _jumps(self, number: int) -> Iterator[tuple[int, float]]:
         """Yield episodes in which, or just before which, UTC jumped against the monotonic clock, and the seconds."""
         trace, reader = self._trace, self._trace.readers[number]
-        mine = np.flatnonzero((trace.episodes["writer"] == number) & ~np.isnat(trace.episodes["start_time"]))
-        table = trace.episodes[mine]
-        offset = table["clock_offset"]
-        begin = table["start_time"].view(np.int64) - offset
+        mine = np.flatnonzero((trace.content["writer"] == number) & ~np.isnat(trace.content["start_time"]))
+        offset = trace.content["clock_offset"][mine]
+        begin = trace.content["start_time"][mine].view(np.int64) - offset
         drift, has_end = _drifts(reader, trace.rows[mine])
-        times = np.concatenate([begin, (begin + table["duration"])[has_end]])
+        times = np.concatenate([begin, (begin + trace.content["duration"][mine])[has_end]])
         offsets = np.concatenate([offset, (offset + drift)[has_end]])
         episodes = np.concatenate([trace.chosen[mine], trace.chosen[mine][has_end]])
         order = np.argsort(times, kind="stable")
@@ -100,5 +100,5 @@ class StartsRule:
 def _drifts(reader: WriterReader, rows: Array) -> tuple[Array, Array]:
     """Return how far UTC ran from the monotonic clock in these episodes (ns), and which of them have an end."""
     last = reader.parts.last[rows]
-    ends = reader.fragments["flags"][last] & wire.ENDS > 0
-    return np.where(ends, reader.fragments["clock_drift"][last], 0), ends
+    ends = reader.fragments.flags[last] & wire.ENDS > 0
+    return np.where(ends, reader.fragments.column("clock_drift", last), 0), ends

@@ -25,7 +25,7 @@ class WriterSteps:
     Attributes:
         number: of the writer, an index of trace.readers.
         reader: its files.
-        episodes: (parts,) index of the episode of each row of reader.parts.table in the whole trace; -1: not wanted.
+        episodes: (parts,) index of the episode of each row of reader.parts in the whole trace; -1: not wanted.
         leaves: leaves of the spaces, by path.
     """
 
@@ -42,7 +42,7 @@ class StepBlock:
 
     Attributes:
         writer: what the blocks of one writer share.
-        part: (n,) row of the episode in writer.reader.parts.table.
+        part: (n,) row of the episode in writer.reader.parts.
         episode: (n,) index of the episode in the whole trace.
         first_step: (n,) step in the episode that a run begins with.
         leads: (n,) True if a run has the observation before its first step. False: it goes on from an earlier block.
@@ -129,7 +129,7 @@ def _rows_from(begins: Array, counts: Array) -> Array:
 
 def step_blocks(writer: WriterSteps, roots: frozenset[str], on_damage: Callable[[Damage], None]) -> Iterator[StepBlock]:
     """Yield the wanted steps of a writer. on_damage: called with each damaged chunk, which is skipped."""
-    seen = np.zeros(len(writer.reader.parts.table), np.int64)
+    seen = np.zeros(len(writer.reader.parts), np.int64)
     for block in writer.reader.blocks(writer.episodes >= 0):
         try:
             steps = StepBlock(writer, block, writer.reader.chunk(block.number, roots), seen)
