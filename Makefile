@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer wheel release bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -88,6 +88,10 @@ viewer: viewer/node_modules/.installed
 viewer/node_modules/.installed: viewer/package-lock.json
 	cd viewer && npm ci --silent --no-audit --no-fund
 	touch $@
+
+# The pictures of the viewer in the documents, from a recording; needs Chromium and chromedriver.
+pictures: $(VENV)/.dev
+	$(BIN)/python docs/pictures/make_pictures.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
