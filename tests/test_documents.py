@@ -85,6 +85,25 @@ def test_the_python_reference_has_every_public_name() -> None:
     assert set(gym_trace.__all__) <= named
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "guides/record.md#make-it-cheaper",
+        "concepts.md#ring",  # may I delete it?
+        "concepts.md#lane",
+        "reference/benchmarks.md#size",
+        "guides/processes.md#on-a-cluster",
+        "FORMAT.md",  # read it in Julia or C++
+        "FORMAT.md#10-history",
+        "cookbook/another-machine.md",
+        "guides/crash.md#when-the-power-fails",
+        "../CONTRIBUTING.md#add-an-exporter-or-an-importer",
+    ],
+)
+def test_the_home_page_links_to_the_answer(answer: str) -> None:
+    assert f"]({answer})" in (DOCS / "index.md").read_text(encoding="utf-8")
+
+
 def test_there_are_at_most_ten_examples_and_each_is_run_by_a_test() -> None:
     names = [path.stem for path in (ROOT / "examples").glob("*.py")]
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "interop").glob("test_*.py"))
