@@ -5,7 +5,7 @@
 A page has fenced blocks:
 
 - ```bash: each command runs by itself. One that ends in `# exit code N` must exit with N, others with 0.
-- ```python: a program of its own; warnings are errors.
+- ```python: a program of its own; warnings are errors, unless it needs a package.
 - ```text after one of these: its output, stdout and stderr together. `…` stands for any text.
 - A block with `title="NAME"`: a file of that name, which is written and not run.
 
@@ -95,8 +95,10 @@ def run_page(path: Path, directory: Path) -> int:
         elif block.language in ("bash", "python"):
             printed = None
             if block.is_runnable:
-                run = _python if block.language == "python" else _bash
-                printed = run(block.code, directory, where)
+                if block.language == "python":
+                    printed = _python(block, directory, where)
+                else:
+                    printed = _bash(block.code, directory, where)
                 ran += 1
     return ran
 
@@ -130,10 +132,11 @@ def _command(line: str, directory: Path, where: str) -> str:
     return _ran(["bash", "-c", line], directory, f"{where}: {line}", ended)
 
 
-def _python(code: str, directory: Path, where: str) -> str:
-    (directory / "program.py").write_text(code.replace("\n    ...", "\n    pass"), encoding="utf-8")
-    command = [sys.executable, "-W", "error", "program.py"]
-    return _ran(command, directory, where, None, starts_processes="__main__" in code)  # they import it
+def _python(block: Block, directory: Path, where: str) -> str:
+    (directory / "program.py").write_text(block.code.replace("\n    ...", "\n    pass"), encoding="utf-8")
+    warnings = "ignore" if block.needs else "error"  # packages warn of each other
+    command = [sys.executable, "-W", warnings, "program.py"]
+    return _ran(command, directory, where, None, starts_processes="__main__" in block.code)  # they import it
 
 
 def _ran(
