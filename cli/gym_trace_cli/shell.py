@@ -39,23 +39,27 @@ def command(directory: str, episode: int, step: int, render_mode: str | None, re
     if not -len(trace) <= episode < len(trace):
         known = show.count(len(trace), "episode")
         raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
-    env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments())
+    from gym_trace.replay.env_at import standing
+    from gym_trace.replay.making import Making
+
+    env, begin = standing(trace, episode, step, Making(**recorded.arguments()), render_mode)
     try:
         here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
-        _prompt(here, _banner(trace, range(len(trace))[episode], step))
+        _prompt(here, _banner(trace, range(len(trace))[episode], step, begin))
     finally:
         env.close()
     return FINE
 
 
-def _banner(trace: gym_trace.Trace, index: int, step: int) -> str:
+def _banner(trace: gym_trace.Trace, index: int, step: int, begin: int) -> str:
     recorded = trace[index]
     name = trace.writer_of(index).about.environment.get("id") or "the environment"
     goes_on = f"env.step(episode.actions[{step}]) repeats the recorded step"
     if step == len(recorded):
         goes_on = "the recorded episode ends here"
+    compared = f"started from the state before step {begin}, steps since match" if begin else "all steps so far match"
     lines = (
-        f"env: {name} before step {step} of {len(recorded)} of episode {index}; all steps so far match",
+        f"env: {name} before step {step} of {len(recorded)} of episode {index}; {compared}",
         f"also trace, episode, step; {goes_on}",
     )
     return "\n".join(map(show.printable, lines))

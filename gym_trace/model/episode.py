@@ -314,7 +314,7 @@ class Episode:
         """(N,) arrays of objects by name: states before steps; None in a row without one.
 
         "generator": the environment's random generator was set to this state (see TraceRecordingWrapper.reseed()), as
-        NumPy's bit generators give it.
+        NumPy's bit generators give it. "environment": the environment was in this state, recorded with states=.
         """
         return dict(self._column("states"))
 

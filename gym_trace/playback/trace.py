@@ -17,7 +17,7 @@ from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.model.vocabulary import SCANNED
 from gym_trace.playback.shown import Shown
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_columns import EpisodeColumns
@@ -447,7 +447,7 @@ class Trace:
 
         Args:
             columns: the columns to read: "observations", "actions", "rewards", "terminations", "truncations", "infos",
-                "annotations". None: all.
+                "annotations", "states". None: all.
             episodes: a slice, indices, or a boolean mask; yielded in this order. None: all. If the order does not
                 ascend, as in a sorted view, each episode is read by itself, and each column on access.
             on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: episodes that lost a chunk come in parts,
@@ -697,8 +697,8 @@ def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: Array |
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:
     if columns is None:
-        return frozenset(COLUMNS)
+        return frozenset(SCANNED)
     roots = frozenset([columns] if isinstance(columns, str) else columns)
-    if unknown := roots - set(COLUMNS):
-        raise InvalidOption(f"columns: unknown columns {sorted(unknown)}; choose from {', '.join(COLUMNS)}")
+    if unknown := roots - set(SCANNED):
+        raise InvalidOption(f"columns: unknown columns {sorted(unknown)}; choose from {', '.join(SCANNED)}")
     return roots

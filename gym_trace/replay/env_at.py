@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -12,6 +13,8 @@ from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverg
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.replay.making import Making, replays
 from gym_trace.replay.resimulate import DIFFERS, MakeEnv
+
+_log = logging.getLogger("gym_trace")
 
 
 def env_at(
@@ -29,6 +32,10 @@ def env_at(
     The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
     are compared, bit for bit. If the episode does not match alone, the ones before it in its lane are played first, as
     verify_trace() does. To find that out, an episode that was reset without a seed is first played to its end.
+
+    If the trace has states (see TraceRecordingWrapper, states=), it starts from the last one before the step and
+    compares from there on; the logger "gym_trace" says so, at level INFO. Where a state cannot be restored, such as
+    that of a wrapper, the episode is replayed from its reset. So it is with states of get_state() without trust.
 
     The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
     environment of the episode's lane. It has no autoreset.
@@ -53,16 +60,27 @@ def env_at(
         >>> float(reward)
         1.0
     """
+    return standing(trace, episode, step, Making(trust, env_kwargs, make_env), render_mode)[0]
+
+
+def standing(
+    trace: TraceLike, episode: int, step: int, making: Making, render_mode: str | None
+) -> tuple[gymnasium.Env[Any, Any], int]:
+    """Return env_at(), and the step before which it started from a recorded state; 0 if from the reset."""
     trace = as_trace(trace)
     index = range(len(trace))[episode]
     steps = len(trace[index])
     if not 0 <= step <= steps:
         raise InvalidOption(f"step={step}: episode {index} has {steps} steps; pass 0 to {steps}")
-    with closing(replays(trace, [index], Making(trust, env_kwargs, make_env), render_mode)) as playing:
+    with closing(replays(trace, [index], making, render_mode)) as playing:
         played = next(playing)
+        started = played.replay.start_at(played.position, step)
+        if started is not None:
+            _log.info("episode %d: started from the state before step %d", index, started[1])
+            return started
         verdict, env = played.replay.stand_at(played.position, step)
     if env is not None:
-        return env
+        return env, 0
     if verdict.verdict == DIFFERS:
         note = f" ({verdict.reason})" if verdict.reason else ""
         raise ReplayDiverged(f"episode {index}: the replay differs from the recording, {verdict.difference}{note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import warnings
@@ -17,12 +18,13 @@ import numpy as np
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
+from gym_trace.envs.states import can_restore, is_checked, restore_state, states_of
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import EnumMember, Unstored, row_of
-from gym_trace.model.vocabulary import GENERATOR
+from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
@@ -38,6 +40,7 @@ _STEPS_LOST = "earlier steps were filtered out or lost"
 _UNKNOWN_START = "reset without a seed, and no generator state recorded"
 NO_SEED = -1  # in the table of episodes
 
+_log = logging.getLogger("gym_trace")
 MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
 SetGenerator = Callable[[Any, Any], None]  # given the environment and the state
 Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
@@ -126,6 +129,7 @@ class _Simulation:
         self.env, self.set_generator = env, set_generator
         self.generator: Any = None  # its state before a reset of which the recording has no start
         self.observation: Any = None  # the last one
+        self.begin = 0  # step before which the environment stands already, restored from a state
         self.after: int | None = None  # position in the lane of the episode it has just played to its end
         self.origin = 0  # position from which on it has played all of them
 
@@ -244,6 +248,32 @@ class LaneReplay:
             if make is not None:
                 self.close()
         return verdict
+
+    def start_at(self, position: int, step: int) -> tuple[gymnasium.Env[Any, Any], int] | None:
+        """Like stand_at(), but from the last recorded state before the step; return the environment and that step.
+
+        None: there is no state, it cannot be restored here, or a result after it differs.
+        """
+        episode = self._episode(position)
+        kept: Any = [] if episode.first_step else episode.states.get(ENVIRONMENT, [])
+        begin = next((i for i in range(min(step, len(kept)) - 1, 0, -1) if kept[i] is not None), 0)
+        if not begin:
+            return None
+        simulation = self._fresh()
+        states = states_of(simulation.env)
+        if states is None or not (self._trust or is_checked(states)) or not can_restore(simulation.env):
+            return None
+        try:
+            simulation.env.reset(seed=episode.seed, options=self._options(episode))
+            restore_state(simulation.env, states, kept[begin], begin)
+        except Exception as error:  # user code
+            _log.warning("episode %d: state before step %d not used: %s", episode.index, begin, error)
+            return None
+        simulation.begin = begin
+        if self._attempt(simulation, -1, episode[:step]).verdict not in (IDENTICAL, CLOSE):
+            return None
+        self._simulation = None
+        return simulation.env, begin
 
     def stand_at(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any] | None]:
         """Play an episode to just before a step; return the verdict so far, and the environment, now the caller's.
@@ -430,21 +460,24 @@ class LaneReplay:
     ) -> Difference | None:
         """Return the first difference; with watch, play to the end."""
         env = simulation.env
-        start = simulation.generator if episode.rng_state is None else episode.rng_state
-        if episode.seed is None and start is not None:
-            restore_generator(env.unwrapped, start)
-        options = self._options(episode)
-        try:
-            told: Any = env.reset(seed=episode.seed, options=options)
-        except Exception as error:  # user code: report whatever it does
-            return _raised(None, error)
-        first = seen.reset(*told)
+        told: Any
+        first, told = None, (None,)
+        if not simulation.begin:
+            start = simulation.generator if episode.rng_state is None else episode.rng_state
+            if episode.seed is None and start is not None:
+                restore_generator(env.unwrapped, start)
+            options = self._options(episode)
+            try:
+                told = env.reset(seed=episode.seed, options=options)
+            except Exception as error:  # user code: report whatever it does
+                return _raised(None, error)
+            first = seen.reset(*told)
         if watch is not None:
-            watch(env, 0)
+            watch(env, simulation.begin)
         actions = episode.actions
         typed = not _has_unstored(actions)
         generators = episode.states.get(GENERATOR)
-        for step in range(len(episode)):
+        for step in range(simulation.begin, len(episode)):
             if first is not None and watch is None:
                 break
             action = row_of(actions, step)

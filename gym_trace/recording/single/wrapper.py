@@ -13,11 +13,12 @@ from gymnasium.utils import RecordConstructorArgs, seeding
 
 from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
+from gym_trace.envs.states import States, packed_state, states_of
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.vocabulary import GENERATOR, STATES, Outcome
+from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import (
@@ -51,6 +52,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.
+        states: keep the state of the environment every N steps, so that env_at() can start there. For MuJoCo
+            environments of Gymnasium, and those with get_state() and set_state() (see envs.states.States).
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -80,6 +83,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         metadata: Any = None,
         on_error: str = "raise",
         video: Schedule | str | bool | None = None,
+        states: int | None = None,
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
             raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
@@ -99,7 +103,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             on_error=on_error,
         )
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, **options.constructor_args(), video=video)
+        RecordConstructorArgs.__init__(
+            self, _disable_deepcopy=True, **options.constructor_args(), video=video, states=states
+        )
         self._video = None if video is None or video is False else LiveVideo(env, video)
         super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
@@ -109,7 +115,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         # True if every step is a special one: a filter is asked, or the step may also be a reset.
         self._filtered = self._filters.steps or self._resets_at_once
         self._infos, self._info_keys = bool(record_infos), options.info_keys
-        self._schema = new_schema(options, env, env.observation_space, env.action_space, self._filters.described())
+        self._states_every, self._states = states, None if states is None else self._offered_states(states)
+        described = self._filters.described() | ({} if states is None else {"states": states})
+        self._schema = new_schema(options, env, env.observation_space, env.action_space, described)
         with opened_directory(directory, on_exist) as self.directory:
             self._attach(lazy=False)
 
@@ -150,6 +158,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         If it raises, including Ctrl-C, the state of the environment is unknown: the following steps are another part
         of the episode.
         """
+        if self._states is not None:
+            self._keep_state(self._states)
         slab = self._recorder.slab
         if not slab.ask(action):
             if not self._asked(action):
@@ -232,6 +242,24 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
     def _apart(self, observation: Any) -> Observed:
         return self._recorder.packed_apart(self._pack_observation, observation)
+
+    def _offered_states(self, every: int) -> States:
+        if every < 1:
+            raise InvalidOption(f"states={every!r}: pass a number of steps, 1 or more")
+        if self._filtered or self._autoreset is not None:
+            raise InvalidOption(f"states={every!r}: not together with filters or autoreset; omit it")
+        states = states_of(self._base_env)
+        if states is None:
+            name = type(self._base_env).__name__
+            raise InvalidOption(f"states={every!r}: {name} offers no state; omit it, or give {name} get_state() and "
+                                "set_state()")  # fmt: skip
+        return states
+
+    def _keep_state(self, states: States) -> None:
+        """Record the state before the next step, if it is due."""
+        steps = self._recorder.steps_taken()
+        if steps and self._recorder.running and not steps % int(self._states_every or 1):
+            self.annotate(**{STATES + ENVIRONMENT: packed_state(self._base_env, states)})
 
     def _packed_info(self, info: dict[str, Any]) -> bytes:
         return self._recorder.packed_info(info, self._info_keys)
