@@ -431,3 +431,19 @@ def test_lanes_of_small_rows_are_stored_in_groups_of_similar_sizes(
     assert [len(some) for some in lanes] == groups
     assert [lane for some in lanes for lane in some] == list(range(8))
     assert [len(episode) for episode in open_trace(tmp_path)] == [6, 6, 6, 6, 2] * 8
+
+
+def test_episodes_are_cut_at_a_reset_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = vector.SyncVectorEnv([lambda: CountingEnv(length=4)] * 2)
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset(seed=0)
+    env.step(np.array([0, 1]))
+    monkeypatch.setattr(envs, "reset", lambda **_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        env.reset()
+    for _ in range(8):
+        env.step(np.array([0, 1]))
+    env.close()
+    episodes = list(open_trace(tmp_path / "t"))
+    assert [(len(episode), episode.outcome) for episode in episodes[:2]] == [(1, "cut")] * 2
+    assert len(episodes) == 4

@@ -42,9 +42,9 @@ class LaneRecorder(Recorder):
 
     A usual step is recorded by .slab: ask() and answer(). slab.ask() declines while anything is due, and both decline
     what does not have the form of the columns. Then, and before each reset, the caller asks whether the recorder is
-    ready(), and sets .expecting; add() ends that. If the next step or reset finds it set, or actions without an answer,
-    an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes are cut, and each
-    lane is recorded again from its next episode on.
+    ready(), and calls begin_event(); add() ends that. If the next step or reset finds it open, or actions without an
+    answer, an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes are cut,
+    and each lane is recorded again from its next episode on.
     """
 
     def __init__(
@@ -212,6 +212,11 @@ class LaneRecorder(Recorder):
         if not self.limit:  # checked last: another thread may have set it
             self.slab.hold()
         return True
+
+    def begin_event(self) -> None:
+        """Note that a step or reset begins that only add() ends."""
+        self.expecting = True
+        self.slab.hold()  # the next step must look at it
 
     def ask(self, actions: list[Rows]) -> None:
         """Record the actions of the next step. The recorder owns them from now on."""

@@ -160,7 +160,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             recorder.warn_if_unrecorded()
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         mask = None if options is None else options.get("reset_mask")  # before Gymnasium takes it out of options
-        recorder.expecting = True
+        recorder.begin_event()
         try:
             lanes = np.arange(self._count) if mask is None else self._lanes_in(mask)
         except Exception as error:  # anything: other people's objects
@@ -211,7 +211,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         recorder = self._recorder
         if recorder.slab.ask(actions):
             return True
-        recorder.expecting = True
+        recorder.begin_event()
         try:
             packed_actions = self._actions.step(actions, recorder.rooms().actions)
         except Exception as error:  # anything: other people's objects, as below
@@ -223,7 +223,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _answered(self, result: tuple[Any, Any, Any, Any, dict[str, Any]], notes: dict[str, Rows]) -> None:
         """Record the results of a step that slab.answer() has declined, or that has more to record."""
         recorder = self._recorder
-        recorder.expecting = True
+        recorder.begin_event()
         observations, rewards, terminations, truncations, infos = result
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
