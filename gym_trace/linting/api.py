@@ -91,13 +91,11 @@ def _read(
         episodes[trace.rows[mine]] = trace.chosen[mine]
         writer = WriterSteps(number, reader, episodes)
         try:
-            _ = writer.leaves
-        except CorruptTrace as error:
-            on_damage(Damage(str(trace.directory), 0, 0, error.problem))
-            continue
-        for block in step_blocks(writer, roots, on_damage):
-            for rule in reading:
-                rule.add(block)
-            done += int(block.steps[-1])
-            if on_progress is not None:
-                on_progress(min(done, total), total)
+            for block in step_blocks(writer, roots, on_damage):
+                for rule in reading:
+                    rule.add(block)
+                done += int(block.steps[-1])
+                if on_progress is not None:
+                    on_progress(min(done, total), total)
+        except CorruptTrace as error:  # a schema that is missing or malformed
+            on_damage(Damage(error.path or str(trace.directory), 0, 0, error.problem))

@@ -57,7 +57,7 @@ class InfosRule:
         seen: dict[str, Sighting] = {}
         for writer, total in totals.items():
             sets = {frozenset(key): it for (number, key), it in self._found.items() if number == writer}
-            for key in sorted({key for keys in sets for key in keys}, key=str):
+            for key in sorted({key for keys in sets for key in keys}, key=shown):
                 lacking = [it for keys, it in sets.items() if key not in keys]
                 missing = sum(count for count, _ in lacking)
                 if not missing or total < _ENOUGH:

@@ -80,9 +80,11 @@ class _Motion:
         changed[1:] = self._per_dimension(bits[1:] != bits[:-1])
         changed[begins] = True
         before = self._before(block, runs, begins, bits, changed)
-        self.changes += np.count_nonzero(changed, axis=0) - len(begins) + np.count_nonzero(before >= 0)
+        columns = changed.T.copy()
+        self.changes += [np.count_nonzero(column) for column in columns]
+        self.changes += np.count_nonzero(before >= 0) - len(begins)
         self.pairs += len(rows) - len(begins) + int(np.count_nonzero(before >= 0))
-        self._follow(block, path, rows, bits, changed, begins, ends, runs, before)
+        self._follow(block, path, rows, bits, columns, begins, ends, runs, before)
 
     def _per_dimension(self, different: Array) -> Array:
         if not self.is_whole:
@@ -109,7 +111,7 @@ class _Motion:
         path: Path,
         rows: Array,
         bits: Array,
-        changed: Array,
+        changed: Array,  # (dimensions, rows), modified here
         begins: Array,
         ends: Array,
         runs: Array,
@@ -121,11 +123,13 @@ class _Motion:
         goes_on = before >= 0
         earlier = np.zeros((len(runs), self.dimensions), np.int64)  # rows before the block that equal its first
         if carried is not None and goes_on.any():
-            same = ~changed[begins[goes_on]]
+            same = ~changed.T[begins[goes_on]]
             earlier[goes_on] = np.where(same, carried.run[before[goes_on]], 0)
-        opens = changed.T.copy()
-        opens[:, begins] = True
-        places = np.flatnonzero(opens.reshape(-1))
+        if self.repeat is None and self.is_image:
+            repeated = np.flatnonzero(~changed[0])[:1]
+            self.repeat = block.place(path, int(repeated[0])) if len(repeated) else None
+        changed[:, begins] = True
+        places = np.flatnonzero(changed.reshape(-1))
         lengths = np.diff(np.append(places, count * self.dimensions))
         offsets = np.arange(self.dimensions)[:, None] * count
         heads = np.searchsorted(places, (offsets + begins).reshape(-1))
@@ -142,9 +146,6 @@ class _Motion:
             if self.begin[number] is None:
                 episode, step = block.place(path, row)
                 self.begin[number] = episode, step - int(total[i] - lengths[i])
-        if self.repeat is None and self.is_image:
-            repeated = np.flatnonzero(~changed[:, 0])[:1]
-            self.repeat = block.place(path, int(repeated[0])) if len(repeated) else None
         tails = np.searchsorted(places, (offsets + ends).reshape(-1)) - 1
         open_ = np.flatnonzero(~block.ends[runs])
         last = total[tails].reshape(self.dimensions, -1).T[open_]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.linting.findings import ERROR, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
@@ -71,7 +72,10 @@ class RepeatedRule:
         if not len(groups):
             return
         trace = self._trace
-        content = fingerprints_of(trace, np.concatenate(groups), CONTENT, only_content=True).content
+        try:
+            content = fingerprints_of(trace, np.concatenate(groups), CONTENT, only_content=True).content
+        except CorruptTrace:  # T001 names the damage; after a repair the episodes can be compared
+            return
         splits = [writer.about_or_empty.split for writer in trace.readers]
         writers = trace.content["writer"]
         twice: list[tuple[int, int]] = []
@@ -120,9 +124,13 @@ class RepeatedRule:
         wanted &= is_seeded | (table["steps"] >= self._thresholds["repeated_steps"])
         places = np.flatnonzero(wanted)
         order = places[np.argsort(_mixed(keys[places]), kind="stable")]
-        same = np.append(False, keys[order][1:] == keys[order][:-1]) if len(order) else np.empty(0, bool)
-        groups = np.split(order, np.flatnonzero(~same)[1:]) if len(order) else []
-        return [np.sort(group) for group in groups if len(group) > 1]
+        if not len(order):
+            return []
+        same = keys[order][1:] == keys[order][:-1]
+        in_group = np.append(False, same) | np.append(same, False)
+        order, opens = order[in_group], ~np.append(False, same)[in_group]
+        groups = np.split(order, np.flatnonzero(opens)[1:]) if len(order) else []
+        return [np.sort(group) for group in groups]
 
     def _is_seeded_alone(self, index: int) -> bool:
         """Return True if the seed of an episode decides how it starts: not if it was that of several lanes."""

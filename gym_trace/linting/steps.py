@@ -17,6 +17,7 @@ from gym_trace.reading.writer_reader import Block, WriterReader
 from gym_trace.statistics.columns import leaves_with_spaces
 
 _STARTS = ("starts",)
+_WIDE = 512  # numbers of the rows that are reduced together
 
 
 class WriterSteps:
@@ -51,7 +52,7 @@ class StepBlock:
         steps, observations: (n + 1,) where the rows of a run begin; last comes the number of rows. Unknown
             observations are left out.
         columns: (rows, ...) arrays by path: ("observations", ...), ("actions", ...), ("rewards",), ("infos",),
-            ("annotations", name). Do not change them.
+            ("annotations", name). Columns without rows are left out. Do not change them.
         starts: packed reset records of the episodes that begin here, by row of the table.
     """
 
@@ -118,6 +119,18 @@ class StepBlock:
         run = int(np.searchsorted(bounds, row, side="right")) - 1
         step = int(self.first_step[run]) + row - int(bounds[run])
         return int(self.episode[run]), step - (path[0] == "observations" and bool(self.leads[run]))
+
+
+def by_dimension(ufunc: np.ufunc, rows: Array) -> Array:
+    """Reduce rows, (rows, ...), to one: ufunc.reduce() over the rows, several times faster where these are short."""
+    flat = rows.reshape(len(rows), -1)
+    together = _WIDE // max(1, flat.shape[1])
+    if together > 1 and len(flat) > together:
+        whole = len(flat) - len(flat) % together
+        wide = ufunc.reduce(flat[:whole].reshape(-1, together * flat.shape[1]), axis=0)
+        flat = np.concatenate([wide.reshape(together, -1), flat[whole:]])
+    reduced: Array = ufunc.reduce(flat, axis=0).reshape(rows.shape[1:])
+    return reduced
 
 
 def _rows_from(begins: Array, counts: Array) -> Array:

@@ -7,8 +7,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.linting.findings import ERROR, WARNING, Kind, Sighting, column_name
-from gym_trace.linting.steps import StepBlock
+from gym_trace.linting.steps import StepBlock, by_dimension
 from gym_trace.model.layout import Leaf, Path, PlainSpace, from_array_map
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
@@ -29,15 +30,23 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Leaf, space: PlainSpace) -> Limits | None:
-        """Return the limits; None for a space without any. Raises CorruptTrace."""
-        kind = space["type"]
+        """Return the limits; None for a space without any. Raises CorruptTrace if they are malformed."""
         if leaf.dtype is None:
             return None
+        try:
+            return cls._of(leaf, space)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise CorruptTrace(f"malformed description of a space: {error!r:.100}") from error
+
+    @classmethod
+    def _of(cls, leaf: Leaf, space: PlainSpace) -> Limits:
+        kind = space["type"]
         if kind == "Box":
             low, high = (from_array_map(space[name], leaf.shape) for name in ("low", "high"))
             return cls(low, high)
         if kind == "Discrete":
-            return cls(np.array(space["start"]), np.array(space["start"] + space["n"] - 1))
+            first, n = (int(space[name]) for name in ("start", "n"))
+            return cls(np.asarray(first, np.int64), np.asarray(first + n - 1, np.int64))
         if kind == "MultiDiscrete":
             start, nvec = (from_array_map(space[name], leaf.shape) for name in ("start", "nvec"))
             return cls(start, start + nvec - 1)
@@ -112,7 +121,8 @@ class ValuesRule:
         if known is None or (least >= known.low.max() and largest <= known.high.min()):
             return
         with np.errstate(invalid="ignore"):  # NaN compares as not outside; T101 reports it
-            if not np.isnan(least) and (rows.min(0) >= known.low).all() and (rows.max(0) <= known.high).all():
+            lows, highs = by_dimension(np.minimum, rows), by_dimension(np.maximum, rows)
+            if not np.isnan(least) and (lows >= known.low).all() and (highs <= known.high).all():
                 return
             outside = ((rows < known.low) | (rows > known.high)) & ~np.isinf(rows)
         self._take(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)

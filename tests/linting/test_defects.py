@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -17,9 +19,33 @@ from damage import flip, strip_parity
 from gym_trace_cli.main import cli
 from gymnasium import spaces
 from planted import EPISODES, STEPS, Script
+from vectors import TraceRecordingVectorWrapper
 
 from gym_trace import lint_trace, open_trace
 from gym_trace.linting.findings import Finding
+
+
+class Stuck(gymnasium.Env[Any, Any]):
+    """Observes random numbers; in lane 3 the second one stops at step 100 for 250 steps."""
+
+    observation_space = spaces.Box(-10, 10, (3,), np.float64)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, lane: int):
+        self._lane = lane
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.uniform(-9, 9, 3), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        seen = self.np_random.uniform(-9, 9, 3)
+        if self._lane == 3 and 100 <= self._steps < 350:
+            seen[1] = 0.5
+        return seen, float(self.np_random.uniform(1, 2)), False, False, {}
+
 
 Plant = Callable[[Script], object]
 
@@ -287,6 +313,35 @@ def test_damage_is_reported_and_the_rest_is_linted(tmp_path: Path) -> None:
     found = found_in(directory)
     assert [finding.code for finding in found] == ["T001", "T101"]
     assert (found[1].episode, found[1].step) == (0, 10)
+
+
+def test_damage_in_repeated_episodes_is_reported_alone(tmp_path: Path) -> None:
+    script = Script(episodes=2, steps=20_000)
+    _again(0, 1)(script)
+    directory = script.record(tmp_path / "trace")
+    batch = next(directory.glob("*.gtb"))
+    strip_parity(batch)
+    size = batch.stat().st_size
+    flip(batch, *range(size // 3, size * 2 // 3, size // 50))
+    assert {finding.code for finding in lint_trace(directory)} == {"T001"}
+
+
+def test_lanes_that_freeze_across_many_blocks_are_found_once(tmp_path: Path) -> None:
+    envs = TraceRecordingVectorWrapper(
+        gymnasium.vector.SyncVectorEnv([partial(Stuck, lane) for lane in range(40)]), tmp_path, flush_seconds=0.001
+    )
+    envs.reset(seed=0)
+    for step in range(400):
+        envs.step(envs.action_space.sample())
+        if step % 50 == 0:
+            envs.flush()
+    envs.close()
+    trace = open_trace(tmp_path)
+    assert trace.readers[0].chunk_count > 4
+    (finding,) = lint_trace(trace)
+    lane = trace.episodes["lane"][finding.episode]
+    assert told(finding)[:2] == ("T201", "observations[1]")
+    assert (lane, finding.step, finding.count) == (3, 99, 1)
 
 
 def test_every_command_of_a_finding_runs(tmp_path: Path) -> None:
