@@ -19,6 +19,7 @@ from typing import Any
 import click
 from gym_trace_cli.main import COMMANDS, cli
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -38,6 +39,7 @@ PICTURES = {f"benchmarks/{name}.svg": f"project/{name}.svg" for name in ("growth
 SITE = PAGES | PICTURES
 _LINK = re.compile(r"(?<!`)(!?)\[([^\]]*)\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _WIDTH = 80
+_LOADED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]* (?:src|href)=\"(https?://[^\"]+)")
 _SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
 
 
@@ -78,7 +80,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Load the worker that the search needs on disk from the site, not from the network."""
     place = posixpath.relpath("iframe-worker.js", posixpath.dirname(page.file.dest_uri) or ".")
-    return _SHIM.sub(place, output)
+    output = _SHIM.sub(place, output)
+    if loaded := _LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri}: loads {loaded[1]} from the network; pages must open without one")
+    return output
+
+
+def on_post_template(output: str, template_name: str, **_: Any) -> str:
+    return _SHIM.sub("iframe-worker.js", output) if template_name.endswith(".html") else output
 
 
 def cli_reference() -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gym_trace.formats.legacy.monitor import load_results
     from gym_trace.integrity.healing import heal_trace
     from gym_trace.integrity.repair import check_trace, repair_trace
+    from gym_trace.linting.api import lint_trace
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper
