@@ -1,8 +1,9 @@
 """Measure the server of the viewer: a million episodes, long plots, pictures, and memory on a large trace.
 
-    python benchmarks/viewing.py [--only episodes steps pictures memory] [--seconds 600] [--gigabytes 2]
+    python benchmarks/viewing.py [--only episodes steps pictures memory scrubbing tab] [--seconds 600] [--gigabytes 2]
 
 starts `gym-trace view` on traces that it records, asks what the page asks, and prints times and the server's memory.
+scrubbing and tab drive the page in the system's Chromium (the extra [dev] has selenium), and skip where there is none.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Client:
         command = [sys.executable, "-m", "gym_trace", "view", str(directory), "--no-browser"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        address = self.process.stdout.readline().strip()
+        self.address = address = self.process.stdout.readline().strip()
         self.start = time.perf_counter() - begin
         port, _, token = address.partition("127.0.0.1:")[2].partition("/?token=")
         self._connection = http.client.HTTPConnection("127.0.0.1", int(port))
@@ -134,7 +135,11 @@ def tell(label: str, value: str) -> None:
 
 
 def quantiles(seconds: list[float]) -> str:
-    middle, late = np.quantile(seconds, [0.5, 0.99]) * 1000
+    return quantiles_of([1000 * one for one in seconds])
+
+
+def quantiles_of(milliseconds: list[float]) -> str:
+    middle, late = np.quantile(milliseconds, [0.5, 0.99])
     return f"median {middle:.1f} ms, 99 % {late:.1f} ms"
 
 
@@ -211,11 +216,126 @@ def memory(directory: Path, options: argparse.Namespace) -> None:
         tell(f"  memory of the server in each tenth of {options.seconds} s", f"{' '.join(map(str, used))} MB")
 
 
+# Moves the scrubber to each row, every 16 ms at most, and returns the milliseconds until its picture is on the canvas.
+_SCRUB = """
+const [rows, done] = arguments;
+const slider = document.querySelector('.scrubber'), canvas = document.querySelector('.picture canvas');
+const shown = row => new Promise(resolve => {
+  const observer = new MutationObserver(() => {
+    if (canvas.dataset.step === String(row)) { observer.disconnect(); resolve(); }
+  });
+  observer.observe(canvas, {attributes: true});
+  slider.value = row;
+  slider.dispatchEvent(new Event('input'));
+  if (canvas.dataset.step === String(row)) { observer.disconnect(); resolve(); }
+});
+(async () => {
+  const times = [];
+  for (const row of rows) {
+    const begin = performance.now();
+    await shown(row);
+    times.push(performance.now() - begin);
+    await new Promise(resolve => setTimeout(resolve, Math.max(0, 16 - times.at(-1))));
+  }
+  done(times);
+})();
+"""
+
+
+@contextmanager
+def tab(client: Client) -> Iterator[Any]:
+    """A browser that shows the first episode of a server, once its first picture is there. None without Chromium."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import browser
+
+    if reason := browser.missing():
+        tell("the page in a browser", f"skipped: {reason}")
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as profile, browser.browser(Path(profile)) as driver:
+        driver.set_script_timeout(120)
+        driver.get(client.address)
+        driver.get("about:blank")
+        driver.get(client.address.partition("?")[0] + "#trace=0&episode=0")
+        end = time.monotonic() + 60
+        while not driver.execute_script("return document.querySelector('.picture canvas[data-step]')"):
+            if time.monotonic() > end:
+                raise TimeoutError("the page shows no picture after 60 s")
+            time.sleep(0.1)
+        yield driver
+
+
+def tab_megabytes(driver: Any) -> float:
+    """Memory of the processes that render pages, as RssAnon."""
+    family = descendants(driver.service.process.pid)
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            if "--type=renderer" in words and int(process.name) in family:
+                status = (process / "status").read_text()
+                total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+    return total / 1000
+
+
+def descendants(root: int) -> set[int]:
+    """The process of this number, and those that it has started."""
+    family, grown = {root}, True
+    while grown:
+        grown = False
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                number, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent in family and number not in family:
+                family.add(number)
+                grown = True
+    return family
+
+
+def scrubbing(directory: Path, options: argparse.Namespace) -> None:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    record(gymnasium.make("ALE/Pong-v5"), directory, 3000, 0)
+    with viewing(directory) as client, tab(client) as driver:
+        if driver is None:
+            return
+        random = np.random.default_rng(0)
+        dragged = [int(row) for row in 350 + 340 * np.sin(np.linspace(0, 12, 800))]
+        tell("Pong in Chromium: dragging the scrubber", quantiles_of(driver.execute_async_script(_SCRUB, dragged)))
+        jumps = random.integers(0, 700, 300).tolist()
+        tell("  jumping to any step", quantiles_of(driver.execute_async_script(_SCRUB, jumps)))
+
+
+def tab_memory(directory: Path, options: argparse.Namespace) -> None:
+    record(Long(pictures=True), directory, 10**9, np.zeros(6, np.float32), options.gigabytes * 1e9)
+    with viewing(directory) as client, tab(client) as driver:
+        if driver is None:
+            return
+        total = json.loads(client.ask("/api/traces"))[0]["steps"]
+        random, used, times = np.random.default_rng(0), [], []
+        begin, tenth = time.perf_counter(), 1
+        while (now := time.perf_counter() - begin) < options.seconds:
+            first = int(random.integers(0, total - 200))
+            times += driver.execute_async_script(_SCRUB, list(range(first, first + 200, 4)))
+            if now > tenth * options.seconds / 10:
+                used.append(round(client.megabytes + tab_megabytes(driver)))
+                tenth += 1
+        tell(f"scrubbing {total:,} noisy pictures in Chromium", quantiles_of(times))
+        tell(f"  memory of server and tab in each tenth of {options.seconds} s", f"{' '.join(map(str, used))} MB")
+
+
 PARTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "episodes": episodes,
     "steps": steps,
     "pictures": pictures,
     "memory": memory,
+    "scrubbing": scrubbing,
+    "tab": tab_memory,
 }
 
 

@@ -18,13 +18,14 @@ export class FrameStore {
   private direction = 1;
   private closed = false;
 
-  /** `arrived` is called when more pictures are there, `failed` when a block cannot be had. */
+  /** `arrived` is called when more pictures are there, `early` with the one in sight before those around it, `failed` when a block cannot be had. */
   constructor(
     private readonly api: Api,
     private readonly id: EpisodeId,
     readonly column: string,
     private rows: number,
     private readonly arrived: () => void,
+    private readonly early: (row: number, bitmap: ImageBitmap) => void,
     private readonly failed: (error: unknown) => void,
   ) {}
 
@@ -80,7 +81,13 @@ export class FrameStore {
     this.asked.set(number, controller);
     try {
       const pictures = await this.api.frames(this.id, this.column, number, controller.signal);
-      const decoded = await Promise.all([...pictures].map(async ([row, blob]) => [row, await createImageBitmap(blob)] as const));
+      // The picture in sight first: the others follow while it is drawn.
+      const sought = pictures.get(this.at);
+      const first = sought && (await createImageBitmap(sought));
+      if (first && !controller.signal.aborted) this.early(this.at, first);
+      const rest = [...pictures].filter(([, blob]) => blob !== sought);
+      const decoded = await Promise.all(rest.map(async ([row, blob]) => [row, await createImageBitmap(blob)] as const));
+      if (first) decoded.push([[...pictures].find(([, blob]) => blob === sought)![0], first]);
       if (controller.signal.aborted || this.closed) {
         for (const [, bitmap] of decoded) bitmap.close();
         return;

@@ -197,7 +197,7 @@ export class Player implements View {
       side.frames?.close();
       side.frames = null;
       if (chosen === undefined || !side.facts.frames.includes(chosen)) continue;
-      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (error) => this.page.fail(error));
+      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (row, bitmap) => side.picture.show(row, bitmap), (error) => this.page.fail(error));
     }
     fill(this.chooser, names.map((name) => h("option", { value: name, selected: name === chosen }, [name === "render" ? "rendered again" : name])));
     this.chooser.hidden = names.length < 2;
