@@ -50,6 +50,7 @@ export class FrameStore {
     return block?.get(row) ?? null;
   }
 
+  /** Whether the block of a row is there; a picture that is missing in it cannot be read. */
   has(row: number): boolean {
     return this.blocks.has(Math.floor(row / FRAMES_BLOCK));
   }
@@ -66,7 +67,11 @@ export class FrameStore {
     const wanted = [number];
     for (let i = 1; i <= AHEAD; i++) wanted.push(number + i * this.direction);
     for (let i = 1; i <= BEHIND; i++) wanted.push(number - i * this.direction);
-    for (const [asked, controller] of this.asked) if (!wanted.includes(asked)) controller.abort();
+    for (const [asked, controller] of this.asked) {
+      if (wanted.includes(asked)) continue;
+      controller.abort();
+      this.asked.delete(asked);
+    }
     if (!this.blocks.has(number)) {
       void this.fetch(number);
       return;
@@ -81,13 +86,12 @@ export class FrameStore {
     this.asked.set(number, controller);
     try {
       const pictures = await this.api.frames(this.id, this.column, number, controller.signal);
+      const decode = async (row: number): Promise<[number, ImageBitmap]> => [row, await createImageBitmap(pictures.get(row)!)];
       // The picture in sight first: the others follow while it is drawn.
-      const sought = pictures.get(this.at);
-      const first = sought && (await createImageBitmap(sought));
-      if (first && !controller.signal.aborted) this.early(this.at, first);
-      const rest = [...pictures].filter(([, blob]) => blob !== sought);
-      const decoded = await Promise.all(rest.map(async ([row, blob]) => [row, await createImageBitmap(blob)] as const));
-      if (first) decoded.push([[...pictures].find(([, blob]) => blob === sought)![0], first]);
+      const sought = this.at;
+      const decoded = pictures.has(sought) ? [await decode(sought)] : [];
+      if (decoded[0] && this.at === sought && !controller.signal.aborted) this.early(...decoded[0]);
+      decoded.push(...(await Promise.all([...pictures.keys()].filter((row) => row !== sought || !decoded.length).map(decode))));
       if (controller.signal.aborted || this.closed) {
         for (const [, bitmap] of decoded) bitmap.close();
         return;
@@ -139,10 +143,19 @@ export class Picture {
     this.caption.textContent = text;
   }
 
+  /** Show that the picture of a row cannot be read. */
+  lost(row: number): void {
+    this.element.classList.remove("waiting");
+    this.element.classList.add("lost");
+    this.context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    set(this.canvas, { "data-step": row, "aria-label": `${this.label}, step ${row}: the picture cannot be read` });
+  }
+
   /** Draw a picture; without one, the last stays and is marked as waiting. */
   show(row: number, bitmap: ImageBitmap | null): void {
     this.element.classList.toggle("waiting", bitmap === null);
     if (!bitmap) return;
+    this.element.classList.remove("lost");
     if (this.canvas.width !== bitmap.width || this.canvas.height !== bitmap.height) {
       this.canvas.width = bitmap.width;
       this.canvas.height = bitmap.height;

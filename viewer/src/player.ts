@@ -197,7 +197,10 @@ export class Player implements View {
       side.frames?.close();
       side.frames = null;
       if (chosen === undefined || !side.facts.frames.includes(chosen)) continue;
-      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (row, bitmap) => side.picture.show(row, bitmap), (error) => this.page.fail(error));
+      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (row, bitmap) => side.picture.show(row, bitmap), (error) => {
+        this.pause();
+        this.page.fail(error);
+      });
     }
     fill(this.chooser, names.map((name) => h("option", { value: name, selected: name === chosen }, [name === "render" ? "rendered again" : name])));
     this.chooser.hidden = names.length < 2;
@@ -362,7 +365,9 @@ export class Player implements View {
     for (const { frames, picture, facts } of this.sides) {
       if (!frames) continue;
       const row = Math.min(this.position, rowsOf(facts, frames.column) - 1);
-      picture.show(row, frames.get(row));
+      const bitmap = frames.get(row);
+      if (!bitmap && frames.has(row)) picture.lost(row);
+      else picture.show(row, bitmap);
     }
   }
 
