@@ -3,7 +3,7 @@
     python benchmarks/viewing.py [--only episodes steps pictures memory scrubbing tab] [--seconds 600] [--gigabytes 2]
 
 starts `gym-trace view` on traces that it records, asks what the page asks, and prints times and the server's memory.
-scrubbing and tab drive the page in the system's Chromium (the extra [dev] has selenium), and skip where there is none.
+scrubbing and tab drive the page in the installed Chromium (the extra [dev] has selenium), and skip without one.
 """
 
 from __future__ import annotations
