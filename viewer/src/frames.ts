@@ -160,6 +160,7 @@ export class Picture {
       this.canvas.width = bitmap.width;
       this.canvas.height = bitmap.height;
       this.element.style.setProperty("--ratio", String(bitmap.width / bitmap.height));
+      this.canvas.classList.toggle("enlarged", bitmap.width < this.canvas.clientWidth * devicePixelRatio);
     }
     this.context.clearRect(0, 0, bitmap.width, bitmap.height);
     this.context.drawImage(bitmap, 0, 0);
