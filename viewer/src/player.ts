@@ -319,7 +319,7 @@ export class Player implements View {
       ...this.sides.flatMap(({ facts: { damage, episode } }) => damage.map((text) => h("p", { class: "banner bad" }, [h("b", {}, ["Damaged"]), other ? ` Episode ${episode}: ` : " ", text]))),
       other && this.differenceBanner(),
     ]);
-    this.transport.show(this.length, this.difference?.step ?? null, false);
+    this.transport.show(this.length, this.difference?.step ?? null);
   }
 
   private differenceBanner(): Child {

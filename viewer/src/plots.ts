@@ -157,12 +157,11 @@ export class PlotStack {
 
   private panel(column: ColumnFacts, items: [number, number]): Panel {
     const several = column.items > 1;
-    const name = several && column.items > PER_PLOT ? `${column.name}` : column.name;
     const tag = h("span", { class: "tags" });
     const legend = h("div", { class: "legend" });
     const body = h("div", { class: "plot", role: "img" });
     const panel: Panel = {
-      element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [name]), legend, tag]), body]),
+      element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
       values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),

@@ -38,12 +38,12 @@ export class Transport {
     this.speeds.addEventListener("change", () => this.events.speed(Number(this.speeds.value)));
   }
 
-  show(length: number, difference: number | null, loss: boolean): void {
+  show(length: number, difference: number | null): void {
     this.length = length;
     set(this.slider, { max: length });
     const mark = difference === null ? null : h("span", { class: "difference", title: `First difference: step ${difference}` });
     if (mark) mark.style.left = `${length ? (difference! / length) * 100 : 0}%`;
-    fill(this.track, [mark, loss && h("span", { class: "loss", title: "The recording is damaged here" })]);
+    fill(this.track, [mark]);
   }
 
   setPosition(row: number): void {
