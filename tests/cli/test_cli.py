@@ -204,7 +204,7 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        *[("show", "'info'"), ("view", "'replay'"), ("play", "'replay'")],
+        *[("show", "'info'")],
         *[("list", "'ls'"), ("head", "'cat"), ("tail", "'cat")],
         *[("merge", "'edit merge'"), ("filter", "'edit filter'"), ("video", "'render'"), ("plot", "'stats'")],
         *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'repair'"), ("compare", "'diff'")],
