@@ -275,6 +275,20 @@ class BatchReader:
             self._room.grant(max(0, self.size - before))
             self._walk(file)
 
+    def is_replaced(self, name: str) -> bool:
+        """Return True if the file of this name, the one of the batch, is another one by now: an edit in place did that.
+
+        Raises OSError.
+        """
+        size = self._storage.size(name)
+        if size < self.size or (self.sealed and size > self.size):
+            return True
+        if self.sealed:  # a file of another edit has another size, and costs no read to tell
+            return False
+        with contextlib.suppress(CorruptTrace, UnsupportedTrace), self._storage.open(name) as file:
+            return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
+        return False
+
     def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
         """Read the wanted columns of a chunk and verify their checksums. Raises CorruptTrace."""
         before = self._restored

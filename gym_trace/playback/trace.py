@@ -309,7 +309,8 @@ class Trace:
         """Take in newly recorded data and return the number of new episodes. A view never changes.
 
         Running episodes have more steps then, and may have ended. An episode is identified by its writer, episode_id
-        and first_step: its index can change if several lanes or writers record.
+        and first_step: its index can change if several lanes or writers record. After an edit in place, which may
+        remove episodes, the number can be negative.
         """
         before = self._content
         if before.chosen is not None:

@@ -95,11 +95,21 @@ class WriterReader:
         """Return the current content of the files; itself if nothing is new. Not thread-safe."""
         if self._extent is not None:
             return WriterReader(files)
+        if self._is_replaced(files):
+            return WriterReader(files, room=self.room)
         newer = copy(self)
         newer._starts = {}
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
+
+    def _is_replaced(self, files: WriterFiles) -> bool:
+        """Return True if an edit in place has put other files where those of this writer were."""
+        for number, name in files.batches.items():
+            with contextlib.suppress(FileNotFoundError):  # sealed since it was listed
+                if number in self._readers and self._readers[number].is_replaced(name):
+                    return True
+        return False
 
     def _read(self, files: WriterFiles) -> None:
         # Asked before the files are read: what a dead writer left is all there.

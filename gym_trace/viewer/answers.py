@@ -11,7 +11,6 @@ from gym_trace.playback.trace import Trace
 from gym_trace.reading.opened import ChunkCache
 from gym_trace.replay.diff import compare_episodes
 from gym_trace.viewer import container
-from gym_trace.viewer.curves import CurveStore
 from gym_trace.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
 from gym_trace.viewer.trace import ViewedTrace
 from gym_trace.viewer.values import told
@@ -21,6 +20,7 @@ if TYPE_CHECKING:  # rendering needs gymnasium
 
 JSON = "application/json"
 _CACHE_BYTES = 48 << 20  # of decoded chunks, of all traces together
+_CURVE_BYTES = 32 << 20  # of bins of long columns, likewise
 _MOST_TEXT = 10_000  # characters of a parameter
 _LARGEST = 1 << 53
 
@@ -56,12 +56,12 @@ class Answers:
 
     def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
         self.renderings = renderings
-        cache, curves = ChunkCache(_CACHE_BYTES), CurveStore()
+        cache = ChunkCache(_CACHE_BYTES)
         names = [trace.directory.name for trace in traces]
         if not is_shared:
             names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
         self.traces = [
-            ViewedTrace(number, trace, name, cache, curves, is_shared)
+            ViewedTrace(number, trace, name, cache, _CURVE_BYTES // max(1, len(traces)), is_shared)
             for number, (trace, name) in enumerate(zip(traces, names))
         ]
 

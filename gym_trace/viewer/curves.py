@@ -9,18 +9,18 @@ from threading import Lock
 from gym_trace.viewer.bins import Bins
 
 BASE = 64  # rows of the narrowest bins that are kept
-_MOST_BYTES = 32 << 20  # of all columns
 _MOST_OF_COLUMN = 8 << 20
 _BIN_BYTES = 32  # of one item
 
 
 class CurveStore:
-    """The bins of the columns that were plotted last, limited by bytes; thread-safe.
+    """The bins of the columns of a trace that were plotted last, limited by bytes; thread-safe.
 
     Those of an episode that grows are extended, not made again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._kept: OrderedDict[Hashable, tuple[int, Bins]] = OrderedDict()  # with the rows that are in them
         self._making: dict[Hashable, Lock] = {}
         self._lock = Lock()
@@ -47,7 +47,7 @@ class CurveStore:
                 bins = bins.cut(0, whole).followed_by(read(whole * base, rows))
             with self._lock:
                 self._kept[key] = rows, bins
-                while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > _MOST_BYTES:
+                while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > self._limit:
                     self._making.pop(self._kept.popitem(last=False)[0], None)
         return bins
 

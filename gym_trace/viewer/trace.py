@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import shlex
@@ -44,13 +45,14 @@ class ViewedTrace:
     """
 
     def __init__(
-        self, number: int, trace: Trace, name: str, cache: ChunkCache, curves: CurveStore, is_shared: bool = False
+        self, number: int, trace: Trace, name: str, cache: ChunkCache, curve_bytes: int, is_shared: bool = False
     ):
         self._is_shared = is_shared
         self.number, self.trace, self.version = number, copy.copy(trace), 1
         self.name = name
-        self._live, self._cache, self._curves = copy.copy(trace), cache, curves
-        self._listed: tuple[str, ...] | None = None
+        self._live, self._cache, self._curve_bytes = copy.copy(trace), cache, curve_bytes
+        self._curves = CurveStore(curve_bytes)  # its own: copies of a trace have the same writers and episodes
+        self._listed: tuple[tuple[str, int], ...] | None = None
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None
         self._lock, self._refreshing = Lock(), Lock()
@@ -63,18 +65,28 @@ class ViewedTrace:
     def refresh(self) -> bool:
         """Take in what was recorded since, unless nothing can have been. Return True if there is anything new."""
         with self._refreshing:
-            listed = tuple(sorted(storage_of(self._live).names()))
+            listed = self._list()
             if not self.is_live and listed == self._listed:
                 return False
-            before = self.trace.readers
+            before, was_live = self.trace.readers, self.is_live
             self._live.refresh()
             self._listed = listed
             if self._live.readers == before:
                 return False
             with self._lock:
                 self.trace = copy.copy(self._live)
+                if not was_live:  # edited or repaired
+                    self._curves = CurveStore(self._curve_bytes)
                 self._changed()
             return True
+
+    def _list(self) -> tuple[tuple[str, int], ...]:
+        """Return the files of the trace and their sizes: an edit in place keeps the names."""
+        storage, listed = storage_of(self._live), []
+        for name in sorted(storage.names()):
+            with contextlib.suppress(FileNotFoundError):  # sealed or removed since it was listed
+                listed.append((name, storage.size(name)))
+        return tuple(listed)
 
     def keep(self, numbers: list[int]) -> None:
         """List only these episodes from now on, by their numbers in the whole trace."""

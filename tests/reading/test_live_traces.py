@@ -24,12 +24,14 @@ from gym_trace import (
     TraceRecordingWrapper,
     check_trace,
     diff_traces,
+    edit,
     load_results,
     open_trace,
     scan_recorded_traces,
     summarize,
     verify_trace,
 )
+from gym_trace.errors import TraceError
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.format.fragments import Fragments
@@ -296,3 +298,26 @@ def test_flushing_from_another_thread_returns_during_a_fast_run(tmp_path: Path) 
     thread.join()
     env.close()
     check_counts(open_trace(tmp_path), [steps])
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["opened while it was recorded", "opened when it was complete"])
+def test_a_refresh_reads_what_an_edit_in_place_has_left(tmp_path: Path, is_live: bool) -> None:
+    env, opened = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=100), []
+    for number, length in enumerate((3, 5, 8, 4)):
+        env.reset(seed=number)
+        for step in range(length):
+            env.step(step % 4)
+        env.flush()
+        if is_live and number == 2:
+            opened.append(open_trace(tmp_path))
+    env.close()
+    trace = opened[0] if is_live else open_trace(tmp_path)
+    old = trace[0]
+    edit.filter(tmp_path, episodes=[1, 3], in_place=True)
+    trace.refresh()
+    assert trace.episodes["seed"].tolist() == [1, 3]
+    assert trace.damage == []
+    check_counts(trace, [5, 4])
+    with pytest.raises(TraceError, match="changed or removed; look it up again"):
+        _ = old.rewards
+    assert trace.refresh() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,40 @@ def test_damage_is_a_gap_with_a_note(tmp_path: Path) -> None:
     np.testing.assert_array_equal(arrays["y"][0][~lost], rows[~lost, 0])
     first = int(np.flatnonzero(lost)[0])
     assert "unreadable" in asked(answers, f"/api/steps?episode=0&from={first}&count=1")["steps"][0]["observation"]
+
+
+def test_copies_of_a_trace_have_curves_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.viewer.episode.LONG", 1000)
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (64,), np.float64)
+    rows = np.random.default_rng(0).standard_normal((8001, 64))
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Told(row) for row in rows[1:]])])
+    record(env, whole, 8000)
+    shutil.copytree(whole, torn)
+    (batch,) = torn.glob("*.gtb")
+    strip_parity(batch)
+    begin, length = chunks_of(batch)[1]
+    flip(batch, *range(begin + length // 2, begin + length // 2 + 4000, 97))
+    answers = viewed(torn, whole)
+    url = "/api/plot?trace={}&episode=0&column=observations&items=0:1&pixels=60"
+    lost, there = (np.isnan(arrays_of(answers, url.format(trace))["low"]).sum() for trace in (0, 1))
+    assert lost
+    assert not there
+
+
+def test_an_edit_in_place_is_seen(tmp_path: Path) -> None:
+    answers = viewed(cartpoles(tmp_path / "t", 4))
+    (trace,) = answers.traces
+    assert not trace.refresh()
+    before = answers.version
+    edit.filter(tmp_path / "t", episodes=[1, 3], in_place=True)
+    assert trace.refresh()
+    assert answers.version > before
+    assert asked(answers, "/api/traces")[0]["damage"] == 0
+    assert [asked(answers, f"/api/episode?episode={number}")["seed"] for number in (0, 1)] == [1, 3]
+    np.testing.assert_array_equal(
+        arrays_of(answers, "/api/plot?episode=1&column=observations")["y"].T, open_trace(tmp_path / "t")[1].observations
+    )
 
 
 def test_a_live_trace_grows_and_says_so(tmp_path: Path) -> None:
