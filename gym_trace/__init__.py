@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gym_trace import errors
@@ -87,6 +88,8 @@ __all__ = [
     "train",
     "verify_trace",
 ]
+if not TYPE_CHECKING and importlib.util.find_spec("torch") is None:  # for "from gym_trace import *"
+    __all__.remove("train")
 
 
 def __getattr__(name: str) -> Any:

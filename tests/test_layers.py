@@ -203,7 +203,7 @@ env.close()
     assert modules_after(script)
 
 
-@pytest.mark.parametrize("name", gym_trace.__all__)
+@pytest.mark.parametrize("name", sorted({*gym_trace.__all__, "train"}))
 def test_public_names_exist_and_are_documented(name: str) -> None:
     if "Vector" in name and not hasattr(gymnasium.vector, "AutoresetMode"):
         with pytest.raises(ImportError, match=r"gymnasium 1\.1 or newer"):
@@ -220,6 +220,11 @@ def test_public_names_exist_and_are_documented(name: str) -> None:
         for member, value in vars(thing).items():
             if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert value.__doc__ or member in thing.__doc__, f"{name}.{member} has no docstring"
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+def test_a_star_import_needs_no_extra() -> None:
+    assert "numpy" in modules_after("from gym_trace import *")
 
 
 def test_the_public_names_are_all_that_is_listed() -> None:

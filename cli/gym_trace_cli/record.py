@@ -247,7 +247,7 @@ def command(
             env = named(num_envs, vectorization, autoreset)
         recording["metadata"] = {**given, "seed": seed}
         done = _record_here(env, named, acting, directory, watch, facts, private, {"seed": seed, **limits}, recording)
-    return _summarize(done, watch.stop, directory, quiet, as_json)
+    return _summarize(done, watch.stop, directory, named.imports, quiet, as_json)
 
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
@@ -386,7 +386,9 @@ def _table(progress: Collected) -> Any:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def _summarize(done: Any, stop: StopSignals, directory: Path, quiet: bool, as_json: bool) -> int:
+def _summarize(
+    done: Any, stop: StopSignals, directory: Path, imports: Sequence[str], quiet: bool, as_json: bool
+) -> int:
     """Print the result, and why the run ended early; return the exit code."""
     several = hasattr(done, "workers")
     if as_json:
@@ -394,7 +396,7 @@ def _summarize(done: Any, stop: StopSignals, directory: Path, quiet: bool, as_js
 
         show.json_line({**list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
     elif not quiet and (done.episodes or not several):
-        _print_summary(done, directory, several)
+        _print_summary(done, directory, imports, several)
     if several and done.stopped == "failed":
         return _abandoned(done)
     if not (done.stopped == "interrupted" if several else stop.received):
@@ -404,7 +406,7 @@ def _summarize(done: Any, stop: StopSignals, directory: Path, quiet: bool, as_js
     return stop.exit_code
 
 
-def _print_summary(done: Any, directory: Path, several: bool) -> None:
+def _print_summary(done: Any, directory: Path, imports: Sequence[str], several: bool) -> None:
     from gym_trace.storage.local import LocalStorage
 
     episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
@@ -423,7 +425,7 @@ def _print_summary(done: Any, directory: Path, several: bool) -> None:
     if (returns := _returns(done)) is not None and (episodes or not several):
         click.echo(show.returns(returns, lately=episodes > 100))
     click.echo(f"{show.printable(directory)}: {show.size(LocalStorage(directory).allocated())}, seed {done.seed}\n")
-    show.next_commands(directory)
+    show.next_commands(directory, imports)
 
 
 def _abandoned(done: Collected) -> int:

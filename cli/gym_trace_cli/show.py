@@ -223,7 +223,8 @@ def json_line(value: Any, **options: Any) -> None:
     click.echo(json.dumps(value, **options))
 
 
-def next_commands(directory: Path) -> None:
-    """Print the next commands for a recorded trace."""
+def next_commands(directory: Path, imports: Sequence[str]) -> None:
+    """Print the next commands for a recorded trace. imports: modules that register its environment."""
     where = printable(shlex.quote(str(directory)))
-    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")
+    importing = "".join(f" --import {printable(shlex.quote(module))}" for module in imports)
+    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}{importing}")

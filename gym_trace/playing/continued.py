@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,8 @@ from gym_trace.model.episode import infos_of
 from gym_trace.model.values import row_of
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.replay.env_at import env_at
+from gym_trace.replay.making import Making, replays
+from gym_trace.replay.resimulate import MakeEnv
 
 
 class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -23,13 +26,25 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
     and these steps. Each further episode begins at the same place.
 
     Args:
-        trace, episode, step, making: as for env_at(). Raises its errors, and InvalidOption where the episode is over.
+        trace, episode, step, make_env, env_kwargs, trust: as for env_at(). Raises its errors, and InvalidOption where
+            the episode is over.
     """
 
-    def __init__(self, trace: TraceLike, episode: int, step: int, **making: Any):
+    def __init__(
+        self,
+        trace: TraceLike,
+        episode: int,
+        step: int,
+        *,
+        make_env: MakeEnv | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        trust: bool = False,
+    ):
         trace = as_trace(trace)
         index = range(len(trace))[episode]
-        self._make: Callable[[], Any] = lambda: env_at(trace, index, step, render_mode="rgb_array", **making)
+        self._make: Callable[[], Any] = lambda: env_at(
+            trace, index, step, render_mode="rgb_array", make_env=make_env, env_kwargs=env_kwargs, trust=trust
+        )
         super().__init__(self._make())
         whole = trace[index]
         self.episode = whole[: max(0, step)]
@@ -42,6 +57,11 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._first = self.env.unwrapped  # whose generator a recorder stores before an unseeded reset
         self._left: list[Any] = []
         self._is_new = True
+        self._generator: Any = None  # before the reset, if that was not seeded
+        if whole.seed is None:
+            with closing(replays(trace, [index], Making(trust, env_kwargs, make_env), None)) as playing:
+                played = next(playing)
+                self._generator = played.replay.generator_before(played.position)
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
@@ -61,7 +81,7 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._left.append(self.env)  # closed at the end: closing one may close the window of another
             self.env = self._make()
         self._is_new, self._row = False, 0
-        state = None if self.episode.seed is not None else self.episode.rng_state
+        state = self._generator
         now = generator_state(self._first)
         if state is not None:
             restore_generator(self._first, state)

@@ -103,13 +103,14 @@ def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a file next to target to write; it replaces target at the end, atomically.
 
     The name is random, so a file or link planted beside target is never opened. On an error target stays as it was; a
-    killed process leaves ".NAME….part" next to it.
+    killed process leaves ".NAME….part" next to it. Missing directories above target are made.
 
     Raises OSError, also if target is neither a file nor a link to one.
     """
     refuse_url(target)
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(errno.EINVAL, "not a regular file; choose another one", os.fspath(target))
+    os.makedirs(Path(target).parent, exist_ok=True)
     with _staged(Path(target), lambda staged: os.replace(staged, target)) as staged:
         yield staged
 

@@ -83,7 +83,8 @@ def save_page(
         kept = _collected(answers, body, total, on_progress)
         if not sum(map(len, kept)):
             needed = body.packed_bytes + len(shell)
-            raise TraceError(f"the first episode alone takes over {needed:,} bytes, of {max_bytes:,}; allow more bytes")
+            why = f"the first episode alone takes {needed:,} bytes or more"
+            raise TraceError(f"{target}: {why}; raise the limit of {max_bytes:,} bytes")
         _finish(answers, kept, body)
         with replaced_file(target) as staged, open(staged, "wb") as out:
             shell.write(out, body.packed({"page": "saved", "start": _start(kept)}))

@@ -31,6 +31,15 @@ def test_record_writes_the_episodes_and_says_what_to_do_next(here: Path) -> None
     assert "gym-trace replay traces/CartPole-v1" in output
 
 
+def test_the_next_commands_import_what_registers_the_environment(here: Path) -> None:
+    (here / "registering.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
+    )
+    output = ok("record", "Mine-v0", "--import", "registering", "-o", "t", "--episodes", 1).output
+    assert "gym-trace replay t --import registering\n" in output
+
+
 def test_record_without_a_limit_records_ten_episodes_with_a_seed_that_it_tells(here: Path) -> None:
     output = ok("record", "CartPole-v1", "-o", "t").output
     trace = gym_trace.open_trace("t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_an_unseeded_start_is_recorded_as_it_was(tmp_path: Path) -> None:
     (episode,) = open_trace(to)
     assert episode.seed is None
     assert episode.rng_state is not None
+    assert [verdict.verdict for verdict in verify_trace(to)] == ["identical"]
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+def test_an_episode_begun_by_an_automatic_reset_of_a_lane_verifies_when_played_on(tmp_path: Path) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    with closing(TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", 2, "sync"), tmp_path / "lanes")) as envs:
+        record_episodes(envs, steps=200, seed=0)
+    (index, *_) = [number for number, episode in enumerate(open_trace(tmp_path / "lanes")) if episode.seed is None]
+    to = tmp_path / "t"
+    _go_on(tmp_path / "lanes", index, 5, to, lambda: _steps(to) >= 7)
     assert [verdict.verdict for verdict in verify_trace(to)] == ["identical"]
 
 

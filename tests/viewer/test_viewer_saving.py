@@ -39,6 +39,11 @@ def answers_in(target: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     return head, {name: array.tobytes() for name, array in arrays.items()}
 
 
+def test_the_directory_of_a_saved_page_is_made(directory: Path, tmp_path: Path) -> None:
+    save_page(directory, target=tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").is_file()
+
+
 def test_a_saved_page_has_the_answers_of_a_server(directory: Path, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     saved = save_page(directory, target=target)
