@@ -158,6 +158,8 @@ def _windows(
         yield from step_windows(trace, places, choice, steps, on_damage)
         return
     hits = trace[places].find_steps(where, on_damage="skip")
+    if not len(hits):
+        click.echo("note: no step matches", err=True)
     first = trace.episodes["first_step"][places]
     for place, begin, end in _runs(hits, context):
         # A window that begins with step 0 shows the observation before it, too.

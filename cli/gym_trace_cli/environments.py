@@ -89,8 +89,9 @@ class NamedEnvironment:
             mode = vectorization or "sync"
             return gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args)
         except gymnasium.error.UnregisteredEnv as error:
-            module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
-            raise EnvironmentUnavailable(f"{_one_line(error)} Pass --import {module}") from error
+            module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), None)
+            way = f"Pass --import {module}" if module else "Pass --import MODULE, the module that registers it"
+            raise EnvironmentUnavailable(f"{_one_line(error)} {way}") from error
         except EnvironmentUnavailable:
             raise
         except Exception as error:  # any constructor

@@ -108,3 +108,8 @@ def test_a_summary_skips_damage_and_reports_it(mixed: Path) -> None:
 def test_an_empty_trace_has_an_empty_summary(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
     assert ok("cat", tmp_path, "--summary").stdout.split() == ["column", "min", "mean", "max", "nan"]
+
+
+def test_a_condition_that_holds_at_no_step_is_noted(mixed: Path) -> None:
+    assert "note: no step matches" in run("cat", mixed, "--steps-where", "reward == 99").stderr
+    assert "no step matches" not in run("cat", mixed, "--steps-where", "reward == 2").stderr
