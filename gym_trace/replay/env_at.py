@@ -35,7 +35,8 @@ def env_at(
 
     If the trace has states (see TraceRecordingWrapper, states=), it starts from the last one before the step and
     compares from there on; the logger "gym_trace" says so, at level INFO. Where a state cannot be restored, such as
-    that of a wrapper, the episode is replayed from its reset. So it is with states of get_state() without trust.
+    that of a wrapper, the episode is replayed from its reset. So it is with states of get_state() without trust,
+    and with env_kwargs.
 
     The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
     environment of the episode's lane. It has no autoreset.
@@ -74,7 +75,8 @@ def standing(
         raise InvalidOption(f"step={step}: episode {index} has {steps} steps; pass 0 to {steps}")
     with closing(replays(trace, [index], making, render_mode)) as playing:
         played = next(playing)
-        started = played.replay.start_at(played.position, step)
+        # With other arguments, the environment may differ before the state.
+        started = None if making.env_kwargs else played.replay.start_at(played.position, step)
         if started is not None:
             _log.info("episode %d: started from the state before step %d", index, started[1])
             return started
