@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,14 +114,21 @@ def play(
             most=episodes,
             stop=stop,
         )
-        played = session.played
+        played, is_told = session.played, False
         try:
-            session.run()
+            try:
+                session.run()
+            finally:
+                writer = recorder._recorder.writer_id
+                stack.close()
+            is_told = True
         finally:
-            writer = recorder._recorder.writer_id
-            stack.close()
             if played.discarded:
                 played.left = _remove(Path(directory), writer, played.discarded)
+                if played.left and not is_told:  # an error is raised instead of the result
+                    warnings.warn(
+                        f"discarded episodes are still in the trace: {played.left}", UserWarning, stacklevel=2
+                    )
     return played
 
 
@@ -182,6 +190,8 @@ def _remove(directory: Path, writer: str, episodes: list[int]) -> str:
     trace = open_trace(directory)
     table = trace.episodes
     discarded = (table["writer"] == trace.writers.index(writer)) & np.isin(table["episode_id"], episodes)
+    if discarded.all():  # an error came before another episode began
+        return f"{directory}: holds no other episodes; delete it" if len(trace) else ""
     try:
         filter_trace(trace, episodes=~discarded, in_place=True)
     except (TraceError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,29 @@ def test_episodes_that_cannot_be_removed_stay_and_the_command_is_named(
     assert "gym-trace edit filter" in played.left
     assert "episode_id in [0]" in played.left
     assert len(open_trace(tmp_path / "t")) == 3
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_error_after_a_discard_says_which_discarded_episodes_stay(tmp_path: Path, keys: Path, kept: int) -> None:
+    env, resets = _cartpole(), 0
+    reset = env.reset
+
+    def reset_or_raise(**options: Any) -> Any:
+        nonlocal resets
+        resets += 1
+        if resets == 2 + kept:
+            raise RuntimeError("no more episodes")
+        return reset(**options)
+
+    env.reset = reset_or_raise  # type: ignore[method-assign]
+    acts = [*stepping(env, "left"), *["f9"] * kept, *stepping(env, "right"), "f8", "f8"]
+    with contextlib.ExitStack() as told:
+        told.enter_context(pytest.raises(RuntimeError, match="no more episodes"))
+        if not kept:
+            told.enter_context(pytest.warns(UserWarning, match="still in the trace: .*holds no other episodes"))
+        _play(env, tmp_path / "t", *acts, keys=keys)
+    assert len(open_trace(tmp_path / "t")) == 1
+    assert open_trace(tmp_path / "t")[0].actions.tolist() == ([0] if kept else [0, 1])
 
 
 def test_restarting_begins_again_from_the_same_seed(tmp_path: Path, keys: Path) -> None:
