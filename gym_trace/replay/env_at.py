@@ -31,7 +31,8 @@ def env_at(
 
     The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
     are compared, bit for bit. If the episode does not match alone, the ones before it in its lane are played first, as
-    verify_trace() does. To find that out, an episode that was reset without a seed is first played to its end.
+    verify_trace() does. To find that out, an episode that follows others or was reset without a seed is first played to
+    its end.
 
     If the trace has states (see TraceRecordingWrapper, states=), it starts from the last one before the step and
     compares from there on; the logger "gym_trace" says so, at level INFO. Where a state cannot be restored, such as

@@ -278,12 +278,14 @@ class LaneReplay:
     def stand_at(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any] | None]:
         """Play an episode to just before a step; return the verdict so far, and the environment, now the caller's.
 
-        The environment is None unless all results match. step: len(episode) is after its last one. Without a seed, the
-        whole episode is played first: what must be played before it may show only after the step.
+        The environment is None unless all results match. step: len(episode) is after its last one. Without a seed, or
+        after other episodes, the whole episode is played first: what must be played before it may show only after the
+        step.
         Raises EnvironmentUnavailable.
         """
         verdict = None
-        if not self._is_seeded(position) and self.play(position).verdict in (IDENTICAL, CLOSE):
+        is_first = self._is_seeded(position) and not self._lane.follows[position]
+        if not is_first and self.play(position).verdict in (IDENTICAL, CLOSE):
             origin = position if self._simulation is None else self._simulation.origin
             self._end = position, step
             verdict = self._played_from(origin, position)
