@@ -173,6 +173,7 @@ def test_results_of_an_earlier_run_can_be_reported() -> None:
 def test_the_viewer_is_measured(
     benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("starlette")
     import viewing as measured
 
     options = ["--only", "episodes", "steps", "memory", "--episodes", "50", "--steps", "2000"]

@@ -101,6 +101,7 @@ def test_an_episode_of_a_view_is_counted_in_the_view(tmp_path: Path) -> None:
 
 
 def test_the_environment_has_the_render_mode_that_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
     trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "trace", 1))
     env = gym_trace.env_at(trace, 0, 3, render_mode="rgb_array")
     picture: Any = env.render()

@@ -226,7 +226,7 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     damaged = ok("card", tmp_path)
     assert "facts.json: skipped all of it" in damaged.stderr
     assert "- **Damaged ranges**: 1; `gym-trace check`" in damaged.stdout
-    assert run("card", tmp_path, "-o", tmp_path / "no" / "README.md").exit_code == 1
+    assert run("card", tmp_path, "-o", tmp_path / "facts.json" / "README.md").exit_code == 1
 
 
 @pytest.mark.parametrize("planted", ["dangling link", "pipe"])
