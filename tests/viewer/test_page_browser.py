@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -10,9 +12,12 @@ import browser
 import gymnasium as gym
 import numpy as np
 import pytest
+from damage import flip, strip_parity
 from gymnasium.spaces import Box, Dict, Discrete, Text
+from runs import chunks_of
 
 import gym_trace
+from gym_trace import TraceRecordingVectorWrapper
 from gym_trace.wrappers import TraceRecordingWrapper
 
 pytestmark = [
@@ -339,3 +344,96 @@ def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id
         page.until("document.querySelector('.step:not(.waiting) .values .line')")
         assert page.messages() == []
         driver.get("about:blank")
+
+
+@contextlib.contextmanager
+def opened(driver, directory, route="#trace=0"):
+    """A page of a trace with a server of its own, which must say nothing wrong."""
+    browser.look(driver)
+    driver.get("about:blank")
+    driver.get_log("browser")  # of tests before
+    with browser.served(directory) as address:
+        page = Page(driver, address)
+        page.go(route)
+        yield page
+        assert page.messages() == []
+        assert not page.run("return window.hostile")
+        driver.get("about:blank")
+
+
+def test_a_cut_batch_is_named_by_a_banner_of_the_list(driver, tmp_path):
+    recorded(tmp_path / "cut", (100, 70, 40)).close()
+    (batch,) = (tmp_path / "cut").glob("*.gtb")
+    strip_parity(batch)
+    batch.write_bytes(batch.read_bytes()[:-200])
+    with opened(driver, tmp_path / "cut") as page:
+        assert "damaged part" in page.text(".banner.bad")
+        assert batch.name in page.text(".banner.bad li")
+
+
+def test_a_lost_step_is_unreadable_and_not_nan(driver, tmp_path):
+    recorded(tmp_path / "torn", (100, 70)).close()
+    (batch,) = (tmp_path / "torn").glob("*.gtb")
+    strip_parity(batch)
+    ((begin, end),) = chunks_of(batch)
+    flip(batch, *range((begin + end) // 2, end - 20, 7))
+    with opened(driver, tmp_path / "torn", "#trace=0&episode=0&step=50") as page:
+        page.until("document.querySelector('.step')?.textContent.includes('unreadable')")
+        assert "NaN" not in page.run("return document.querySelector('.step').textContent")
+
+
+def test_a_compacted_trace_shows_the_same_episodes(driver, traces, tmp_path):
+    shutil.copytree(traces / "first", tmp_path / "small")
+    command = [
+        sys.executable,
+        "-m",
+        "gym_trace",
+        "edit",
+        "compact",
+        str(tmp_path / "small"),
+        "-o",
+        str(tmp_path / "one"),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with opened(driver, tmp_path / "one") as page:
+        page.until("document.querySelectorAll('.space .row').length === 4")
+        lengths = page.run("return [...document.querySelectorAll('.space .of-length')].map(e => e.textContent)")
+        assert lengths == ["100", "70", "40", "5"]
+        page.go("#trace=0&episode=1&step=64")
+        page.until("document.querySelector('.picture canvas[data-step=\"64\"]')")
+        assert page.run(PIXEL) == [64] * 3
+
+
+def test_a_vector_trace_names_the_lane_of_each_episode(driver, tmp_path):
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+    envs = TraceRecordingVectorWrapper(envs, tmp_path / "lanes")
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    for _ in range(80):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    with opened(driver, tmp_path / "lanes") as page:
+        page.until("document.querySelectorAll('.space .row').length > 3")
+        assert "3 lanes" in page.text(".numbers")
+        assert set(page.run("return [...document.querySelectorAll('.space .of-lane')].map(e => e.textContent)")) == {
+            "0",
+            "1",
+            "2",
+        }
+
+
+def test_a_click_on_none_selects_the_episodes_without_a_flag(driver, traces, tmp_path):
+    shutil.copytree(traces / "first", tmp_path / "flagged")
+    with opened(driver, tmp_path / "flagged", "#trace=0&episode=1") as page:
+        page.until("document.querySelector('.flag-button.good')")
+        page.press("g")
+        page.until("document.querySelector('.flag-button.good').ariaPressed === 'true'")
+        page.press("Escape")
+        none = "[...document.querySelectorAll('.named-bars button')].find(e => e.title === 'Select none')"
+        page.until(none)
+        page.run(f"{none}.click()")
+        page.until("document.querySelector('.matched').textContent === '3 of 4 episodes'")
+        assert page.run("return document.querySelector('.where').value") == "flag is None"
+        page.until(f"{none}.ariaPressed === 'true'")
+        page.run(f"{none}.click()")
+        page.until("document.querySelector('.matched').textContent === '4 episodes'")

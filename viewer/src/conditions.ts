@@ -6,7 +6,10 @@ const NUMBER = "-?[\\d.]+(?:e[+-]?\\d+)?";
 const escaped = (text: string): string => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 const rangeTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])(${NUMBER}) <= ${escaped(column)} <=? (${NUMBER})(?![\\w.])`, "i");
-const nameTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])${escaped(column)} == ("(?:[^"\\\\]|\\\\.)*")`);
+const nameTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])${escaped(column)} (?:== ("(?:[^"\\\\]|\\\\.)*")|is None(?!\\w))`);
+
+/** The bar of the episodes without a name. */
+export const NONE = "none";
 
 /** The range of a column that the condition asks for, if it was made by a brush. */
 export function brushed(where: string, column: string): [number, number] | null {
@@ -16,7 +19,8 @@ export function brushed(where: string, column: string): [number, number] | null 
 
 export function chosenName(where: string, column: string): string | null {
   const found = nameTerm(column).exec(where);
-  return found ? (JSON.parse(found[1]!) as string) : null;
+  if (!found) return null;
+  return found[1] === undefined ? NONE : (JSON.parse(found[1]) as string);
 }
 
 /** Put the range of a column into a condition, in place of the one before; null takes it out. */
@@ -26,7 +30,7 @@ export function withRange(where: string, column: string, range: [number, number]
 }
 
 export function withName(where: string, column: string, name: string | null): string {
-  return replaced(where, nameTerm(column), name === null ? null : `${column} == ${JSON.stringify(name)}`);
+  return replaced(where, nameTerm(column), name === null ? null : name === NONE ? `${column} is None` : `${column} == ${JSON.stringify(name)}`);
 }
 
 function replaced(where: string, old: RegExp, term: string | null): string {

@@ -1,6 +1,6 @@
 // A trace at a glance: what it is, how its episodes are distributed, and the list of them.
 
-import type { Bins, Changes, Histograms, Names, TraceFacts } from "./api.ts";
+import type { Bins, Changes, Histograms, TraceFacts } from "./api.ts";
 import { brushed, chosenName, withName, withRange } from "./conditions.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
@@ -164,8 +164,7 @@ export class Overview implements View {
     this.lengths.show(all.length, some.length, brushed(where, terms.length));
     this.outcomes.show(all.outcome, some.outcome, chosenName(where, terms.outcome), outcomeKind);
     this.flags.element.hidden = !flagged(all);
-    const only = ({ names, counts }: Names): Names => ({ names: names.filter(isFlag), counts: counts.filter((_, i) => isFlag(names[i]!)) });
-    if (flagged(all)) this.flags.show(only(all.flag), only(some.flag), chosenName(where, terms.flag ?? "flag"), (name) => `flag-${name}`);
+    if (flagged(all)) this.flags.show(all.flag, some.flag, chosenName(where, terms.flag ?? "flag"), (name) => `flag-${name}`);
   }
 
   private brush(of: "return" | "length", range: [number, number] | null): void {
