@@ -437,3 +437,14 @@ def test_a_click_on_none_selects_the_episodes_without_a_flag(driver, traces, tmp
         page.until(f"{none}.ariaPressed === 'true'")
         page.run(f"{none}.click()")
         page.until("document.querySelector('.matched').textContent === '4 episodes'")
+
+
+def test_a_file_name_that_wants_to_be_html_is_text(driver, traces, tmp_path):
+    name = "<img src=x onerror=window.hostile=1>"
+    shutil.copytree(traces / "second", tmp_path / name)
+    with opened(driver, tmp_path / name) as page:
+        page.until("document.querySelectorAll('.space .row').length === 2")
+        assert name in page.text("h1")
+        assert page.run("return document.querySelectorAll('img').length") == 0
+        page.go("#trace=0&episode=0")
+        assert name in page.text(".crumbs")
