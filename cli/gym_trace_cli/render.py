@@ -107,5 +107,5 @@ def _scheduled(view: Trace, schedule: str | None) -> list[int]:
     places: list[int] = view.chosen.tolist()
     chosen = places if schedule is None else list(filter(schedule_of(schedule), places))
     if not chosen:
-        raise TraceError(f"no episode matches, of {show.count(len(view.whole))}")
+        raise TraceError(f"none of {show.count(len(view.whole), 'episode')} matches")
     return chosen

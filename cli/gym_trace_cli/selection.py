@@ -69,7 +69,7 @@ class Selection:
         """Return the message for an empty selection."""
         if not len(trace):
             return f"{show.printable(trace.directory)}: holds no episode"
-        problem = f"no episode matches, of {show.count(len(trace))}"
+        problem = f"none of {show.count(len(trace), 'episode')} matches"
         if self.best is None and self.worst is None:
             return problem
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"

@@ -81,7 +81,7 @@ def test_options_reach_the_video() -> None:
 def test_an_impossible_rendering_is_an_error_in_one_line(tmp_path: Path) -> None:
     missing = run("render", "t", "-o", "a.mp4", "--episodes", "5")
     assert (missing.exit_code, "no episode 5; the trace has 5 episodes" in missing.stderr) == (2, True)
-    assert "no episode matches, of 5" in refused("-o", "a.mp4", "--episodes", "9:")
+    assert "none of 5 episodes matches" in refused("-o", "a.mp4", "--episodes", "9:")
     assert "v-{}.mp4" in refused("-o", "v.mp4")
     assert "invalid schedule" in refused("-o", "v", "--schedule", "weekly")
     assert "ends in .mp4" in refused("-o", "v.mp4", "--format", "gif", "--episodes", "0")

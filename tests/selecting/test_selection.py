@@ -175,7 +175,7 @@ def test_selecting_no_episodes_fails(trace: Trace) -> None:
         words = {"diff": [trace.directory], "render": ["-o", "v"]}.get(command, [])
         result = run(command, trace.directory, *words, "--where", "steps > 99")
         assert result.exit_code == 1
-        assert "no episode matches, of 8" in result.stderr
+        assert "none of 8 episodes matches" in result.stderr
 
 
 def with_stubs(directory: Path) -> Trace:
@@ -226,7 +226,7 @@ def test_every_command_takes_the_best_and_the_worst(tmp_path: Path) -> None:
         refused = run("ls", trace.directory, *words)
         assert (refused.exit_code, "exclude each other" in refused.stderr) == (2, True)
     nothing = run("ls", trace.directory, "--where", "steps == 9", "--best", 1)
-    assert "no episode matches, of 5; --best and --worst choose complete ones" in nothing.stderr
+    assert "none of 5 episodes matches; --best and --worst choose complete ones" in nothing.stderr
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "cat", "replay"])
@@ -234,7 +234,7 @@ def test_every_command_takes_the_best_and_the_worst(tmp_path: Path) -> None:
 def test_a_report_of_no_episode_says_so(trace: Trace, command: str, words: list[str]) -> None:
     for form in ([], ["--json"]):
         result = ok(command, trace.directory, *words, *form)
-        assert result.stderr == "no episode matches, of 8\n"
+        assert result.stderr == "none of 8 episodes matches\n"
 
 
 def test_drawing_from_a_view_without_episodes_names_the_cause(trace: Trace) -> None:
@@ -246,7 +246,7 @@ def test_drawing_from_a_view_without_episodes_names_the_cause(trace: Trace) -> N
 def test_nothing_is_written_of_no_episode(trace: Trace, tmp_path: Path) -> None:
     for words in (["edit", "filter"], ["export", "--to", "jsonl"]):
         result = run(*words, trace.directory, "-o", tmp_path / "new", "--where", "steps > 99")
-        assert (result.exit_code, result.stderr) == (1, "error: no episode matches, of 8\n")
+        assert (result.exit_code, result.stderr) == (1, "error: none of 8 episodes matches\n")
         assert not (tmp_path / "new").exists()
 
 

@@ -215,4 +215,4 @@ def test_wrong_usage_of_save_is_refused(
 def test_a_selection_without_episodes_is_an_error(directory: Path, tmp_path: Path) -> None:
     done = run("view", str(directory), "--save", str(tmp_path / "x.html"), "--where", "return > 1e9")
     assert done.exit_code == 1
-    assert "no episode matches, of 6" in done.output
+    assert "none of 6 episodes matches" in done.output
