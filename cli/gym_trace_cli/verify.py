@@ -262,8 +262,8 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     """
     a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
     if not (selection.is_all or len(a) or len(b)):
-        of = f"{show.count(len(a.whole))} in A and {show.count(len(b.whole))} in B"
-        raise TraceError(f"no episode matches, of {of}")
+        known = f"{show.count(len(a.whole), 'episode')} in A and {show.count(len(b.whole), 'episode')} in B"
+        raise TraceError(f"none of {known} matches")
     places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with ProgressLine() as line:
