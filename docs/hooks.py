@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-# Of the repository: on the site.
+# The site shows these pages of the repository under other names.
 PAGES = {
     "CHANGELOG.md": "project/changelog.md",
     "CODE_OF_CONDUCT.md": "project/conduct.md",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gym_trace import errors
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from gym_trace.sampling.items import Hindsight
     from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
-    from gym_trace.training.api import train
+    from gym_trace.training.api import train as train
 
 __version__ = "0.1.0"
 
@@ -85,11 +84,8 @@ __all__ = [
     "repair_trace",
     "scan_recorded_traces",
     "summarize",
-    "train",
     "verify_trace",
-]
-if not TYPE_CHECKING and importlib.util.find_spec("torch") is None:  # for "from gym_trace import *"
-    __all__.remove("train")
+]  # "from gym_trace import *" leaves out train, which needs PyTorch
 
 
 def __getattr__(name: str) -> Any:
@@ -103,4 +99,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    return sorted([*__all__, "train", *(name for name in globals() if name.startswith("__"))])

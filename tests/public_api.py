@@ -108,7 +108,8 @@ def library_lines() -> Iterator[str]:
     seen: dict[Any, None] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
-        for name in sorted(module.__all__):
+        lazy = {"train"} if module_name == "gym_trace" else set()  # not for "import *"
+        for name in sorted({*module.__all__, *lazy}):
             yield f"{module_name}.{name}"
             if name == NEEDS_VECTORS and not hasattr(gymnasium.vector, "AutoresetMode"):
                 continue

@@ -22,7 +22,6 @@ def lines_of(text: str) -> list[str]:
     if importlib.util.find_spec("torch") is None:
         needing = tuple(f"{kind} {name}(" for name in public_api.NEED_TORCH for kind in ("class", "def"))
         sections = [section for section in sections if not section.startswith(needing)]
-        sections[0] = sections[0].replace("gym_trace.train\n", "")  # not in __all__
     return "\n\n".join(sections).splitlines()
 
 

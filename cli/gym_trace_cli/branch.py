@@ -9,13 +9,20 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import policies
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, json_option, quiet_option, trace_argument
+from gym_trace_cli.options import (
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    json_option,
+    on_exist_option,
+    quiet_option,
+    trace_argument,
+)
 from gym_trace_cli.progress import Report, Watch
-from gym_trace_cli.record import PolicyName, errors_name_options, named_policy
+from gym_trace_cli.record import errors_name_options, named_policy, policy_option
 
 if TYPE_CHECKING:
     from gym_trace.collecting.branching import Branched
@@ -30,25 +37,14 @@ if TYPE_CHECKING:
 )
 @section(
     "Continuations",
-    option(
-        "--policy P",
-        "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
-        PolicyName(),
-        default="random",
-        shell_complete=policies,
-    ),
+    policy_option,
     option("--episodes N", "New episodes. Default: 20.", POSITIVE, default=20),
     option("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE),
 )
 @section(
     "Output",
     option("-o, --output DIR", "Directory of the new trace.", PATH, required=True),
-    option(
-        "--on-exist MODE",
-        "Old trace: error, append, replace. Default: error.",
-        ["error", "append", "replace"],
-        default="error",
-    ),
+    on_exist_option,
     option("--no-prefix", "Leave out the repeated steps (unverifiable)."),
     quiet_option,
     json_option,

@@ -115,6 +115,12 @@ class FactoryName(NamedCallable):
 
 
 trace_argument = click.argument("directory", metavar="DIR", type=TraceDirectory())
+on_exist_option = option(
+    "--on-exist MODE",
+    "Old trace: error, append, replace. Default: error.",
+    ["error", "append", "replace"],
+    default="error",
+)
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
 json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")

@@ -14,7 +14,7 @@ from gym_trace_cli.completion import TraceDirectory, environment_ids
 from gym_trace_cli.environments import NamedEnvironment, RecordedEnvironment, environment_options
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import bundle, headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, TextOption, quiet_option
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, TextOption, on_exist_option, quiet_option
 from gym_trace_cli.record import errors_name_options, fact_options, metadata_option
 from gym_trace_cli.stopping import StopSignals
 
@@ -64,12 +64,7 @@ class Source(NamedTuple):
 @section(
     "Output",
     option("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH),
-    option(
-        "--on-exist MODE",
-        "Old trace: error, append, replace. Default: error.",
-        ["error", "append", "replace"],
-        default="error",
-    ),
+    on_exist_option,
     option("--split NAME", "Split of the episodes. Default: train.", default="train"),
     option("--infos", "Record infos.", name="record_infos"),
     quiet_option,

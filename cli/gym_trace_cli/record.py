@@ -26,6 +26,7 @@ from gym_trace_cli.options import (
     FactoryName,
     NamedCallable,
     look_in_current_directory,
+    on_exist_option,
     quiet_option,
 )
 from gym_trace_cli.progress import Report, Watch, fraction
@@ -90,17 +91,21 @@ class ScheduleName(FactoryName):
         return value
 
 
+policy_option = option(
+    "--policy P",
+    "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
+    PolicyName(),
+    default="random",
+    shell_complete=policies,
+)
+
+
 @headed("record")
 @click.argument("env_id", required=False, shell_complete=environment_ids)
 @section(
     "Output",
     option("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH),
-    option(
-        "--on-exist MODE",
-        "Old trace: error, append, replace. Default: error.",
-        ["error", "append", "replace"],
-        default="error",
-    ),
+    on_exist_option,
     option("--split NAME", "Split of the episodes. Default: train.", default="train"),
     option("--infos", "Record infos.", name="record_infos"),
     option("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName()),
@@ -124,13 +129,7 @@ class ScheduleName(FactoryName):
 @section(
     "Environment and policy",
     environment_options,
-    option(
-        "--policy P",
-        "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
-        PolicyName(),
-        default="random",
-        shell_complete=policies,
-    ),
+    policy_option,
     option("--seed N", "Make episode k the same in every run.", NOT_NEGATIVE),
 )
 @section(

@@ -24,7 +24,7 @@ _DERIVED = (
 
 
 class States(Protocol):
-    """How to get and set the state of an environment, apart from its random generator.
+    """Gets and sets the state of an environment. The recorder keeps the state of the random generator itself.
 
     An environment may have both methods itself. For environments of others, an entry point of the group
     ``gym_trace.states`` is a function of the unwrapped environment that returns such an object, or None.

@@ -19,7 +19,7 @@ from gym_trace.replay.resimulate import LaneReplay, MakeEnv
 
 
 class Making(NamedTuple):
-    """How to build environments: from the trace, with env_kwargs replaced, or with the user's make_env."""
+    """Settings of built environments. The trace describes them, unless make_env builds them; env_kwargs override it."""
 
     trust: bool = False
     env_kwargs: Mapping[str, Any] | None = None
