@@ -92,7 +92,7 @@ def test_the_python_reference_has_every_public_name() -> None:
         "concepts.md#ring",  # may I delete it?
         "concepts.md#lane",
         "reference/benchmarks.md#size",
-        "guides/processes.md#on-a-cluster",
+        "guides/cluster.md",
         "FORMAT.md",  # read it in Julia or C++
         "FORMAT.md#10-history",
         "cookbook/another-machine.md",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,6 +26,7 @@ from gym_trace_cli.options import (
     EnvArg,
     FactoryName,
     NamedCallable,
+    TextOption,
     look_in_current_directory,
     on_exist_option,
     quiet_option,
@@ -91,6 +93,18 @@ class ScheduleName(FactoryName):
         return value
 
 
+class ShardOf(TextOption):
+    """--shard: "3/10" is the fourth of ten."""
+
+    name = "shard"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
+        if found is None or int(found[1]) >= int(found[2]):
+            self.fail(f"{value!r} is not a shard; write 0/10 to 9/10 for ten of them", param, ctx)
+        return int(found[1]), int(found[2])
+
+
 policy_option = option(
     "--policy P",
     "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
@@ -150,6 +164,7 @@ policy_option = option(
     bundle(
         "of_workers",
         dict,
+        option("--shard I/N", "Record only episodes k with k mod N = I.", ShardOf()),
         option("--resume", "Resume an interrupted run of -j."),
         option("--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS),
         option("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE),
@@ -207,6 +222,11 @@ def command(
     if taken := sorted(set(_OWN_METADATA) & set(given)):
         raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
     facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
+    shard = of_workers["shard"]
+    if shard is not None:
+        workers = workers or 1
+        if seed is None:
+            raise click.UsageError("--shard needs --seed, the same for all shards")
     of_workers = {name: value for name, value in of_workers.items() if value is not None and value is not False}
     if workers is None and of_workers:
         raise click.UsageError(f"--{next(iter(of_workers)).replace('_', '-').replace('niceness', 'nice')} needs -j")

@@ -17,7 +17,7 @@ from gym_trace_cli.help import option
 from gym_trace_cli.options import PATH, EnvArg
 
 _ARGUMENT = "environment"  # ENV_ID in a file
-_NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json")
+_NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "shard", "quiet", "as_json")
 _CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -15,7 +16,15 @@ import gymnasium
 from gymnasium import vector
 
 from gym_trace.collecting.policies import policy_maker
-from gym_trace.collecting.resuming import await_writers, check_same, finished, settings_of
+from gym_trace.collecting.resuming import (
+    Shard,
+    await_writers,
+    check_same,
+    events_name,
+    finished,
+    join_shards,
+    settings_of,
+)
 from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
@@ -41,6 +50,7 @@ def collect(
     workers: int = 1,
     num_envs: int | None = None,
     seed: int | None = None,
+    shard: tuple[int, int] | None = None,
     resume: bool = False,
     on_exist: str = "error",
     stall_timeout: float = 120.0,
@@ -75,6 +85,9 @@ def collect(
         workers: number of processes. 0: this process records alone, for a debugger; errors are raised as they are.
         num_envs: environments that each worker steps side by side, each with its own policy; None: one.
         seed: 0 or more; None takes one from the system's entropy.
+        shard: (i, n) records episode k only if k % n == i; n runs on any machines then record all episodes into one
+            directory. Needs a seed, the same in all shards. ``episodes`` counts those of all shards, ``bytes`` the
+            whole directory; steps and seconds are limits of this shard. A shard that is started again continues.
         resume: continue an interrupted run in this directory.
         on_exist: if the directory has a trace and this does not resume: "error", "append" or "replace".
         stall_timeout: seconds of silence before a worker is killed and restarted; at least 60 while it starts.
@@ -112,8 +125,10 @@ def collect(
     if directory is not None:
         refuse_url(directory)
         directory = Path(directory).absolute()
-    before = settings_of(directory) if resume and directory is not None else None
-    if resume and before is None:
+    share = _checked_shard(shard, seed, directory, on_exist)
+    log = events_name(share)
+    before = settings_of(directory, log) if (resume or share) and directory is not None else None
+    if resume and before is None and share is None:
         raise InvalidOption(f"{directory}: no run to resume; start one without resume")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
@@ -122,22 +137,31 @@ def collect(
     settings = _plain(
         {"run": run, "seed": seed, "policy": make_policy.name, "environment": describe, "recording": recording}
     )
+    if share is not None:
+        settings["shards"] = share.of
+        if before is None:  # the same in all shards
+            settings["run"] = run = _run_of(settings)
     makers = make_env, make_policy
     if workers:
         makers = portable("make_env", make_env), portable("policy", make_policy)
     if before is not None:
         check_same(before, settings)
-    with opened_directory(directory, "append" if resume else on_exist) as place:
+    origin = provenance_of(command, make_policy.name, argv, git_diff, make_env)
+    with opened_directory(directory, "append" if resume or share else on_exist) as place:
         place.mkdir(parents=True, exist_ok=True)
-        events = Events(place)
+        if share is not None:
+            join_shards(place, settings, on_exist)
+        events = Events(place, log)
+        about = {"provenance": origin, **machine()}
+        events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
     try:
         add_facts(LocalStorage(place), facts)
-        if resume:
-            await_writers(place, run)
-        done = finished(place, run, seed) if resume else {}
-        origin = provenance_of(command, make_policy.name, argv, git_diff, make_env)
-        about = {"provenance": origin, **machine()}
-        events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
+        done: dict[int, int] = {}
+        if before is not None:
+            await_writers(place, run, share)
+            found = finished(place, run, seed)
+            done = {k: count for k, count in found.items() if share is None or k % share.of == share.number}
+            events("resume", resumed=len(done))
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
         setup = Setup(*makers, os.fspath(place), "", seed, options, num_envs, origin)
@@ -153,6 +177,7 @@ def collect(
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
             niceness=niceness,
+            shard=share,
         )
         with rings_taken_in(place, events):
             result = supervisor.run(partial(_report, events, on_progress))
@@ -160,6 +185,26 @@ def collect(
         return result
     finally:
         events.close()
+
+
+def _checked_shard(
+    shard: tuple[int, int] | None, seed: int | None, directory: Path | None, on_exist: str
+) -> Shard | None:
+    """Raises InvalidOption."""
+    if shard is None:
+        return None
+    if not 0 <= shard[0] < shard[1]:
+        raise InvalidOption(f"shard={shard!r}: pass (i, n) with 0 <= i < n")
+    if seed is None or directory is None or on_exist == "replace":
+        why = "a seed" if seed is None else "a directory" if directory is None else 'on_exist="error" or "append"'
+        raise InvalidOption(f"shard={shard!r}: needs {why}, the same in all shards")
+    return Shard(*shard)
+
+
+def _run_of(settings: dict[str, Any]) -> str:
+    """Return the name of a run, which its settings determine."""
+    same = {name: value for name, value in settings.items() if name != "run"}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:

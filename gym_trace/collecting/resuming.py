@@ -6,13 +6,13 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.format.directory import find_writers
+from gym_trace.format.directory import find_writers, prepare
 from gym_trace.format.manifest import json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
@@ -22,23 +22,45 @@ from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
-_SETTINGS = {"run", "seed", "policy", "environment", "recording"}
+_SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}
 _MOST_SEED = 1 << 128
 _MOST_BYTES = 1 << 32  # of the event log
 _LONGEST_LINE = 16 << 20
 _START = b'"start"'  # cheap test before a line is parsed
 _ORPHANS_SECONDS = 15
+_SHARD_EVENTS = re.compile(r"events\.[0-9]+-of-[0-9]+\.jsonl")
 
 
-def settings_of(directory: Path) -> dict[str, Any] | None:
+class Shard(NamedTuple):
+    """Share of the episodes of a run: those with k % of == number."""
+
+    number: int = 0
+    of: int = 1
+
+    def below(self, limit: int) -> range:
+        """Return the numbers below limit."""
+        return range(self.number, max(limit, self.number), self.of)
+
+
+def shard_mark(shard: Shard | None) -> str:
+    """Return what the ids of a shard's writers have before the number of the worker."""
+    return "" if shard is None else f"-s{shard.number}"
+
+
+def events_name(shard: Shard | None) -> str:
+    """Return the name of the event log of a run, or of a shard of it."""
+    return EVENTS if shard is None else EVENTS.replace(".", f".{shard.number}-of-{shard.of}.")
+
+
+def settings_of(directory: Path, name: str = EVENTS) -> dict[str, Any] | None:
     """Return the settings of the last run in a directory; None without a run.
 
-    The file is untrusted input.
+    name: of the event log, which is untrusted input.
 
     Raises:
         CorruptTrace: the file cannot be read, or its settings are invalid
     """
-    path = directory / EVENTS
+    path = directory / name
     try:
         fd = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -78,6 +100,7 @@ def _is_settings(found: Any) -> bool:
         and isinstance(found.get("policy"), str)
         and isinstance(found.get("environment"), (dict, type(None)))
         and isinstance(found.get("recording"), dict)
+        and isinstance(found.get("shards"), (int, type(None)))
     )
 
 
@@ -91,11 +114,33 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
 
 
-def await_writers(directory: Path, run: str) -> None:
-    """Wait until no process of a run writes: workers end soon after their parent. Raises InvalidOption."""
+def join_shards(directory: Path, settings: dict[str, Any], on_exist: str) -> None:
+    """Check that all runs in a directory are shards of the same run. Hold the directory's lock.
+
+    on_exist: "append" also joins a trace that no shard began.
+
+    Raises:
+        InvalidOption: the directory has a run with other settings.
+        TraceExists
+    """
+    logs = sorted(path.name for path in directory.iterdir() if _SHARD_EVENTS.fullmatch(path.name))
+    for name in logs:
+        if (other := settings_of(directory, name)) is not None:
+            check_same(other, settings)
+    if not logs:
+        prepare(LocalStorage(directory), on_exist, lambda files: False)
+
+
+def await_writers(directory: Path, run: str, shard: Shard | None = None) -> None:
+    """Wait until no process of a run, or of a shard of it, writes: workers end soon after their parent.
+
+    Raises InvalidOption.
+    """
+    own = re.compile(f".*{shard_mark(shard)}-w[0-9]+")
     deadline = time.monotonic() + _ORPHANS_SECONDS
     while time.monotonic() < deadline:
-        writers = [WriterReader(files) for files in find_writers(LocalStorage(directory))]
+        found = find_writers(LocalStorage(directory))
+        writers = [WriterReader(files) for files in found if shard is None or own.fullmatch(files.writer)]
         if not any(writer.alive and _belongs(writer, run) for writer in writers):
             return
         time.sleep(0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gym_trace.collecting.resuming import finished
+from gym_trace.collecting.resuming import Shard, finished, shard_mark
 from gym_trace.collecting.rollout import directory_bytes
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.format.directory import new_writer_id
@@ -30,10 +30,10 @@ _ATTEMPTS_PER_EPISODE = 3
 
 
 class EpisodeSet:
-    """Set of numbers: all below a mark except some holes, and some above it."""
+    """Set of numbers of a shard: all below a mark except some holes, and some above it."""
 
-    def __init__(self, numbers: Iterable[int]):
-        self._mark = 0
+    def __init__(self, numbers: Iterable[int], shard: Shard = Shard()):  # noqa: B008 - immutable
+        self._shard, self._mark = shard, shard.number
         self._above = set(numbers)
         self._holes: set[int] = set()
         self._settle()
@@ -59,17 +59,17 @@ class EpisodeSet:
         return number in self._above or (number < self._mark and number not in self._holes)
 
     def __len__(self) -> int:
-        return self._mark - len(self._holes) + len(self._above)
+        return len(self._shard.below(self._mark)) - len(self._holes) + len(self._above)
 
     def below(self, limit: int) -> int:
         """Return the count of numbers below limit."""
         holes = sum(number < limit for number in self._holes)
-        return min(self._mark, limit) - holes + sum(number < limit for number in self._above)
+        return len(self._shard.below(min(self._mark, limit))) - holes + sum(number < limit for number in self._above)
 
     def _settle(self) -> None:
         while self._mark in self._above:
             self._above.discard(self._mark)
-            self._mark += 1
+            self._mark += self._shard.of
 
 
 class EpisodeRanges:
@@ -160,6 +160,7 @@ class Supervisor:
         setup: of the workers, but for the uid. run: name of the run, in the metadata of its writers.
         workers: how many; 0: one worker in this process, without the backend.
         done: steps of the episodes that are recorded already.
+        shard: the episodes to record. limits.episodes counts those of all shards.
     """
 
     def __init__(
@@ -176,13 +177,15 @@ class Supervisor:
         max_restarts: int,
         cpus: list[int] | None = None,
         niceness: int = 0,
+        shard: Shard | None = None,
     ):
         self._setup, self._run, self._limits, self._events = setup, run, limits, events
+        self._shard, self._mark = shard or Shard(), shard_mark(shard)
         self._directory = Path(setup.directory)
         self._cpus, self._niceness = cpus, niceness
-        self._done, self._before = EpisodeSet(done), len(done)
+        self._done, self._before = EpisodeSet(done, self._shard), len(done)
         self._again: list[int] = []  # a heap of episodes that lost workers had
-        self._next = 0
+        self._next = self._shard.number
         self._tries: dict[int, int] = {}  # losses that each suspected episode alone explains; also 0
         self._returns = LastReturns()
         self._ending = False
@@ -232,7 +235,7 @@ class Supervisor:
     def _run_here(self, look: Callable[[], None]) -> None:
         """Record in this process. Errors of the environment and the policy are raised as they are."""
         worker = self.progress.workers[0]
-        worker.uid, worker.reported = f"{new_writer_id()}-w0", time.monotonic()
+        worker.uid, worker.reported = f"{new_writer_id()}{self._mark}-w0", time.monotonic()
 
         def hear(report: Report) -> None:
             self._hear(0, report)
@@ -281,7 +284,7 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
-        worker.uid, worker.reported = f"{new_writer_id()}-w{number}", time.monotonic()
+        worker.uid, worker.reported = f"{new_writer_id()}{self._mark}-w{number}", time.monotonic()
         worker.assigned, worker.given, worker.at = {}, EpisodeRanges(), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
@@ -372,15 +375,15 @@ class Supervisor:
                 return episode
         limit = self._limits.episodes
         while limit is None or self._next < limit:
-            self._next += 1
-            if self._next - 1 not in self._done:
-                return self._next - 1
+            episode, self._next = self._next, self._next + self._shard.of
+            if episode not in self._done:
+                return episode
         return None
 
     def _left(self) -> int:
         if self._limits.episodes is None:
             return 1 << 30
-        return max(0, self._limits.episodes - self._next) + len(self._again)
+        return len(range(self._next, self._limits.episodes, self._shard.of)) + len(self._again)
 
     def _take_back(self, worker: WorkerState) -> None:
         for episode in worker.assigned:
@@ -389,7 +392,7 @@ class Supervisor:
 
     def _missing(self) -> bool:
         limit = self._limits.episodes
-        return limit is not None and self._done.below(limit) < limit
+        return limit is not None and self._done.below(limit) < len(self._shard.below(limit))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

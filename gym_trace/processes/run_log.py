@@ -21,11 +21,11 @@ EVENTS = "events.jsonl"
 
 
 class Events:
-    """Event log of a run, as JSON lines. It locks the directory: one run at a time."""
+    """Event log of a run, as JSON lines. It locks the directory: one run at a time, or one of each shard."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, name: str = EVENTS):
         """Raises InvalidOption if another run uses the directory, or the file cannot be written."""
-        self._path = directory / EVENTS
+        self._path = directory / name
         try:
             fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
