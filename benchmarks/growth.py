@@ -10,8 +10,8 @@ from unittest import mock
 import workloads
 from contestants import Contestant
 
-from gym_trace.format import trace_writer as writer
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format import batch_files as writer
+from gym_trace.format.batch_files import BatchFiles
 
 FRAGMENTS = 500  # per batch: few, so that there are many batches
 
@@ -24,9 +24,9 @@ def batches(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     """
     sealing: list[float] = []
     between: list[float] = []
-    seal, last_seal = TraceWriter.seal, time.perf_counter()
+    seal, last_seal = BatchFiles.seal, time.perf_counter()
 
-    def timed_seal(self: TraceWriter) -> None:
+    def timed_seal(self: BatchFiles) -> None:
         nonlocal last_seal
         begin = time.perf_counter()
         seal(self)
@@ -35,7 +35,7 @@ def batches(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
         sealing.append(last_seal - begin)
 
     workload = workloads.BLINK
-    with mock.patch.object(writer, "BATCH_FRAGMENTS", FRAGMENTS), mock.patch.object(TraceWriter, "seal", timed_seal):
+    with mock.patch.object(writer, "BATCH_FRAGMENTS", FRAGMENTS), mock.patch.object(BatchFiles, "seal", timed_seal):
         env = contestant.wrap(workload.make(), os.path.join(task["directory"], "recording"))
         contestant.start(env)
         contestant.run(workload, env, contestant.actions(workload, env, task["episodes"] * 3 // 2))

@@ -280,7 +280,7 @@ def outcomes(directory: Path) -> None:
 
 def batches(directory: Path) -> None:
     """Episodes that span several chunks and batches."""
-    small = mock.patch("gym_trace.format.trace_writer.BATCH_BYTES", 4000)
+    small = mock.patch("gym_trace.format.batch_files.BATCH_BYTES", 4000)
     with small, record(directory, gymnasium.make("MountainCar-v0", max_episode_steps=90)) as env:
         env.action_space.seed(0)
         for episode in range(4):
@@ -354,7 +354,7 @@ def damaged(directory: Path) -> None:
 
 def parity(directory: Path) -> None:
     """Sealed batches with parity."""
-    small = mock.patch("gym_trace.format.trace_writer.BATCH_BYTES", 6000)
+    small = mock.patch("gym_trace.format.batch_files.BATCH_BYTES", 6000)
     with small, record(directory, gymnasium.make("MountainCar-v0", max_episode_steps=80), record_infos=True) as env:
         env.action_space.seed(0)
         for episode in range(6):

@@ -11,7 +11,7 @@ from zlib import crc32
 import msgpack
 import numpy as np
 
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.memory import ROWS
 from gym_trace.ring.recovered import decoder_of
@@ -159,7 +159,7 @@ class Writer:
     def __init__(self, directory: Path, name: str = "w"):
         self.directory, self.name = directory, name
         directory.mkdir(exist_ok=True)
-        self.files = TraceWriter(LocalStorage(directory), {**SCHEMA, "writer": name}, level=1, fsync=False)
+        self.files = BatchFiles(LocalStorage(directory), {**SCHEMA, "writer": name}, level=1, fsync=False)
         self.chunks = ChunkWriter(lambda: self.files, 1 << 20)
 
     def put(self, data: bytes) -> None:

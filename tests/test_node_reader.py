@@ -17,7 +17,7 @@ from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
 from gym_trace.format import wire
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.storage.local import LocalStorage
 
 HERE = Path(__file__).parent / "node_reader"
@@ -140,7 +140,7 @@ def lanes_trace(directory: Path) -> None:
         "observation_space": box,
         "action_space": {"type": "Discrete", "dtype": "<i8"},
     }
-    writer = TraceWriter(LocalStorage(directory), schema, level=1, fsync=False)
+    writer = BatchFiles(LocalStorage(directory), schema, level=1, fsync=False)
     begins, ends = wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS
     random = np.random.default_rng(0)
     for chunk in (

@@ -22,11 +22,11 @@ from gym_trace.editing.writer_copy import (
 )
 from gym_trace.errors import InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers, new_writer_id
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
@@ -136,7 +136,7 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
     else:
         origins = [Origin(one.writer, one.about_or_empty.raw, entries_of(one)) for one in group]
         schema = with_origins(origins, new_writer_id())
-    writer = TraceWriter(storage, schema, LEVEL, fsync=False)
+    writer = BatchFiles(storage, schema, LEVEL, fsync=False)
     try:
         chunks, pending = chunks_of(writer), []
         for number, reader in enumerate(group):
@@ -156,7 +156,7 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
         writer.abandon()
 
 
-def _add(writer: TraceWriter, chunks: ChunkWriter, fragments: Array, chunk: Chunk, is_stored: bool) -> None:
+def _add(writer: BatchFiles, chunks: ChunkWriter, fragments: Array, chunk: Chunk, is_stored: bool) -> None:
     """Add a chunk; copy it if it is well filled. is_stored: it is a chunk of a file. Raises CorruptTrace."""
     if unknown := sorted({str(path[0]) for path in chunk.rows} - {*_KNOWN}):
         raise UnsupportedTrace(f"column {unknown[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")

@@ -12,11 +12,11 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import manifest, wire
+from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import video_name
-from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.reading.writer_reader import WriterReader
@@ -71,7 +71,7 @@ def are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return next(packed) == next(packed)
 
 
-def chunks_of(writer: TraceWriter) -> ChunkWriter:
+def chunks_of(writer: BatchFiles) -> ChunkWriter:
     """Return a ChunkWriter that joins parts of chunks for this writer."""
     return ChunkWriter(lambda: writer, None, is_edit=True)
 
@@ -99,7 +99,7 @@ class WriterCopy:
     ):
         self._storage, self._schema, self._report, self._advance = storage, schema, report, advance
         self._wanted, self._start_of = wanted, start_of
-        self._writer = TraceWriter(storage, schema, LEVEL, fsync=False)
+        self._writer = BatchFiles(storage, schema, LEVEL, fsync=False)
         self._chunks = chunks_of(self._writer)
         self._pending: dict[bytes, Any] = {}  # actions without an answer, by their packed form
         self._last_pending: Any = []  # those stored in the last chunk
@@ -269,7 +269,7 @@ def entries_of(reader: WriterReader) -> Entries:
     return [entry for entry in reader.files.entries() if entry.get("type") not in ("writer", "batch")]
 
 
-def finish(writer: TraceWriter, storage: Storage, entries: Entries) -> None:
+def finish(writer: BatchFiles, storage: Storage, entries: Entries) -> None:
     """Seal, and write the entries to the manifest; without a "closed" entry, the writer stays known to have died."""
     closed = next((entry for entry in entries if entry.get("type") == "closed"), None)
     if closed is None:

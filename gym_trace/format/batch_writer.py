@@ -137,7 +137,7 @@ class BatchWriter:
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
-        """Append a chunk; see TraceWriter.write.
+        """Append a chunk; see BatchFiles.write.
 
         Args:
             columns: the fragment table, then the data, the bytes of each in pieces.

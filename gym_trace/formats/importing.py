@@ -15,8 +15,8 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.facts import Facts, checked, write_facts
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.formats.contract import Importer, ImportReport
 from gym_trace.formats.foreign import check_files, check_links
 from gym_trace.formats.imported import Imported
@@ -99,7 +99,7 @@ class _Import:
     def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported):
         self._storage, self._report, self._found = storage, report, found
         self._created = time.time_ns()
-        self._open: dict[str, tuple[TraceWriter, ChunkWriter]] = {}
+        self._open: dict[str, tuple[BatchFiles, ChunkWriter]] = {}
 
     def write(self, on_progress: Progress | None) -> None:
         found = self._found
@@ -176,7 +176,7 @@ class _Import:
             }
             layouts = WriterSchema.of(schema).layouts[:2]
             large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
-            opened = TraceWriter(self._storage, schema, _LEVEL, fsync=False)
+            opened = BatchFiles(self._storage, schema, _LEVEL, fsync=False)
             self._report.writers.append(name)
             self._open[name] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
         return self._open[name][1]

@@ -13,12 +13,12 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, RecordingError, TraceError
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
 from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decode, packed_values
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
-from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import (
     CheckReport,
     Examination,
@@ -172,7 +172,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     writer = None
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts
-        writer = TraceWriter(storage, schema, level=3, fsync=False)
+        writer = BatchFiles(storage, schema, level=3, fsync=False)
     try:
         mender = _Mender(examination)
         for fragments, chunk in examination.chunks():

@@ -10,10 +10,10 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.format.manifest import reopened
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import unpack
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.reading.ring_tail import RingTail, tail_of
@@ -112,7 +112,7 @@ def _write(
     if schema is None:
         raise CorruptTrace("the schema is lost, and with it what the columns mean", files.where)
     said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
-    writer = TraceWriter(storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
+    writer = BatchFiles(storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
     try:
         writer.go_on(tail.number, begun)
         _add(writer, tail)
@@ -143,7 +143,7 @@ def _schema(files: WriterFiles) -> dict[str, Any] | None:
     return first if first.get("type") == "writer" else None
 
 
-def _add(writer: TraceWriter, tail: RingTail) -> None:
+def _add(writer: BatchFiles, tail: RingTail) -> None:
     """Appends the chunks of a ring. Only with the last one they count, so that nothing is there twice before it."""
     pending = unpack(tail.ring.pending)
     if not tail.slabs:

@@ -16,9 +16,9 @@ from typing import Any
 
 from gym_trace.errors import RecordingError, raise_if_of_signal
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.manifest import SUFFIX
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import is_readable, pack, pack_lenient
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import unstored
@@ -123,9 +123,9 @@ class Recorder(ABC):
         """Ask the caller's thread to check for failures and complaints. Any thread may call it."""
         self.limit = 0
 
-    def _open_writer(self) -> TraceWriter:
+    def _open_writer(self) -> BatchFiles:
         self._storage.make()
-        return TraceWriter(self._storage, self._schema, self._options.level, self._options.fsync)
+        return BatchFiles(self._storage, self._schema, self._options.level, self._options.fsync)
 
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.columns import STEP_COLUMNS, is_large
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
@@ -44,8 +44,8 @@ class ChunkWriter:
         is_edit: segments are parts of chunks: fragments, sums of rewards and types of columns stay as they are.
     """
 
-    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int | None, is_edit: bool = False):
-        self.writer: TraceWriter | None = None
+    def __init__(self, open_writer: Callable[[], BatchFiles], chunk_bytes: int | None, is_edit: bool = False):
+        self.writer: BatchFiles | None = None
         self._open_writer = open_writer
         self._chunk_bytes = chunk_bytes
         self._is_edit = is_edit
@@ -125,7 +125,7 @@ class ChunkWriter:
     def write(self, more: bool = False, pending: Sequence[Any] = ()) -> None:
         """Write everything added since the last chunk. Raises OSError.
 
-        more: True if another chunk of the same slab follows. pending: see TraceWriter.write().
+        more: True if another chunk of the same slab follows. pending: see BatchFiles.write().
         """
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces, self._is_edit)

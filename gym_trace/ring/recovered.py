@@ -6,9 +6,9 @@ import sys
 from typing import Any, NamedTuple, Protocol
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import RING, batch_name
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack, unpack
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.lanes.decoder import LaneDecoder
@@ -143,7 +143,7 @@ def recovered(image: RingImage) -> Recovered:
     """Decode the copy of a ring. Raises CorruptTrace."""
     decoder = decoder_of(image.kind, image.layout)
     storage = MemoryStorage("")
-    writer = TraceWriter(storage, {"writer": _WRITER}, level=1, fsync=False)
+    writer = BatchFiles(storage, {"writer": _WRITER}, level=1, fsync=False)
     chunks = ChunkWriter(lambda: writer, sys.maxsize)
     pending: list[Pending] = []
     for sequence, content, most in image.slabs:

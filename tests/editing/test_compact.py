@@ -23,7 +23,7 @@ from zoo import CountingEnv, ImageEnv
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.model.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
@@ -44,7 +44,7 @@ def size_of(directory: Path) -> int:
 @given(st.integers(0, 1 << 30))
 def test_random_traces_are_the_same_when_compacted_and_when_pieces_of_that_are_put_together(seed: int) -> None:
     random = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory() as name, mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 6):
+    with tempfile.TemporaryDirectory() as name, mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 6):
         where = Path(name)
         for _ in range(int(random.integers(1, 4))):
             record_anything(where / "t", random)
@@ -174,7 +174,7 @@ def test_rings_of_killed_writers_are_compacted_with_their_pending_actions(tmp_pa
 
 
 def test_small_chunks_and_batches_of_one_writer_become_few_and_large_ones_are_copied(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 4):
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 4):
         record_lengths(tmp_path / "t", [40] * 20, flush_after=10)
     old = open_trace(tmp_path / "t")
     assert sum(reader.chunk_count for reader in old.readers) > 20 < 2 * len(old.readers[0].batches)
@@ -259,7 +259,7 @@ def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
     }
     fragments["steps"] = 1
     fragments["flags"] = wire.LEADS | wire.STOPS
-    writer = TraceWriter(LocalStorage(directory), {k: v for k, v in schema.items() if k != "batch"}, 1, False)
+    writer = BatchFiles(LocalStorage(directory), {k: v for k, v in schema.items() if k != "batch"}, 1, False)
     writer.write(fragments, columns)
     writer.close({})
     for path in [*directory.glob(f"{reader.writer}.*")]:

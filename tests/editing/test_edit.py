@@ -44,7 +44,7 @@ def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int,
 @given(st.integers(0, 1 << 30))
 def test_random_pieces_of_random_traces_are_the_same_trace_again(seed: int) -> None:
     random = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory() as name, mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 6):
+    with tempfile.TemporaryDirectory() as name, mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 6):
         where = Path(name)
         record_anything(where / "t", random)
         expected = contents(where / "t")
@@ -96,7 +96,7 @@ def values_of(directory: Path) -> dict[str, bytes]:
 
 
 def test_batches_that_stay_as_they_are_are_the_same_files(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 3):
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 3):
         record_lengths(tmp_path / "a", [5] * 12, env=CountingEnv(5), flush_after=5, uid="w")
     report = edit.merge([tmp_path / "a"], tmp_path / "b")
     assert (report.files, report.chunks, report.encoded) == (4, 0, 0)
@@ -112,7 +112,7 @@ def test_batches_that_stay_as_they_are_are_the_same_files(tmp_path: Path) -> Non
 
 
 def test_a_batch_whose_number_takes_more_bytes_is_copied_chunk_by_chunk(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1):
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1):
         record_lengths(tmp_path / "a", [1] * 131, env=CountingEnv(1), flush_after=1, uid="w")
     expected = contents(tmp_path / "a")
     kept = [key for key in expected if key[1] != 2]
@@ -323,7 +323,7 @@ def test_a_directory_that_holds_something_or_lies_in_the_trace_is_refused(tmp_pa
 
 
 def test_a_lost_batch_is_not_covered_up(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1):
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1):
         record_lengths(tmp_path / "t", [2] * 3, flush_after=2, uid="w")
     (tmp_path / "t" / "w.000001.gtb").unlink()
     with pytest.raises(CorruptTrace, match=r"w\.000001\.gtb: this batch is missing"):

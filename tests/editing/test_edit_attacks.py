@@ -21,7 +21,7 @@ from vectors import TraceRecordingVectorWrapper
 from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace.format import wire
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.model.origins import ORIGINS, packed_origins
 from gym_trace.storage.local import LocalStorage
 
@@ -137,7 +137,7 @@ def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(wire, "TABLE_ROWS", 1 << 16)
     for number in range(3):
         schema = {**SCHEMA, "writer": f"w{number}", "format": [1, 2], ORIGINS: packed_origins([{}] * 1500)}
-        writer = TraceWriter(LocalStorage(tmp_path), schema, level=1, fsync=False)
+        writer = BatchFiles(LocalStorage(tmp_path), schema, level=1, fsync=False)
         writer.batch()
         writer.close({})
     trace = open_trace(tmp_path)

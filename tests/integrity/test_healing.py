@@ -154,7 +154,7 @@ def test_the_commands_name_the_damage_and_restore_it(tmp_path: Path) -> None:
 
 
 def test_an_edit_that_renumbers_a_damaged_batch_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 1500)
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_BYTES", 1500)
     record(tmp_path / "t", parity=True)
     batches = sorted((tmp_path / "t").glob("*.gtb"))
     trace = open_trace(tmp_path / "t")

@@ -21,7 +21,7 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
@@ -236,7 +236,7 @@ def test_an_interrupted_repair_leaves_nothing(tmp_path):
 
 
 def test_missing_batches_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 100)
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_BYTES", 100)
     record(tmp_path / "t")
     names = sorted(path.name for path in (tmp_path / "t").glob("*.gtb"))
     assert len(names) > 4
@@ -360,7 +360,7 @@ def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):
     record(tmp_path / "one")
     schema = {**open_trace(tmp_path / "one").readers[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
-    writer = TraceWriter(LocalStorage(tmp_path / "t"), schema, level=1, fsync=False)
+    writer = BatchFiles(LocalStorage(tmp_path / "t"), schema, level=1, fsync=False)
     for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk
         table = np.zeros(2, wire.FRAGMENT)
         table["lane"] = table["episode"] = [0, 1]
@@ -460,7 +460,7 @@ def test_steps_after_the_end_of_their_episode_are_the_same_after_repair(tmp_path
     recorded(tmp_path / "t", 1)
     schema = open_trace(tmp_path / "t").readers[0].schema
     (tmp_path / "old").mkdir()
-    writer = TraceWriter(LocalStorage(tmp_path / "old"), schema, level=1, fsync=False)
+    writer = BatchFiles(LocalStorage(tmp_path / "old"), schema, level=1, fsync=False)
     rows = np.arange(8, dtype=np.int64).reshape(4, 2)
     steps = np.arange(3)
     columns = {("observations",): rows, ("actions",): steps, ("rewards",): steps * 1.0, ("starts",): [pack({})]}

@@ -164,7 +164,7 @@ def test_a_vanished_episode_raises_and_is_not_replaced_by_another(tmp_path: Path
 
 
 def test_a_batch_that_a_listing_missed_moves_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1)
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1)
     record_lengths(tmp_path, [1, 2, 3, 4], flush_after=1)
     missed = sorted(tmp_path.glob("*.gtb"))[1]
     missed.rename(tmp_path / "elsewhere")

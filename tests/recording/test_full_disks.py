@@ -31,8 +31,8 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_writer import BatchWriter
-from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
 
@@ -258,7 +258,7 @@ def full(*_: Any) -> None:
 
 def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.02, on_error="warn")
-    monkeypatch.setattr(TraceWriter, "write", full)
+    monkeypatch.setattr(BatchFiles, "write", full)
     acted(env, "reset", 0)
     time.sleep(0.1)
     with pytest.warns(RuntimeWarning, match="No space left"):
@@ -280,7 +280,7 @@ def test_an_error_is_raised_before_the_environment_is_called(
             patch.setattr(inner, "step", lambda action: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 env.step(0)
-    monkeypatch.setattr(TraceWriter, "write", full)
+    monkeypatch.setattr(BatchFiles, "write", full)
     with pytest.raises(RecordingError, match="No space left"):
         env._recorder.flush()
     env._recorder._reported = False

@@ -86,14 +86,14 @@ import os, signal, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
 from telling import *
 from zoo import CountingEnv
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.recording.vector import recorder
 from gym_trace.ring import chunk_builder
 
 directory, last, fork_at = sys.argv[1], *map(int, sys.argv[2:])
 chunk_builder._SMALL_GROUP = 1
 recorder._LEAST_BYTES = recorder._MOST_BYTES = 1200
-write, left = TraceWriter.write, last
+write, left = BatchFiles.write, last
 
 def write_or_die(*chunk):
     global left
@@ -102,7 +102,7 @@ def write_or_die(*chunk):
         os.kill(os.getpid(), signal.SIGKILL)
     write(*chunk)
 
-TraceWriter.write = write_or_die
+BatchFiles.write = write_or_die
 makers = [lambda length=length: CountingEnv(length) for length in (3, 4, 50)]
 env = vector.SyncVectorEnv(makers, autoreset_mode=SAME_STEP)
 env = TraceRecordingVectorWrapper(env, directory, uid="w", flush_seconds=1000.0)

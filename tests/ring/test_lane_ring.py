@@ -22,7 +22,7 @@ from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.errors import CorruptTrace, RecordingError, UnstorableValue
-from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording.vector import recorder as vector_recorder
 from gym_trace.ring.chunk_builder import ChunkWriter
@@ -157,7 +157,7 @@ def parts_in(directory: Path) -> list[dict[str, Any]]:
 
 def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[dict[str, Any]]:
     """Write the segments of slabs to a trace of a dead writer; return its parts."""
-    chunks = ChunkWriter(lambda: TraceWriter(LocalStorage(directory), schema, 1, False), 1 << 30)
+    chunks = ChunkWriter(lambda: BatchFiles(LocalStorage(directory), schema, 1, False), 1 << 30)
     directory.mkdir()
     for sequence, segments in enumerate(slabs, 1):
         chunks.write_slab(sequence, segments, [])

@@ -144,7 +144,7 @@ def test_a_step_is_readable_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None
 def test_episodes_do_not_change_when_their_rows_move_into_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 7)
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 7)
     writer, run, trace = running(tmp_path)
     taken: list[Any] = []
     chance = np.random.default_rng(5)
@@ -206,7 +206,7 @@ def test_a_writer_closed_after_its_listing_loses_no_step(tmp_path: Path, monkeyp
 
 
 def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1)
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1)
     writer, run = rings.Writer(tmp_path), rings.Run().play(250)
     assert len(run.slabs) == 4
     full = run.slabs[:]

@@ -57,7 +57,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_memory")
 def test_a_trace_is_recorded_and_read_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 2)  # several batches
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)  # several batches
     recorded(tmp_path / "t", episodes=5, uid="w")
     storage = MemoryStorage(tmp_path / "t")
     trace = open_trace(storage)

@@ -1,4 +1,4 @@
-"""Writing all files of one writer: its batches in order, and its manifest."""
+"""All files of one writer: its batches in order, and its manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH_FRAGMENTS = 200_000  # bounds the index, which stays in memory until the b
 RowsOrEncoded = Array | list[bytes] | tuple[Column, Piece]
 
 
-class TraceWriter:
+class BatchFiles:
     """Writes fragment tables and columns as chunks, batches and manifest lines.
 
     Not thread-safe. Raises OSError from the file system.
