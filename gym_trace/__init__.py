@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
+    from gym_trace.recording.writer import TraceWriter
     from gym_trace.replay.diff import diff_traces
     from gym_trace.replay.env_at import env_at
     from gym_trace.replay.replay_env import ReplayEnv
@@ -40,6 +41,7 @@ _HOMES = {
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
+    "TraceWriter": "gym_trace.recording.writer",
     "branch": "gym_trace.collecting.branching",
     "check_trace": "gym_trace.integrity.repair",
     "collect": "gym_trace.collecting.api",
@@ -67,6 +69,7 @@ __all__ = [
     "Trace",
     "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
+    "TraceWriter",
     "branch",
     "check_trace",
     "collect",

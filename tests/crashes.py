@@ -43,7 +43,7 @@ class Crash:
     """A recording and its end.
 
     Attributes:
-        kind: one of mortals.KINDS, or lanes-MODE.
+        kind: one of mortals.KINDS, lanes-MODE, or robot, which is a loop with a TraceWriter.
         death, where, at: a key of mortals.DEATHS, the method that dies, and at which call.
         seconds: time from the first step to a kill from outside.
         line: number of recorder lines executed from the first step to a kill.
@@ -95,6 +95,8 @@ class Victim:
         crash = self._crash
         if crash.kind.startswith("lanes-"):
             self._live_in_lanes(crash.kind.removeprefix("lanes-"))
+        if crash.kind == "robot":
+            self._live_as_a_robot()
         self._inner = Deadly(mortals.made(crash.kind), self._diary, crash.death, crash.where, crash.at)
         things = crash.kind == "things"
         env = TraceRecordingWrapper(self._inner, crash.directory, record_infos=things, **crash.options)
@@ -180,6 +182,40 @@ class Victim:
         self._diary.note("fork", step, canon(observation))
         if self._crash.line is not None:
             _kill_at_line(self._crash.line, self._crash.near)
+
+    def _live_as_a_robot(self) -> None:
+        """Tell a TraceWriter of arms that move at random. Every third action is said by step() alone."""
+        from gym_trace import TraceWriter
+
+        crash, random, left = self._crash, self._random, count(1)
+        writer = TraceWriter(crash.directory, record_infos=True, **crash.options)
+
+        def sensed(time: float) -> dict[str, Any]:
+            return {"joints": random.normal(size=7), "camera": random.integers(0, 9, (8, 8), np.uint8), "time": time}
+
+        for episode in count():
+            observation = sensed(0.0)
+            self._diary.note("reset", episode)
+            writer.begin(observation, {"began": True}, seed=episode)
+            self._diary.note("began", canon(observation))
+            length = int(random.integers(1, 60))
+            for step in range(length):
+                action = {"force": random.normal(size=3).astype(np.float32), "grip": bool(step % 2)}
+                notes = {"value": float(random.normal())} if step % 4 else {}
+                acts = step % 3 != 2
+                self._diary.note("ask", canon(action), canon(notes) if notes else None)
+                if acts:
+                    writer.act(action)
+                    self._diary.note("inside")
+                    if crash.where == "step" and next(left) == crash.at:
+                        mortals.DEATHS[crash.death]()
+                observation, info = sensed(step / 10 + 0.1), {"step": step}
+                told = [observation, step / 8, step == length - 1 and episode % 2 == 0, step == length - 1, info]
+                writer.step(action, *told, **notes)
+                self._diary.note("told", *map(canon, told))
+                if not acts:
+                    self._diary.note("inside")
+                self._on_step()
 
     def _live_in_lanes(self, mode: str) -> None:
         from gymnasium import vector

@@ -13,8 +13,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipes_of_lanes, recorded_recipe
-from gym_trace.errors import TraceError
+from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipe_of_spec, recipes_of_lanes, recorded_recipe
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import shown, without_addresses
 
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
@@ -22,7 +23,12 @@ _TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid",
 
 
 def describe_environment(env: Any) -> dict[str, Any]:
-    """Describe a single or vector environment and its wrappers as plain data (docs/FORMAT.md, section 4)."""
+    """Describe a single or vector environment and its wrappers as plain data (docs/FORMAT.md, section 4).
+
+    env: also an EnvSpec, an id, a map of facts, or None, where there is no Gymnasium environment.
+    """
+    if not hasattr(env, "unwrapped"):
+        return _as_said(env)
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
@@ -38,6 +44,27 @@ def describe_environment(env: Any) -> dict[str, Any]:
         "made": made[0],
         **({"lanes": made} if len(made) > 1 else {}),
     }
+
+
+def _as_said(environment: Any) -> dict[str, Any]:
+    """Describe what only the user knows. Raises InvalidOption, UnstorableValue."""
+    said: dict[str, Any] = {"id": None, "spec": None, "note": "", "wrappers": [], "class": None, "render_mode": None}
+    note = "recorded with TraceWriter, which knows no environment"
+    if isinstance(environment, EnvSpec):
+        plain, note = _spec_json(environment)
+        mode = environment.kwargs.get("render_mode")
+        said |= {"id": environment.id, "spec": plain, "render_mode": mode if isinstance(mode, str) else None}
+    elif isinstance(environment, str):
+        said |= {"id": environment}
+        note = "recorded with TraceWriter, which was given the name of its environment alone"
+    elif isinstance(environment, Mapping) and all(isinstance(name, str) for name in environment):
+        name = environment.get("id")
+        said |= {"id": name if isinstance(name, str) else None, "facts": unpack(pack(dict(environment)))}
+        note = "recorded with TraceWriter, which was given facts about its environment alone"
+    elif environment is not None:
+        kind = type(environment).__name__
+        raise InvalidOption(f"environment: got a {kind}; pass an EnvSpec, an id, or a dict of facts with text keys")
+    return {**said, "note": note, "made": recipe_of_spec(environment)}
 
 
 def _spec_of(env: Any) -> Any:
@@ -82,7 +109,7 @@ def _wrappers(env: Any) -> list[str]:
 
 def versions_of(env: Any) -> dict[str, str]:
     """Return versions of Python, of our own dependencies, and of the packages of the environment."""
-    own = [cls.__module__.partition(".")[0] for cls in type(env.unwrapped).__mro__]
+    own = [cls.__module__.partition(".")[0] for cls in type(getattr(env, "unwrapped", None)).__mro__]
     found = {"python": platform.python_version()}
     for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
         if name in sys.modules and name not in ("builtins", "typing", "__main__"):

@@ -54,9 +54,10 @@ def make_environment(
     recipe = recorded_recipe(description, lane)
     if recipe is None:
         said = description.get("note") or "made by unknown functions"
+        kind = description.get("class") or description.get("id")
+        name = f", {shown(kind, plain=True)}" if kind else ""
         raise EnvironmentUnavailable(
-            f"the trace does not describe how to make its environment, {shown(description.get('class'), plain=True)}: "
-            f"{shown(said, plain=True)}; {_WAYS}"
+            f"the trace does not describe how to make its environment{name}: {shown(said, plain=True)}; {_WAYS}"
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)

@@ -62,11 +62,11 @@ def recipes_of_lanes(envs: Any) -> list[dict[str, Any]]:
         recipes = [recipe_of(lane) for lane in lanes]
         first = pack(recipes[0])
         return recipes if any(pack(recipe) != first for recipe in recipes[1:]) else recipes[:1]
-    return [_recipe_of_spec(getattr(envs, "spec", None))]
+    return [recipe_of_spec(getattr(envs, "spec", None))]
 
 
-def _recipe_of_spec(spec: Any) -> dict[str, Any]:
-    """Return the recipe of the lanes that make_vec() made from a spec."""
+def recipe_of_spec(spec: Any) -> dict[str, Any]:
+    """Return the recipe of environments made from a spec, such as the lanes of make_vec(); of none without a spec."""
     if not isinstance(spec, EnvSpec):
         return {**_base(None), "class": None, "wrappers": []}
     named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]

@@ -13,11 +13,14 @@ from gymnasium import spaces
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError
 from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
+from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import dtype_from, is_plain_dtype, without_addresses
 
 _MOST_ELEMENTS = 1 << 25  # of all arrays that a space is rebuilt with
 _PARTS = ("spaces", "space", "node_space", "edge_space")
 _DEEPEST = 100
+_DEEPEST_INFERRED = 16
+_OF_PYTHON = {bool: np.bool_, int: np.int64, float: np.float64}
 _OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
 
 
@@ -59,6 +62,34 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
     kind = type(space)
     text = without_addresses(repr(space))[:1000]
     return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": text}
+
+
+def inferred(value: Any, depth: int = 0) -> PlainSpace:
+    """Return a space for values like this one, as plain data: of arrays and numbers the widest Box of their dtype.
+
+    Dicts and tuples are nested; anything else is recorded value by value.
+    """
+    value = plain_array(value)
+    kind = type(value)
+    is_tree = depth < _DEEPEST_INFERRED and isinstance(value, (Mapping, tuple)) and len(value) > 0
+    if is_tree and isinstance(value, Mapping) and all(map(_may_be_path, value)):
+        return {"type": "Dict", "spaces": [[_plain(key), inferred(item, depth + 1)] for key, item in value.items()]}
+    if is_tree and isinstance(value, tuple):
+        return {"type": "Tuple", "spaces": [inferred(item, depth + 1) for item in value]}
+    if kind in (bool, float) or (kind is int and -(1 << 63) <= value < 1 << 63):
+        value = np.asarray(value, _OF_PYTHON[kind])
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biuf":
+        return _widest(value.dtype, value.shape)
+    return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": "inferred from a value"}
+
+
+def _widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
+    """Return the Box of all values of a dtype and shape."""
+    limits = {"b": (False, True), "f": (-np.inf, np.inf)}.get(dtype.kind)
+    if limits is None:
+        limits = np.iinfo(dtype).min, np.iinfo(dtype).max
+    low, high = (to_array_map(np.array(limit, dtype)) for limit in limits)
+    return {"type": "Box", "dtype": dtype.newbyteorder("<").str, "shape": list(shape), "low": low, "high": high}
 
 
 def _may_be_path(key: object) -> bool:

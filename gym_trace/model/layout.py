@@ -186,9 +186,15 @@ def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
 
 
 def as_kept(value: Any, leaf: Leaf) -> Any:
-    """Convert a plain integer to a scalar of the leaf's dtype if it fits; return any other value unchanged."""
-    if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
+    """Convert a plain number to a scalar of the leaf's dtype if that holds it exactly; return other values unchanged.
+
+    A float fits float64 only, a bool fits bool only.
+    """
+    if leaf.dtype is None or leaf.shape != ():
+        return value
+    kind = type(value)
+    if kind is int and leaf.dtype.kind in "iu":
         limits = np.iinfo(leaf.dtype)
-        if limits.min <= value <= limits.max:
-            return leaf.dtype.type(value)
-    return value
+        return leaf.dtype.type(value) if limits.min <= value <= limits.max else value
+    is_same = (kind is float and leaf.dtype == np.float64) or (kind is bool and leaf.dtype == np.bool_)
+    return leaf.dtype.type(value) if is_same else value

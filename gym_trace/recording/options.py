@@ -1,4 +1,4 @@
-"""The options of both recording wrappers, the directory of a trace, and the schema record of a writer."""
+"""The options of all recorders, the directory of a trace, and the schema record of a writer."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gym_trace.envs import spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
+from gym_trace.model.layout import PlainSpace
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
@@ -34,7 +35,7 @@ _Wrapper = TypeVar("_Wrapper", bound=type)
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions:
-    """The options of both recording wrappers, checked and copied.
+    """The options of all recorders, checked and copied.
 
     Args:
         directory: output directory; created if missing. None: a new temporary directory; its path is logged and
@@ -143,13 +144,14 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
 def new_schema(
     options: RecordingOptions,
     env: Any,
-    observation_space: Space[Any],
-    action_space: Space[Any],
+    observation_space: Space[Any] | PlainSpace,
+    action_space: Space[Any] | PlainSpace,
     recorder: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the schema record (docs/FORMAT.md, section 4) of a new writer.
 
     Args:
+        env: see describe_environment.
         observation_space, action_space: of one lane.
         recorder: description of the recorder, in addition to record_infos.
     """
@@ -161,8 +163,8 @@ def new_schema(
         "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
         "created": time.time_ns(),
         "split": options.split,
-        "observation_space": spaces.describe(observation_space),
-        "action_space": spaces.describe(action_space),
+        "observation_space": _described(observation_space),
+        "action_space": _described(action_space),
         "environment": {**environment.describe_environment(env), **imports},
         "versions": environment.versions_of(env),
         "host": socket.gethostname(),
@@ -173,6 +175,10 @@ def new_schema(
         "provenance": origin,
         **branch,
     }
+
+
+def _described(space: Space[Any] | PlainSpace) -> PlainSpace:
+    return space if isinstance(space, dict) else spaces.describe(space)
 
 
 def copied_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class RowForm(NamedTuple):
     done: int
     observations: int  # number of columns of the observation
     columns: list[Column]
+    lane: int = 0  # of all episodes
 
     def described(self) -> dict[str, Any]:
         """Return the layout for the ring file."""
@@ -54,14 +55,16 @@ class RowForm(NamedTuple):
             for path, dtype, shape, offset in self.columns
         ]
         numbers = {name: getattr(self, name) for name in ("asked", "reward", "done", "observations")}
-        return {"row": self.size, **numbers, "columns": columns}
+        lane = {"lane": self.lane} if self.lane else {}
+        return {"row": self.size, **numbers, "columns": columns, **lane}
 
     @classmethod
     def of(cls, layout: dict[str, Any]) -> RowForm:
         """Parse the untrusted layout of a ring file. Raises CorruptTrace if it is malformed."""
         try:
             numbers = {name: _number(layout[name]) for name in ("asked", "reward", "done", "observations")}
-            form = cls(_number(layout["row"]), **numbers, columns=[_column(*column) for column in layout["columns"]])
+            columns = [_column(*column) for column in layout["columns"]]
+            form = cls(_number(layout["row"]), **numbers, columns=columns, lane=_number(layout.get("lane", 0)))
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptTrace(f"invalid ring layout: {error!r:.100}") from error
         roots = ["observations" if i < form.observations else "actions" for i in range(len(form.columns))]
@@ -84,7 +87,7 @@ class RowLayout:
         delta_leaves: leaves with large values, stored as changes in the log.
     """
 
-    def __init__(self, observation: Layout, action: Layout, use_deltas: bool = True):
+    def __init__(self, observation: Layout, action: Layout, use_deltas: bool = True, lane: int = 0):
         self.observation, self.action = observation, action
         self.observation_leaves, self.action_leaves = list(observation.leaves()), list(action.leaves())
         leaves = self.leaves = [*self.observation_leaves, *self.action_leaves]
@@ -97,7 +100,7 @@ class RowLayout:
         self.size = self.done + _MARK
         self.action_bytes, self.observation_bytes = self.asked, self.done - self.reward - _MARK
         self.form = RowForm(
-            self.size, self.asked, self.reward, self.done, self.action_column, [*observations, *actions]
+            self.size, self.asked, self.reward, self.done, self.action_column, [*observations, *actions], lane
         )
 
     def _columns(self, leaves: list[Leaf], offset: int) -> tuple[list[Column], int]:

@@ -57,7 +57,7 @@ class RowDecoder:
         self.complaints: dict[str, str] = {}
         form = RowForm.of(layout)
         self._size, self._asked, self._reward, self._done = form.size, form.asked, form.reward, form.done
-        self._columns, self._observations = form.columns, form.observations
+        self._columns, self._observations, self._lane = form.columns, form.observations, form.lane
         self._decoded = sum(column.row_size for column in form.columns)  # bytes of a row's columns
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
@@ -85,11 +85,13 @@ class RowDecoder:
         if most is None and content.running and count < len(rows):
             mark = int(rows[count, self._asked : self._asked + 8].view("<u8")[0])
             if mark == sequence << 32 | (count + 1):
-                pending.append(content.pending(rows[count]))
+                pending.append(content.pending(rows[count])._replace(lane=self._lane))
         if not len(content.fragments):
             return [], pending
         columns = content.columns(rows[:count], self._reward)
         table = content.fragments
+        if self._lane:
+            table["lane"] = self._lane
         return [Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))], pending
 
     def _rows(self, slab: bytes | memoryview) -> Array:

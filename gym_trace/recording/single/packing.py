@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.deltas import DeltaPacker
-from gym_trace.model.layout import Layout, Leaf, integer_bytes, taken_apart
+from gym_trace.model.layout import Layout, Leaf, as_kept, integer_bytes, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
 from gym_trace.recording.core import changed_words
@@ -69,6 +69,8 @@ class RowPackers:
                 return self.deltas[number](value) if is_large else bytes(value.tobytes())
             if type(value) is int and shape == () and (integer := integer_bytes(dtype, value)) is not None:
                 return integer
+            if leaf.fits(scalar := as_kept(value, leaf)):
+                return bytes(scalar.tobytes())
             kept = recorder.snapshot(column, value)
             recorder.complain_of(leaf, value)
             recorder.log_value(number, kept if type(kept) is Packed else pack(kept))

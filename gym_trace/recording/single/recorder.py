@@ -327,6 +327,12 @@ class RowRecorder(Recorder):
             self.slab.hold()  # first: if Ctrl-C comes after, they do not go to a later step
             self._early_notes.update(values)
 
+    def log_annotations(self) -> None:
+        """Append the annotations of the next row to the log, if there are any."""
+        if self._early_notes:
+            notes, self._early_notes = self._early_notes, {}
+            self.log_value(self.layout.notes_column, _packed_notes(notes))
+
     def forget_annotations(self) -> None:
         """Drop the annotations of a step that is skipped."""
         self._early_notes = {}
@@ -381,9 +387,7 @@ class RowRecorder(Recorder):
             self._turn()
         if self.failed:
             return self.make_room()
-        if self._early_notes:
-            notes, self._early_notes = self._early_notes, {}
-            self.log_value(self.layout.notes_column, _packed_notes(notes))
+        self.log_annotations()
         self._look_at = min(self._most_rows, self.slab.rows + self._stride)
         self._release()
         return not self.failed

@@ -1,0 +1,247 @@
+"""Steps of one environment as they happen: filters, infos, annotations, and steps that are not recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gym_trace.model.layout import layout_of
+from gym_trace.model.packing import pack
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.options import RecordingOptions, copied_schema
+from gym_trace.recording.reset_record import packed_generator
+from gym_trace.recording.single.recorder import Observed, RowRecorder
+from gym_trace.ring.row_layout import RowLayout
+from gym_trace.ring.segment import snapshot
+from gym_trace.storage.local import LocalStorage
+
+# The start of an episode before its reset: seed, packed options, state of the environment's random generator, UTC and
+# monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
+Upcoming = tuple[int | None, bytes | None, Any, int, int]
+Result = tuple[Any, Any, Any, Any, Any]  # of a step, as Gymnasium has it
+
+_USUAL, _SKIPPED, _FILTERED, _AFTER_GAP = range(4)  # kinds of steps
+
+
+class StepRecorder:
+    """Records the steps of one environment, each in two halves: the action before it is executed, then its answer.
+
+    The caller first tries recorder.slab.ask(), the fast path, then ask(). If both decline, the step is a special one,
+    and the caller calls expect(). After the step it calls answer(), unless recorder.slab.answer() has taken the answer
+    of a usual step; break_off() if the step raised. A copy is another writer that continues the episode.
+
+    Args:
+        lane: lane of the episodes.
+        is_filtered: True if every step is a special one: a filter is asked, or the step may also be a reset.
+        lazy: True to create no files before the first reset.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        schema: dict[str, Any],
+        options: RecordingOptions,
+        is_filtered: bool,
+        lane: int = 0,
+        lazy: bool = False,
+    ):
+        self._directory, self._schema, self._options, self._lane = directory, schema, options, lane
+        self._is_filtered = is_filtered
+        self.filters = options.filters()
+        self._infos, self._info_keys = bool(options.record_infos), options.info_keys
+        self._attach(lazy)
+
+    def _attach(self, lazy: bool) -> None:
+        """Create the recorder, and the functions that copy values into its rows."""
+        observation = layout_of(self._schema["observation_space"], ("observations",))
+        action = layout_of(self._schema["action_space"], ("actions",))
+        self.recorder = recorder = RowRecorder(
+            LocalStorage(self._directory),
+            self._schema,
+            RowLayout(observation, action, not self._is_filtered, self._lane),
+            self._infos,
+            self._is_filtered,
+            self._options,
+            self.filters.summary,
+            lazy,
+        )
+        self._pack_observation, self._pack_action = recorder.packers.observation, recorder.packers.action
+        self._kind = _USUAL  # of the step that is being executed
+        self._forget()
+        recorder.save_at_exit(self)
+
+    def _forget(self) -> None:
+        """Forget the episode before."""
+        self._step_index = 0
+        self._last: Observed | None = None  # with filtered steps: the observation before the next step
+        self._before: Observed | None = None  # with filtered steps: that before the step that is being executed
+        self._packed_action: Observed | None = None  # with filtered steps: of the step that is being executed
+        self._annotations: dict[str, Any] = {}  # with filtered steps: of the next step
+        self._unseen = False  # True if the observation before the next step is unknown, because a step raised
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def upcoming(self, seed: int | None, options: dict[str, Any] | None, base_env: Any = None) -> Upcoming | None:
+        """End the episode before a reset. Return the start of the next one, or None if it is not recorded.
+
+        base_env: unwrapped environment, whose generator's state is kept if there is no seed.
+        """
+        recorder, filters = self.recorder, self.filters
+        recorder.end()
+        recorder.warn_if_unrecorded()
+        self._kind = _USUAL
+        self._forget()
+        if filters.any and not filters.keeps_episode(recorder.next_episode):
+            recorder.skip_episode()
+            return None
+        recorder.prepare()
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        state = packed_generator(base_env) if seed is None and base_env is not None else None
+        return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
+
+    def begin(self, upcoming: Upcoming, observation: Any, info: Any) -> None:
+        """Begin an episode with the observation and info of its reset."""
+        recorder = self.recorder
+        recorded_info = self._packed_info(info) if self._infos else None
+        seed, options, state, utc, monotonic = upcoming
+        start = recorder.start(self._lane, seed, options, state, recorded_info, utc, monotonic)
+        if self._is_filtered:
+            self._last = self._apart(observation)
+            recorder.begin(start, None)
+        elif not recorder.begin_at_once(start, observation):
+            recorder.prepare_lead()
+            recorder.begin(start, self._pack_observation(observation))
+            recorder.report()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def annotate(self, values: dict[str, Any]) -> None:
+        """Record further values with the next step, or with the one that is being executed. Raises UnstorableValue."""
+        copies = {name: snapshot(plain_array(value), pack) for name, value in values.items()}
+        if self._is_filtered:  # the step may be skipped
+            self._annotations.update(copies)
+        else:
+            self.recorder.annotate(copies)
+
+    def ask(self, action: Any) -> bool:
+        """Record an action that slab.ask() has declined; return False if the step is a special one."""
+        recorder = self.recorder
+        self._kind = _USUAL
+        if self._is_filtered or not recorder.make_room():
+            return False
+        return recorder.slab.ask(action) or recorder.ask(self._pack_action(action))
+
+    def expect(self, action: Any) -> None:
+        """Prepare for the answer of a step that is not recorded, is subject to a filter, or comes after a gap."""
+        recorder = self.recorder
+        recorder.take_over()
+        self._kind = _SKIPPED
+        if recorder.failed:
+            recorder.make_room()  # reports the failure, once
+        elif recorder.episode is None:
+            return
+        elif self._is_filtered:
+            recorder.make_ready()
+            self._packed_action = recorder.packed_apart(self._pack_action, action)
+            self._before, self._last, self._kind = self._last, None, _FILTERED
+            self._step_index += 1
+        elif self._unseen:
+            recorder.skip_step()
+            self._kind = _AFTER_GAP
+
+    def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Record a result that slab.answer() has declined, or that of a special step."""
+        kind, self._kind = self._kind, _USUAL
+        if kind == _USUAL:
+            packed = self._pack_observation(observation)
+            self.recorder.log_annotations()
+            if self._infos:
+                self.recorder.log_value(self.recorder.layout.info_column, self._packed_info(info))
+            self.recorder.answer(packed, reward, terminated, truncated)
+        elif kind == _FILTERED:
+            self._answer_filtered(observation, reward, terminated, truncated, info)
+        elif kind == _AFTER_GAP:
+            self._answer_after_gap(observation, terminated, truncated)
+
+    def break_off(self) -> None:
+        """Record that the step has raised: the state of the environment is unknown."""
+        kind, self._kind = self._kind, _USUAL
+        if kind == _USUAL:
+            self._unseen = self.recorder.break_off()
+        elif kind == _FILTERED:
+            self._skip_filtered()
+
+    def _answer_filtered(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Record a step, unless a filter skips it, or the observation before it is unknown."""
+        recorder, before, action, index = self.recorder, self._before, self._packed_action, self._step_index - 1
+        recorder.take_over()  # the process may have forked within the step
+        over = bool(terminated or truncated)
+        annotations, self._annotations = self._annotations, {}
+        after, kept = None, False
+        try:
+            after = self._apart(observation)
+            if before is not None and action is not None and self.filters.keeps_step(index, reward):
+                if not recorder.running:
+                    recorder.lead(index, before)
+                if annotations:
+                    recorder.annotate(annotations)
+                if recorder.make_room(turns=False) and recorder.ask(recorder.put(action)):
+                    if self._infos:
+                        recorder.log_value(recorder.layout.info_column, self._packed_info(info))
+                    recorder.answer(after, reward, terminated, truncated)
+                kept = True
+        finally:  # also if the filter raises
+            if not kept:
+                self._skip_filtered()
+            if over:
+                if not kept:
+                    recorder.end_without_row(outcome_of(terminated))
+                recorder.running = False  # a step after the end begins a new run
+            self._last = after  # last: if an interrupt falls in before, the next step must not continue this one
+
+    def _skip_filtered(self) -> None:
+        """Leave out a step: those after it are another run."""
+        self._annotations = {}
+        if self.recorder.running:
+            self.recorder.stop()
+        self.recorder.forget_annotations()
+
+    def _answer_after_gap(self, observation: Any, terminated: Any, truncated: Any) -> None:
+        """Skip a step whose first observation is unknown. Its last observation begins a run of steps."""
+        recorder = self.recorder
+        recorder.lead(recorder.steps_taken(), self._apart(observation))
+        if terminated or truncated:
+            recorder.end_at_lead(outcome_of(terminated))
+        self._unseen = False
+
+    def _apart(self, observation: Any) -> Observed:
+        return self.recorder.packed_apart(self._pack_observation, observation)
+
+    def _packed_info(self, info: Any) -> bytes:
+        return self.recorder.packed_info(info, self._info_keys)
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("recorder", "_pack_observation", "_pack_action"):
+            del state[name]
+        state["run"] = self.recorder.open_run()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        run = state.pop("run")
+        self.__dict__.update(state)
+        self._schema = copied_schema(self._schema)
+        step_index, last, unseen = self._step_index, self._last, self._unseen
+        self._attach(lazy=True)
+        self.recorder.continue_run(run)
+        if run is not None:
+            self._step_index, self._last, self._unseen = step_index, last, unseen
+
+
+def outcome_of(terminated: Any) -> Outcome:
+    """Return the outcome of an episode whose last step says that it has ended."""
+    return Outcome.TERMINATED if terminated else Outcome.TRUNCATED

@@ -1,0 +1,388 @@
+"""TraceWriter: record whatever acts, step by step, without a Gymnasium environment."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+
+from gym_trace.envs import spaces
+from gym_trace.envs.identity import describe_environment
+from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.model.packing import pack
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.filters import EpisodeFilter, FrameFilter
+from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
+from gym_trace.recording.single.steps import StepRecorder
+from gym_trace.ring.segment import snapshot
+
+_ENDS = {outcome.word: outcome for outcome in (Outcome.TERMINATED, Outcome.TRUNCATED, Outcome.CUT, Outcome.CLOSED)}
+_MOST_LANES = 1 << 24
+_SPACES = ("observation_space", "action_space")
+
+
+@with_documented_options
+class TraceWriter:
+    """Records the steps that you report: of a robot, a game, your own simulator.
+
+        with TraceWriter("traces/robot") as writer:
+            writer.begin(robot.observe())
+            for action in plan:
+                writer.act(action)  # optional: known even if the process dies while the robot moves
+                observation, reward, done = robot.move(action)
+                writer.step(action, observation, reward, terminated=done)
+
+    What step() has taken survives a kill of the process. An episode belongs to the thread that began it; give each
+    thread a lane() of its own. After a fork the child has its own writer; so has a pickled or deep copy.
+
+    Args:
+        observation_space, action_space: spaces of Gymnasium. None: inferred from the first value: arrays and numbers
+            become a Box of their dtype and shape without bounds, dicts and tuples are nested, anything else is recorded
+            value by value. Without an action_space the first files are written at the first action.
+        environment: what is recorded: an EnvSpec (which verify_trace can make), its id, or a dict of facts.
+        directory … on_error: see RecordingOptions.
+
+    Attributes:
+        directory: pathlib.Path of the trace.
+
+    Raises:
+        TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
+        InvalidOption: an argument is invalid.
+
+    Its methods raise InvalidOption for calls out of order, with what to call instead, and RecordingError, once, if the
+    trace could not be written.
+    """
+
+    directory: Path
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        observation_space: Space[Any] | None = None,
+        action_space: Space[Any] | None = None,
+        environment: EnvSpec | str | Mapping[str, Any] | None = None,
+        episode_filter: EpisodeFilter | None = None,
+        frame_filter: FrameFilter | None = None,
+        reward_classes: Sequence[float] | None = None,
+        record_infos: bool | Sequence[str] = False,
+        split: str = "train",
+        uid: str | None = None,
+        on_exist: str = "error",
+        flush_seconds: float = 10.0,
+        level: int = 1,
+        fsync: bool = False,
+        metadata: Any = None,
+        on_error: str = "raise",
+    ):
+        self._options = RecordingOptions(
+            directory=directory,
+            episode_filter=episode_filter,
+            frame_filter=frame_filter,
+            reward_classes=reward_classes,
+            record_infos=record_infos,
+            split=split,
+            uid=uid,
+            on_exist=on_exist,
+            flush_seconds=flush_seconds,
+            level=level,
+            fsync=fsync,
+            metadata=metadata,
+            on_error=on_error,
+        )
+        self._options.filters()  # checks them
+        self._spaces: list[Any] = [observation_space, action_space]
+        for name, space in zip(_SPACES, self._spaces):
+            if space is not None and not isinstance(space, Space):
+                raise InvalidOption(f"{name}: got a {type(space).__name__}; pass a space of Gymnasium or omit it")
+        describe_environment(environment)  # checks it
+        self._environment = environment
+        with opened_directory(directory, on_exist) as self.directory:
+            self._open(None)
+
+    def _open(self, lane: int | None) -> None:
+        """Set the state of a new writer. lane: None for the writer that makes the others."""
+        self._lane = lane
+        self._lanes: dict[int, TraceWriter] = {}
+        self._steps: StepRecorder | None = None  # None until both spaces are known
+        self._waiting: list[_Beginning] = []  # episodes that began before
+        self._is_closed = False
+        self._end_episode()
+        self._thread = threading.get_ident()  # of the open episode
+
+    def _end_episode(self) -> None:
+        self._is_open = self._is_special = False
+        self._has_acted = False  # act() was called, and step() was not yet
+        self._action: Any = None  # that of act()
+        self._annotations: dict[str, Any] = {}  # of the next step
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, observation: Any, info: Any = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin an episode with its first observation. An episode that has not ended is kept with the outcome "cut".
+
+        Args:
+            info: recorded if record_infos is set.
+            seed, options: what the environment was reset with; a replay passes them to reset().
+        """
+        self._demand_files("begin")
+        self._demand_thread("begin")
+        self._end_episode()
+        self._thread = threading.get_ident()
+        if self._spaces[0] is None:
+            self._infer(0, observation)
+        if self._steps is None and self._spaces[1] is not None:
+            self._attach()
+        beginning = _Beginning(observation, info, seed, options)
+        if self._steps is None:
+            beginning.detach()
+            self._waiting.append(beginning)
+        else:
+            beginning.tell(self._steps)
+        self._is_open = True
+
+    def end(self, outcome: str = "cut") -> None:
+        """End the open episode after the last step: as "terminated", "truncated", "cut" or "closed".
+
+        Not needed after a step with terminated=True or truncated=True. An action without a result is not kept.
+        """
+        self._demand_episode("end")
+        if outcome not in _ENDS:
+            raise InvalidOption(f"end({outcome!r}): pass one of {', '.join(_ENDS)}")
+        self._end_episode()
+        if self._steps is None:
+            self._waiting[-1].outcome = _ENDS[outcome]
+        else:
+            self._steps.recorder.end(_ENDS[outcome])
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def act(self, action: Any) -> None:
+        """Record the action that is about to be executed. Optional: step() does it if act() did not.
+
+        If the process dies before step(), the trace knows the action: ``episode.pending_action``.
+        """
+        self._demand_episode("act")
+        if self._has_acted:
+            raise InvalidOption("act(): the action before has no result; pass that to step(), or begin() a new episode")
+        self._ask(action)
+        self._has_acted, self._action = True, action
+
+    def step(
+        self,
+        action: Any,
+        observation: Any,
+        reward: Any,
+        terminated: bool = False,
+        truncated: bool = False,
+        info: Any = None,
+        **annotations: Any,
+    ) -> None:
+        """Record a step: the action, what came of it, and any further values of the agent, such as value=1.5.
+
+        terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored.
+        """
+        self._demand_episode("step")
+        acted = self._has_acted
+        if acted and self._action is not action and not _is_equal(self._action, action):
+            raise InvalidOption("step(): the action is not that of act(); pass the same one, or leave act() out")
+        if annotations:
+            self.annotate(**annotations)
+        is_late = bool(self._annotations)
+        if not acted:
+            if is_late and self._steps is not None:
+                self._annotate(self._steps)
+                is_late = False
+            self._ask(action)
+        steps, self._has_acted = self._steps, False
+        assert steps is not None  # _ask() made it
+        try:
+            if is_late:
+                self._annotate(steps)
+            slab = steps.recorder.slab
+            if self._is_special or is_late or not slab.answer(observation, reward, terminated, truncated):
+                self._is_special = False
+                steps.answer(observation, reward, terminated, truncated, info)
+        except BaseException:
+            steps.break_off()
+            raise
+        if terminated or truncated:
+            self._is_open = False
+
+    def annotate(self, **values: Any) -> None:
+        """Record further values with the next step. Raises UnstorableValue."""
+        self._demand_episode("annotate")
+        self._annotations.update({name: snapshot(plain_array(value), pack) for name, value in values.items()})
+
+    def _annotate(self, steps: StepRecorder) -> None:
+        annotations, self._annotations = self._annotations, {}
+        steps.annotate(annotations)
+
+    def _ask(self, action: Any) -> None:
+        if self._steps is None:
+            self._infer(1, action)
+            self._attach()
+        steps = self._steps
+        assert steps is not None
+        if not (steps.recorder.slab.ask(action) or steps.ask(action)):
+            steps.expect(action)
+            self._is_special = True
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def lane(self, lane: int) -> TraceWriter:
+        """Return the writer of one lane: the same one if asked again. It steps on its own, also in a thread of its own.
+
+        Its episodes have this number as their .lane, and files of their own in the directory. close() closes it, too.
+        """
+        self._demand_files("lane")
+        if self._lane is not None:
+            raise InvalidOption(f"lane({lane!r}): this writer is lane {self._lane}; ask the writer that made it")
+        if isinstance(lane, bool) or not isinstance(lane, (int, np.integer)) or not 0 <= lane < _MOST_LANES:
+            raise InvalidOption(f"lane({lane!r}): pass a number from 0 to {_MOST_LANES - 1}")
+        if lane not in self._lanes:
+            writer = TraceWriter.__new__(TraceWriter)
+            writer._options, writer._spaces, writer._environment = self._options, [*self._spaces], self._environment
+            writer.directory = self.directory
+            writer._open(int(lane))
+            self._lanes.setdefault(int(lane), writer)  # another thread may have come first
+        return self._lanes[lane]
+
+    def flush(self) -> None:
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        for writer in self._all():
+            if writer._steps is not None:
+                writer._steps.recorder.flush()
+
+    def secure(self) -> None:
+        """Make all steps so far survive a kill also where the file system has no memory-mapped files."""
+        for writer in self._all():
+            if writer._steps is not None:
+                writer._steps.recorder.secure()
+
+    def close(self) -> None:
+        """Save everything. An open episode gets the outcome "closed". Closing twice is fine. Raises RecordingError."""
+        failures = []
+        for writer in self._all():
+            writer._is_closed, writer._is_open = True, False
+            if writer._waiting:  # no action was ever taken
+                writer._infer(1, None)
+                writer._attach()
+            if writer._steps is not None:
+                try:
+                    writer._steps.recorder.close()
+                except RecordingError as error:  # the other lanes are saved first
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self) -> list[TraceWriter]:
+        return [self, *self._lanes.values()]
+
+    def _infer(self, which: int, value: Any) -> None:
+        self._spaces[which] = spaces.inferred(value)
+
+    def _attach(self) -> None:
+        """Make the recorder, now that both spaces are known, and tell it what happened before."""
+        options = self._options
+        filters = options.filters()
+        inferred = [name for name, space in zip(_SPACES, self._spaces) if isinstance(space, dict)]
+        described = filters.described() | ({"inferred": inferred} if inferred else {})
+        schema = new_schema(options, self._environment, self._spaces[0], self._spaces[1], described)
+        if self._lane is not None and options.uid is not None:
+            schema["writer"] = f"{options.uid}-lane{self._lane}"
+        self._steps = StepRecorder(self.directory, schema, options, filters.steps, self._lane or 0, lazy=True)
+        for beginning in self._waiting:
+            beginning.tell(self._steps)
+        self._waiting = []
+        if self._annotations:
+            self._annotate(self._steps)
+
+    # -- calls out of order -------------------------------------------------------------------------------------------
+
+    def _demand_episode(self, method: str) -> None:
+        if not self._is_open:
+            self._demand_files(method)
+            raise InvalidOption(f"{method}(): no episode is open; call begin() first")
+        if threading.get_ident() != self._thread:
+            self._demand_thread(method)
+            self._thread = threading.get_ident()  # that of the episode has ended
+
+    def _demand_files(self, method: str) -> None:
+        if self._is_closed:
+            raise InvalidOption(f"{method}(): the writer is closed; make another one with on_exist='append'")
+
+    def _demand_thread(self, method: str) -> None:
+        owner = next((thread for thread in threading.enumerate() if thread.ident == self._thread), None)
+        if self._is_open and owner is not None and owner is not threading.current_thread():
+            raise InvalidOption(
+                f"{method}(): the open episode is of the thread {owner.name}; use a lane() for each thread"
+            )
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._thread = threading.get_ident()
+
+
+class _Beginning:
+    """The beginning of an episode, and its outcome if it ended without a step."""
+
+    def __init__(self, observation: Any, info: Any, seed: int | None, options: dict[str, Any] | None):
+        self._given = observation, info, seed, options
+        self._clocks = time.time_ns(), time.monotonic_ns()
+        self.outcome: Outcome | None = None
+
+    def detach(self) -> None:
+        """Copy what the caller may change."""
+        observation, info, seed, options = self._given
+        self._given = _copied(observation), _copied(info), seed, _copied(options)
+
+    def tell(self, steps: StepRecorder) -> None:
+        """Begin the episode."""
+        observation, info, seed, options = self._given
+        upcoming = steps.upcoming(seed, options)
+        if upcoming is None:
+            return
+        steps.begin((*upcoming[:3], *self._clocks), observation, {} if info is None else info)
+        if self.outcome is not None:
+            steps.recorder.end(self.outcome)
+
+
+def _copied(value: Any) -> Any:
+    value = plain_array(value)
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return copy.deepcopy(value)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return True if two actions are equal, or cannot be compared."""
+    try:
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+        if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+            return len(one) == len(other) and all(map(_is_equal, one, other))
+        return bool(np.array_equal(plain_array(one), plain_array(other)))
+    except Exception:  # objects of other people
+        return True
