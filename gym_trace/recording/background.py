@@ -1,11 +1,13 @@
-"""Write slabs as chunks, in order, in background threads."""
+"""Write slabs as chunks, in order, in a background thread."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from gym_trace.ring.chunk_builder import ChunkWriter
@@ -17,13 +19,14 @@ _HEADROOM = 32 << 20  # bytes of address space needed to start a thread
 
 
 class SlabWriter:
-    """Writes slabs in background threads. Signals such as Ctrl-C interrupt only the main thread.
+    """Writes slabs in a background thread. Signals such as Ctrl-C interrupt only the main thread.
 
-    A slab may be reused once .written has reached its sequence number. After a failure, writing stops and unwritten
-    steps stay in the slabs.
+    The thread starts with the first slab and waits for more: starting one takes longer than many slabs do. It ends at
+    forks and at close(). A slab may be reused once .written has reached its sequence number. After a failure, writing
+    stops and unwritten steps stay in the slabs.
 
     Args:
-        notice: called from a background thread when the caller should look at .failure.
+        notice: called from the background thread when the caller should look at .failure.
 
     Attributes:
         failure: the error that stopped writing, or None.
@@ -34,12 +37,13 @@ class SlabWriter:
     def __init__(self, name: str, chunks: ChunkWriter, notice: Callable[[], None]):
         self.failure: Exception | None = None
         self.written = self.submitted = 0
-        self._name, self._chunks, self._notice = name, chunks, notice
-        # Sequence number, function that makes the segments, and descriptions of the pending actions, for the metadata.
-        self._jobs: deque[tuple[int, Callable[[], list[Segment]], list[Any]]] = deque()
-        self._working = threading.Lock()
-        self._thread: threading.Thread | None = None
         self.is_finished = False
+        self._name, self._chunks, self._notice = name, chunks, notice
+        # Neither has a Python lock that a signal handler, which may fork, could find held by the code it interrupts.
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the thread ends
+        self._progress = threading.Lock()  # released after each job, to wake wait()
+        self._working = threading.Lock()  # held by the thread that does the jobs
+        self._thread: threading.Thread | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -49,58 +53,73 @@ class SlabWriter:
     def submit(self, sequence: int, segments: Callable[[], list[Segment]], pending: Iterable[Pending] = ()) -> None:
         """Queue the content of a slab. Submitting it again is harmless.
 
-        segments: makes the segments, in a background thread. Their arrays must not change until written.
+        segments: makes the segments, in the background thread. Their arrays must not change until written.
+        pending: descriptions of these actions go into the metadata.
         """
-        self._jobs.append((sequence, segments, [action.described() for action in pending]))
+        self._jobs.put(partial(self._write, sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
-        self._start(self._work)  # if no thread can start, wait() does the work
+        self._is_served()  # if no thread can start, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:
         """Wait until this slab is written (None: all slabs) or .failure is set. Ctrl-C may interrupt it."""
         wanted = self.submitted if sequence is None else sequence
         while self.written < wanted and self.failure is None:
-            thread = self._thread
-            if thread is None or not thread.is_alive():
-                self._run(self._work)
+            if self._is_served():
+                self._progress.acquire(timeout=0.1)
             else:
-                thread.join(0.1)
+                self._serve_here()
 
     def pause(self) -> None:
-        """Write everything and end the thread, so that no lock is held at a fork."""
-        self.wait()
+        """Do all jobs and end the thread, so that no lock is held at a fork."""
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None and thread.is_alive():
+            self._jobs.put(None)
+            if thread is threading.current_thread():  # garbage collection may close a recorder in it
+                return
+            while thread.is_alive():
+                thread.join(0.1)
+        self._serve_here()  # what the thread left, or could not be started for
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Write everything and seal the batch. summary: returns the last entry of the manifest."""
-        self.pause()
         if not self.is_finished:
-            self._run(lambda: self._finish(summary))
+            self._jobs.put(partial(self._finish, summary))
+            self._is_served()
+        self.pause()
 
-    def _run(self, target: Callable[[], None]) -> None:
-        """Run target in a thread and wait for it; Ctrl-C may interrupt the wait."""
-        thread = self._start(target)
-        if thread is None:
-            with held_back():
-                target()
-        while thread is not None and thread.is_alive():
-            thread.join(0.1)
-
-    def _start(self, target: Callable[[], None]) -> threading.Thread | None:
-        """Start a thread that runs target; return None if that is impossible, as at interpreter shutdown.
+    def _is_served(self) -> bool:
+        """Return True if a thread does the jobs; start it if necessary. It may be impossible at interpreter shutdown.
 
         It checks for memory first: start() would wait forever for a thread that dies without memory.
         """
-        thread = threading.Thread(target=target, name=self._name, daemon=True)
+        if self._thread is not None and self._thread.is_alive():
+            return True
         with held_back():  # a thread whose start is interrupted may never run
+            if self._thread is not None and self._thread.is_alive():  # a signal handler has started it
+                return True
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             try:
                 mmap.mmap(-1, _HEADROOM).close()
                 thread.start()
             except (RuntimeError, OSError, MemoryError):
-                return None
+                return False
             self._thread = thread
-        return thread
+        return True
+
+    def _serve_here(self) -> None:
+        """Do the queued jobs in the caller's thread, unless another one is at it."""
+        if self._jobs.empty():
+            return
+        with held_back():
+            if not self._working.acquire(timeout=0.1):
+                return
+            try:
+                while not self._jobs.empty():
+                    job = self._jobs.get()
+                    if job is not None:
+                        job()
+            finally:
+                self._working.release()
 
     def abandon(self) -> None:
         """Close the files without writing, in a forked child: the parent owns them."""
@@ -114,27 +133,30 @@ class SlabWriter:
             self._chunks.writer.fail((isinstance(error, OSError) and error.strerror) or str(error))
         self._notice()
 
-    # -- in threads ---------------------------------------------------------------------------------------------------
+    # -- in the thread ------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _serve(self) -> None:
         with self._working:
-            while self._jobs:
-                sequence, segments, pending = self._jobs[0]
-                if self.failure is None and sequence > self.written:
-                    try:
-                        self._chunks.write_slab(sequence, segments(), pending)
-                    except Exception as error:  # of any type: reported in the caller's thread
-                        self.fail(error)
-                    else:
-                        self.written = sequence
-                self._jobs.popleft()
+            while (job := self._jobs.get()) is not None:
+                job()
+                del job  # and the arrays that it holds
+                with contextlib.suppress(RuntimeError):  # not taken since the last job
+                    self._progress.release()
+
+    def _write(self, sequence: int, segments: Callable[[], list[Segment]], pending: list[Any]) -> None:
+        if self.failure is None and sequence > self.written:
+            try:
+                self._chunks.write_slab(sequence, segments(), pending)
+            except Exception as error:  # of any type: reported in the caller's thread
+                self.fail(error)
+            else:
+                self.written = sequence
 
     def _finish(self, summary: Callable[[], dict[str, Any]]) -> None:
-        with self._working:
-            writer = self._chunks.writer
-            if writer is not None and self.failure is None and not self.is_finished:
-                try:
-                    writer.close(summary())
-                except Exception as error:  # as above
-                    self.fail(error)
-                self.is_finished = True
+        writer = self._chunks.writer
+        if writer is not None and self.failure is None and not self.is_finished:
+            try:
+                writer.close(summary())
+            except Exception as error:  # as above
+                self.fail(error)
+            self.is_finished = True

@@ -1,0 +1,155 @@
+"""The thread that writes slabs: how long it lives, what it holds, and what happens without it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gym_trace.recording.background import SlabWriter
+
+
+class Chunks:
+    """In place of a ChunkWriter: notes what it is given, and in which thread."""
+
+    writer = None
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.threads: list[threading.Thread] = []
+
+    def write_slab(self, sequence: int, segments: list[Any], pending: list[Any]) -> None:
+        self.written.append(sequence)
+        self.threads.append(threading.current_thread())
+
+
+def started() -> tuple[SlabWriter, Any]:
+    chunks: Any = Chunks()
+    return SlabWriter("a writer", chunks, lambda: None), chunks
+
+
+def nothing() -> list[Any]:
+    return []
+
+
+def test_one_thread_writes_all_slabs_and_ends_at_close() -> None:
+    out, chunks = started()
+    for sequence in range(1, 6):
+        out.submit(sequence, nothing)
+        out.wait()
+    (thread,) = set(chunks.threads)
+    assert chunks.written == [1, 2, 3, 4, 5]
+    assert thread is not threading.current_thread()
+    assert thread.is_alive()
+    assert thread.daemon
+    out.close(dict)
+    assert not thread.is_alive()
+    assert out.is_complete
+
+
+def test_a_pause_ends_the_thread_and_the_next_slab_starts_another() -> None:
+    out, chunks = started()
+    out.submit(1, nothing)
+    out.pause()
+    out.pause()
+    assert not chunks.threads[0].is_alive()
+    assert out.is_complete
+    out.submit(2, nothing)
+    out.wait()
+    assert chunks.written == [1, 2]
+    assert chunks.threads[1] is not chunks.threads[0]
+    out.close(dict)
+
+
+def test_a_waiting_thread_does_not_hold_the_arrays_of_the_last_slab() -> None:
+    out, _ = started()
+    array = np.zeros(10)
+    gone = weakref.ref(array)
+
+    def segments(array: Any = array) -> list[Any]:
+        return []
+
+    out.submit(1, segments)
+    out.wait()
+    del array, segments
+    gc.collect()
+    assert gone() is None
+    out.close(dict)
+
+
+def test_an_interrupted_pause_leaves_no_slab_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, chunks = started()
+    may_write = threading.Event()
+    join: Callable[..., None] = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    def segments() -> list[Any]:
+        may_write.wait()
+        return []
+
+    out.submit(1, segments)
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        out.pause()
+    out.submit(2, nothing)  # behind the word that ends the thread
+    may_write.set()
+    out.wait()
+    assert chunks.written == [1, 2]
+    assert out.is_complete
+    out.close(dict)
+
+
+def test_a_recorder_that_its_own_thread_closes_writes_the_slabs_that_wait() -> None:
+    out, chunks = started()
+    queued = threading.Event()
+
+    def closes() -> list[Any]:
+        queued.wait()
+        out.close(dict)  # as garbage collection may do
+        return []
+
+    out.submit(1, closes)
+    out.submit(2, nothing)
+    queued.set()
+    out.wait()
+    chunks.threads[0].join(10)
+    assert chunks.written == [1, 2]
+    assert not chunks.threads[0].is_alive()
+
+
+def test_slabs_are_written_in_order_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    out, chunks = started()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    for sequence in (1, 2, 3):
+        out.submit(sequence, nothing)
+    assert chunks.written == []
+    out.wait(2)
+    assert chunks.written == [1, 2, 3]
+    assert set(chunks.threads) == {threading.current_thread()}
+    out.close(dict)
+
+
+def test_a_failure_is_kept_and_wakes_who_waits() -> None:
+    out, chunks = started()
+
+    def fails() -> list[Any]:
+        raise OSError(28, "No space left on device")
+
+    out.submit(1, fails)
+    out.submit(2, nothing)
+    out.wait()
+    assert isinstance(out.failure, OSError)
+    assert chunks.written == []
+    assert not out.is_complete
+    out.close(dict)
