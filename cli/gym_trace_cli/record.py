@@ -122,6 +122,7 @@ policy_option = option(
     on_exist_option,
     option("--split NAME", "Split of the episodes. Default: train.", default="train"),
     option("--infos", "Record infos.", name="record_infos"),
+    option("--states K", "Keep the environment's state every K steps, for env_at.", POSITIVE),
     option("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName()),
     option("--tensorboard DIR", "Write TensorBoard scalars.", PATH),
     option("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1),
@@ -204,6 +205,7 @@ def command(
     quiet: bool,
     as_json: bool,
     new_config: str | None,
+    states: int | None,
     **recording: Any,
 ) -> int:
     """Record episodes of a Gymnasium environment until the first limit.
@@ -243,6 +245,8 @@ def command(
                                    "afterwards with gym-trace render")  # fmt: skip
         if named.factory is None:
             named.env_args.setdefault("render_mode", "rgb_array")
+    if states is not None:
+        recording["states"] = states
     seed = _seed(seed, directory, "resume" in of_workers)
     if new_config is not None:
         write_config(ctx, new_config, seed)

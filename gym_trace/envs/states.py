@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.tensors import plain_array
 
 _GROUP = "gym_trace.states"
 # What environments of Gymnasium read of MjData and the integration state lacks: it belongs to the substep before.
@@ -21,6 +24,9 @@ _DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cinert", "cvel"),
     *("cfrc_ext", "cfrc_int", "qfrc_actuator", "actuator_force", "subtree_com", "subtree_linvel", "sensordata"),
 )
+# The generator of an ALE state: the numbers of a std::mt19937 as text, with the position after them in libstdc++.
+_TWISTER = re.compile(rb"(?<!\d)(?:\d{1,10} ){623,624}\d{1,10}(?!\d)")
+_KEY = 624  # numbers of its state
 
 
 class States(Protocol):
@@ -30,8 +36,8 @@ class States(Protocol):
     ``gym_trace.states`` is a function of the unwrapped environment that returns such an object, or None.
     """
 
-    def get_state(self) -> bytes:
-        """Return the whole state."""
+    def get_state(self) -> bytes | None:
+        """Return the whole state; None if it cannot be taken now: the recorder then asks before the next step."""
 
     def set_state(self, state: bytes) -> None:
         """Set the environment to a state. Raises ValueError for other bytes."""
@@ -49,8 +55,27 @@ def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
     mujoco = sys.modules.get("gymnasium.envs.mujoco")
     if mujoco is not None and isinstance(base, mujoco.MujocoEnv):
         return None  # its set_state(qpos, qvel) is another one, and what else it keeps is unknown
-    methods = (getattr(type(base), name, None) for name in ("get_state", "set_state"))
-    return base if all(map(callable, methods)) else None
+    if type(base).__module__.startswith("ale_py."):
+        return _Ale.of(base)
+    if _has_methods(base, "get_state_dict", "set_state_dict"):
+        return _StateDict(base)
+    return base if _has_methods(base, "get_state", "set_state") else None
+
+
+def _has_methods(env: Any, *names: str) -> bool:
+    return all(callable(getattr(type(env), name, None)) for name in names)
+
+
+def offered_states(env: gymnasium.Env[Any, Any], every: int) -> States:
+    """Return states_of() for the option states=every. Raises InvalidOption if the environment offers no state."""
+    if not every >= 1:
+        raise InvalidOption(f"states={every!r}: pass a number of steps, 1 or more")
+    states = states_of(env)
+    if states is None:
+        name = type(env.unwrapped).__name__
+        raise InvalidOption(f"states={every!r}: {name} offers no state; omit it, or give {name} get_state() and "
+                            "set_state()")  # fmt: skip
+    return states
 
 
 def is_checked(states: States) -> bool:
@@ -58,9 +83,14 @@ def is_checked(states: States) -> bool:
     return isinstance(states, _MuJoCo)
 
 
-def packed_state(env: gymnasium.Env[Any, Any], states: States) -> dict[str, Any]:
-    """Return the state of an environment, with that of its random generator. Raises InvalidOption."""
+def packed_state(env: gymnasium.Env[Any, Any], states: States) -> dict[str, Any] | None:
+    """Return the state of an environment, with that of its random generator; None if it cannot be taken now.
+
+    Raises InvalidOption.
+    """
     state = states.get_state()
+    if state is None:
+        return None
     if type(state) is not bytes:
         raise InvalidOption(f"states: {type(env.unwrapped).__name__}.get_state() returned {type(state).__name__}; "
                             "return bytes")  # fmt: skip
@@ -134,3 +164,82 @@ class _MuJoCo:
 
     def _derived(self) -> list[Any]:
         return [getattr(self._env.data, name) for name in _DERIVED]
+
+
+class _Ale:
+    """State of an environment of ale_py, with the emulator's random generator: what ALEState.serialize() returns.
+
+    ALE's states lack the action that a sticky one would repeat. So a state is taken where the generator's next number
+    says that the next action is not replaced by the last one; then it does not matter.
+    """
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    @classmethod
+    def of(cls, env: Any) -> States | None:
+        """Return the states of an environment; None if this ALE does not serialize what is needed."""
+        if not _has_methods(env, "clone_state", "restore_state"):
+            return None
+        states = cls(env)
+        try:
+            return states if states._takes_next_action(states._serialized()) is not None else None
+        except Exception:  # of any kind: another ALE
+            return None
+
+    def get_state(self) -> bytes | None:
+        state = self._serialized()
+        return state if self._takes_next_action(state) else None
+
+    def set_state(self, state: bytes) -> None:
+        self._env.restore_state(sys.modules["ale_py"].ALEState(state))
+
+    def _serialized(self) -> bytes:
+        return bytes(self._env.clone_state(include_rng=True).serialize())
+
+    def _takes_next_action(self, state: bytes) -> bool | None:
+        """Return True if the next action is executed in its first frame; None if that is unknown."""
+        chance = float(self._env.ale.getFloat("repeat_action_probability"))
+        if chance <= 0:
+            return True
+        found = _TWISTER.findall(state)
+        if not found:
+            return None
+        numbers = [int(number) for number in found[-1].split()]  # the first is that of the emulated console
+        twister = np.random.MT19937()
+        key, position = np.array(numbers[:_KEY], np.uint32), [*numbers[_KEY:], _KEY][0]
+        twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
+        return bool(twister.random_raw() / 2**32 >= chance)
+
+
+class _StateDict:
+    """State of an environment with get_state_dict() and set_state_dict(), as ManiSkill: dicts of arrays or tensors."""
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def get_state(self) -> bytes:
+        return pack(_changed(self._env.get_state_dict(), lambda value: np.array(plain_array(value))))
+
+    def set_state(self, state: bytes) -> None:
+        self._env.set_state_dict(_like(self._env.get_state_dict(), unpack(state)))
+
+
+def _changed(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _changed(part, change) for key, part in tree.items()}
+    return change(tree)
+
+
+def _like(known: Any, given: Any) -> Any:
+    """Return given arrays as the environment has its own. Raises ValueError unless they have the same form."""
+    if isinstance(known, Mapping):
+        if not isinstance(given, Mapping) or list(known) != list(given):
+            raise ValueError("it has other parts than those of this environment")
+        return {key: _like(part, given[key]) for key, part in known.items()}
+    form = np.asarray(plain_array(known))
+    if not isinstance(given, np.ndarray) or (given.dtype, given.shape) != (form.dtype, form.shape):
+        raise ValueError("it has arrays of other forms than those of this environment")
+    if isinstance(known, np.ndarray):
+        return given
+    return known.new_tensor(given) if hasattr(known, "new_tensor") else given[()]

@@ -12,7 +12,7 @@ from gymnasium.utils import RecordConstructorArgs, seeding
 
 from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
-from gym_trace.envs.states import States, packed_state, states_of
+from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
 from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
@@ -35,11 +35,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     Args:
         env: any single Gymnasium environment.
         directory … on_error: see RecordingOptions.
+        states: keep the state of the environment every N steps, so that env_at() can start there: for environments of
+            Gymnasium's MuJoCo and of ALE, and others that offer it (see envs.states.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.
-        states: keep the state of the environment every N steps, so that env_at() can start there. For MuJoCo
-            environments of Gymnasium, and those with get_state() and set_state() (see envs.states.States).
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -68,8 +68,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
-        video: Schedule | str | bool | None = None,
         states: int | None = None,
+        video: Schedule | str | bool | None = None,
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
             raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
@@ -90,7 +90,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         )
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
         RecordConstructorArgs.__init__(
-            self, _disable_deepcopy=True, **options.constructor_args(), video=video, states=states
+            self, _disable_deepcopy=True, **options.constructor_args(), states=states, video=video
         )
         self._video = None if video is None or video is False else LiveVideo(env, video)
         super().__init__(env if self._video is None else self._video)
@@ -99,7 +99,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == SAME_STEP  # as in Gymnasium 0.29
         filters = options.filters()
         is_filtered = filters.steps or self._resets_at_once
-        self._states_every, self._states = states, None if states is None else self._offered_states(states, is_filtered)
+        self._states_every, self._state_is_due = states, False
+        self._states = None if states is None else self._offered_states(states, is_filtered)
         described = filters.described() | ({} if states is None else {"states": states})
         schema = new_schema(options, env, env.observation_space, env.action_space, described)
         with opened_directory(directory, on_exist) as self.directory:
@@ -217,22 +218,20 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     # -- states -------------------------------------------------------------------------------------------------------
 
     def _offered_states(self, every: int, is_filtered: bool) -> States:
-        if every < 1:
-            raise InvalidOption(f"states={every!r}: pass a number of steps, 1 or more")
         if is_filtered or self._autoreset is not None:
             raise InvalidOption(f"states={every!r}: not together with filters or autoreset; omit it")
-        states = states_of(self._base_env)
-        if states is None:
-            name = type(self._base_env).__name__
-            raise InvalidOption(f"states={every!r}: {name} offers no state; omit it, or give {name} get_state() and "
-                                "set_state()")  # fmt: skip
-        return states
+        return offered_states(self._base_env, every)
 
     def _keep_state(self, states: States) -> None:
         """Record the state before the next step, if it is due."""
         steps = self._recorder.steps_taken()
-        if steps and self._recorder.running and not steps % int(self._states_every or 1):
-            self.annotate(**{STATES + ENVIRONMENT: packed_state(self._base_env, states)})
+        if not self._recorder.running or not steps:
+            self._state_is_due = False
+        elif self._state_is_due or not steps % int(self._states_every or 1):
+            state = packed_state(self._base_env, states)
+            self._state_is_due = state is None
+            if state is not None:
+                self.annotate(**{STATES + ENVIRONMENT: state})
 
     # -- copies -------------------------------------------------------------------------------------------------------
 

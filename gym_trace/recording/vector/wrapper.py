@@ -13,12 +13,14 @@ from gymnasium import vector
 
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
+from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import is_masked, plain_array
 from gym_trace.model.values import Array, objects
+from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.options import (
     RecordingOptions,
@@ -29,6 +31,7 @@ from gym_trace.recording.options import (
 )
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import LaneRecorder
+from gym_trace.ring.chunk_builder import PACKED_ABSENT
 from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.ring.lanes.entries import More, Reset
 from gym_trace.ring.lanes.writer import Step
@@ -62,6 +65,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
     Args:
         envs: any Gymnasium vector environment.
         directory … on_error: see RecordingOptions.
+        states: keep the states of all lanes every N steps after a reset of all of them, so that env_at() can start
+            there: in a SyncVectorEnv of environments that offer it; see TraceRecordingWrapper.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -90,6 +95,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        states: int | None = None,
     ):
         self._options = options = RecordingOptions(
             directory=directory,
@@ -114,12 +120,17 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._filters = options.filters()
         self._infos, self._info_keys = bool(record_infos), options.info_keys
         self._has_more = self._filters.any or self._infos  # whether steps have more to record than arrays
+        self._states_every = states
+        self._states = None if states is None else self._offered_states(states)  # of each lane
+        self._steps = 0  # since the last reset of all lanes
+        self._due = np.zeros(self._count, np.bool_)  # lanes whose state is due
+        kept = {} if states is None else {"states": states}
         self._schema = new_schema(
             options,
             envs,
             lane_space(envs, "observation_space"),
             lane_space(envs, "action_space"),
-            {**self._filters.described(), "num_envs": self._count, "autoreset_mode": self._mode},
+            {**self._filters.described(), **kept, "num_envs": self._count, "autoreset_mode": self._mode},
         )
         with opened_directory(directory, on_exist) as self.directory:
             self._attach(lazy=False)
@@ -169,7 +180,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         packed_options = recorder.packed("reset", given) if given else None
         if mask is None:
-            self._notes = {}
+            self._notes, self._steps = {}, 0
         ids = None if recorder.filters is None else recorder.filters.reset(lanes)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -195,6 +206,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
+        if self._states is not None:
+            self._keep_states(self._states)
         recorder, notes = self._recorder, self._notes
         if notes:  # of this step, whatever becomes of it
             self._notes = {}
@@ -294,6 +307,30 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def secure(self) -> None:
         """Returns when the steps so far survive the death of this process: mostly they do already. As flush()."""
         self._recorder.secure()
+
+    def _offered_states(self, every: int) -> list[tuple[Any, States]]:
+        """Return each lane's environment and how to get its state. Raises InvalidOption."""
+        envs = self.unwrapped
+        if not isinstance(envs, vector.SyncVectorEnv):
+            raise InvalidOption(f"states={every!r}: the lanes of {type(envs).__name__} give no access to their states; "
+                                "use a SyncVectorEnv, or omit it")  # fmt: skip
+        if self._filters.steps:
+            raise InvalidOption(f"states={every!r}: not together with filters of steps; omit it")
+        return [(env, offered_states(env, every)) for env in envs.envs]
+
+    def _keep_states(self, states: list[tuple[Any, States]]) -> None:
+        """Record the states before the next step of those lanes where they are due."""
+        if self._steps and not self._steps % int(self._states_every or 1):
+            self._due[:] = True
+        self._steps += 1
+        if not self._due.any():
+            return
+        rows = [PACKED_ABSENT] * self._count
+        for lane in np.flatnonzero(self._due).tolist():
+            state = packed_state(*states[lane])
+            if state is not None:
+                rows[lane], self._due[lane] = _packed_note("state", state), False
+        self._notes[STATES + ENVIRONMENT] = rows
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
