@@ -162,7 +162,7 @@ def test_states_need_an_environment_that_offers_them(tmp_path: Path) -> None:
 
 
 class Busy(Walk):
-    """Has no state at even places of the walk."""
+    """A walk without a state at even places."""
 
     def get_state(self) -> bytes | None:  # type: ignore[override]
         return None if int(self.place) % 2 == 0 else super().get_state()
@@ -201,7 +201,7 @@ def test_states_of_ale_need_trust(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 class Poses(Walk):
-    """Has its state as a dict of arrays, as ManiSkill does. get_state() gives an array."""
+    """A walk whose state is a dict of arrays, as ManiSkill's; get_state() gives an array."""
 
     def get_state(self) -> Any:
         return np.array([self.place])
