@@ -101,6 +101,12 @@ class NamedEnvironment:
         import gymnasium
 
         env = make_with(str(self.factory), self.env_args)
+        if not isinstance(env, gymnasium.Env):
+            env.close()
+            raise EnvironmentUnavailable(
+                f"--make {self.factory}: returned {type(env).__name__}, an environment of many agents; record it in "
+                "Python, with gym_trace.pettingzoo.record()"
+            )
         if self.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
         return _wrapped(env, self.wrappers)
@@ -201,8 +207,10 @@ def without_display() -> None:
 
 
 def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
-    """Build the environment with the user's factory. Raises EnvironmentUnavailable."""
+    """Build the environment with the user's factory, also one of many agents. Raises EnvironmentUnavailable."""
     import gymnasium
+
+    from gym_trace.envs.agents import is_of_agents
 
     make = NamedCallable().convert(factory, None, None)
     try:
@@ -212,7 +220,7 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
         env = make(**env_args, **render_mode)
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
-    if not isinstance(env, gymnasium.Env):
+    if not (isinstance(env, gymnasium.Env) or is_of_agents(env)):
         raise EnvironmentUnavailable(f"--make {factory}: returned {type(env).__name__}; return a gymnasium.Env")
     return env
 

@@ -13,13 +13,17 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipe_of_spec, recipes_of_lanes, recorded_recipe
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import shown, without_addresses
 
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
-_TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
+_TELLING_PACKAGES = (
+    "ale_py", "Box2D", "brax", "chess", "dm_control", "jax", "minigrid", "mujoco", "pygame", "pymunk", "rlcard",
+    "torch",
+)  # fmt: skip
 
 
 def describe_environment(env: Any) -> dict[str, Any]:
@@ -32,16 +36,22 @@ def describe_environment(env: Any) -> dict[str, Any]:
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
+    render_mode = unwrapped.render_mode
     is_vector = isinstance(unwrapped, gymnasium.vector.VectorEnv)
     made = recipes_of_lanes(unwrapped) if is_vector else [recipe_of(env)]
+    agents: dict[str, Any] = {}
+    if isinstance(unwrapped, JointEnv):
+        agents = {"agents": {"kind": unwrapped.kind, "names": unwrapped.names, "state": unwrapped.has_state}}
+        unwrapped = unwrapped.inner.unwrapped
     return {
         "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
         "note": note,
         "wrappers": _wrappers(env),
         "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
-        "render_mode": unwrapped.render_mode if isinstance(unwrapped.render_mode, str) else None,
+        "render_mode": render_mode if isinstance(render_mode, str) else None,
         "made": made[0],
+        **agents,
         **({"lanes": made} if len(made) > 1 else {}),
     }
 
@@ -109,7 +119,9 @@ def _wrappers(env: Any) -> list[str]:
 
 def versions_of(env: Any) -> dict[str, str]:
     """Return versions of Python, of our own dependencies, and of the packages of the environment."""
-    own = [cls.__module__.partition(".")[0] for cls in type(getattr(env, "unwrapped", None)).__mro__]
+    base = getattr(env, "unwrapped", None)
+    kinds = [type(base), *([type(base.inner.unwrapped)] if isinstance(base, JointEnv) else [])]
+    own = [cls.__module__.partition(".")[0] for kind in kinds for cls in kind.__mro__]
     found = {"python": platform.python_version()}
     for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
         if name in sys.modules and name not in ("builtins", "typing", "__main__"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 
+from gym_trace.envs.agents import jointly
 from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
@@ -28,6 +29,7 @@ from gym_trace.envs.consent import (
     together,
     trusted_wrapper,
 )
+from gym_trace.envs.factories import ENTRY_POINT, asked_of_factory, is_known_factory
 from gym_trace.envs.monitor import REPLACED, Monitor
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
@@ -61,7 +63,8 @@ def make_environment(
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)
-    imports = [] if recipe.id in gymnasium.registry else _imports(description)
+    is_registered = is_known_factory(recipe.kwargs) if _is_of_agents(recipe) else recipe.id in gymnasium.registry
+    imports = [] if is_registered else _imports(description)
     asked = _asked_of_base(recipe, imports)
     would = together(asked + _asked_of_wrappers(wrappers))
     if asked and not trust:
@@ -95,11 +98,12 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
 
 
 def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
-    """Return the user's environment inside the other recorded wrappers.
+    """Return the user's environment inside the other recorded wrappers; one of many agents as a JointEnv.
 
     That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
     Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.
     """
+    env = jointly(env, description)
     wrappers, there = _to_make(recorded_wrappers(description, lane)), _classes_around(env)
     more = wrappers[len(there) :]
     if there != [_last(name) for name, _ in wrappers[: len(there)]] or asked_of_sizes(more):
@@ -163,9 +167,11 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
 
 
 def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
-    if recipe.id in gymnasium.registry:
+    if recipe.id in gymnasium.registry and not _is_of_agents(recipe):
         return asked_of_arguments(recipe.kwargs, gymnasium.registry[recipe.id].kwargs)
     asked = [f"import {module}, as was done for the recording (--import {module})" for module in imports]
+    if _is_of_agents(recipe):
+        return [*asked, *asked_of_factory(recipe.kwargs, bool(asked))]
     if recipe.entry_point is None and asked:
         return [*asked, *asked_of_arguments(recipe.kwargs, {})]
     if recipe.entry_point is None:
@@ -195,6 +201,10 @@ def _is_harmless(name: str) -> bool:
         return True
 
 
+def _is_of_agents(recipe: Recipe) -> bool:
+    return recipe.entry_point == ENTRY_POINT
+
+
 def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> EnvironmentUnavailable:
     missing = [module for module in imports if importlib.util.find_spec(module.partition(".")[0]) is None]
     told = f" {', '.join(missing)} is not installed here." if missing else ""
@@ -210,9 +220,9 @@ def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> Envir
 
 def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymnasium.Env[Any, Any]:
     """Build the environment without wrappers, by its entry point."""
-    if recipe.id not in gymnasium.registry:
+    registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)
+    if registered is None:
         _import_for(recipe, imports)
-    registered = gymnasium.registry.get(recipe.id)
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}

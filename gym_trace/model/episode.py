@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.model.agents import AgentEpisode, JointColumns, Name, appeared
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
@@ -80,8 +81,22 @@ class Episode:
     def __len__(self) -> int:
         return int(self._record["steps"]) if self._steps is None else len(self._steps)
 
-    def __getitem__(self, steps: slice) -> Episode:
-        """Return consecutive steps as an episode. Raises TypeError for any other index."""
+    @overload
+    def __getitem__(self, steps: slice) -> Episode: ...
+
+    @overload
+    def __getitem__(self, steps: str | int) -> AgentEpisode: ...
+
+    def __getitem__(self, steps: slice | str | int) -> Episode | AgentEpisode:
+        """Return consecutive steps as an episode, or the steps of one of many agents, by its name.
+
+        Raises:
+            TypeError: for any other index.
+            KeyError: there is no such agent.
+            TraceError: the episode is of a single agent.
+        """
+        if isinstance(steps, str) or (type(steps) is int and self._has_agents()):
+            return AgentEpisode(self, self._joint, steps)
         if not isinstance(steps, slice) or steps.step not in (None, 1):
             raise TypeError(f"episode[{steps!r}]: pass a slice without a stride, such as episode[0:64]")
         chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
@@ -308,6 +323,40 @@ class Episode:
     def annotations(self) -> dict[str, Array]:
         """(N, …) arrays by name; None in a row without a value; empty for an episode without steps."""
         return dict(self._column("annotations"))
+
+    def _has_agents(self) -> bool:
+        with suppress(TraceError):
+            return bool(self._joint.names)
+        return False
+
+    # -- many agents --------------------------------------------------------------------------------------------------
+
+    @property
+    def _joint(self) -> JointColumns:
+        if "joint" not in self._cache:
+            self._cache["joint"] = JointColumns(self.observations)
+        columns: JointColumns = self._cache["joint"]
+        return columns
+
+    @property
+    def agents(self) -> list[Name]:
+        """The agents that were there, in the order in which they came; ``episode[name]`` has the steps of each.
+
+        Raises TraceError if the episode is of a single agent.
+        """
+        return [self._joint.names[number] for number in appeared(self._joint)]
+
+    @property
+    def turns(self) -> Array:
+        """(N,) int64: the agent that acted in each turn, an index of `agents`; -1 when none was left.
+
+        Raises TraceError if all agents act at once, or the episode is of a single agent.
+        """
+        turn = self._joint.turn
+        if turn is None:
+            raise TraceError("turns: recorded from a parallel environment, where all agents act in each step")
+        place = {number: place for place, number in enumerate(appeared(self._joint))}
+        return np.array([place.get(number, -1) for number in turn[: len(self)].tolist()], np.int64)
 
     @property
     def states(self) -> dict[str, Array]:

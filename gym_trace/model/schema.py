@@ -108,6 +108,11 @@ class WriterSchema:
         return as_map(self.metadata) if self.is_imported else {}
 
     @property
+    def agents(self) -> dict[str, Any]:
+        """The agents of an environment of many (docs/FORMAT.md, section 4); empty for a single agent."""
+        return as_map(self.environment.get("agents"))
+
+    @property
     def branch(self) -> dict[str, Any]:
         """The step that the episodes branch from (docs/FORMAT.md, section 4); empty if they begin at their reset."""
         return as_map(self.raw.get("branch"))

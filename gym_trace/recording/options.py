@@ -10,7 +10,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from gym_trace.recording.process_safety import is_joined
 from gym_trace.storage.local import LocalStorage, alone, refuse_url
 
 _log = logging.getLogger("gym_trace")
-_Wrapper = TypeVar("_Wrapper", bound=type)
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class RecordingOptions:
 
 
 def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
-    """Copy the documentation of RecordingOptions into a wrapper's docstring, where the docstring refers to it."""
+    """Copy the documentation of RecordingOptions into the docstring of what takes them, where it refers to it."""
     text = inspect.getdoc(RecordingOptions)
     if text and wrapper.__doc__:  # python -OO removes docstrings
         arguments = text.partition("Args:\n")[2].partition("\n\n")[0]

@@ -14,7 +14,7 @@ from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
-from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES
+from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import (
@@ -166,6 +166,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Like reseed(), with a state as NumPy's bit generators give it."""
         restore_generator(self._base_env, state)
         self.annotate(**{STATES + GENERATOR: dict(state)})
+
+    def end_episode(self, outcome: Outcome) -> None:
+        """End the open episode, if there is one, where the environment itself has not said that it is over."""
+        if self._recorder.episode is not None and not self._recorder.slab.ended:
+            self._recorder.end(outcome)
 
     def flush(self) -> None:
         """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""

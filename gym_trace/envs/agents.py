@@ -1,0 +1,371 @@
+"""An environment of many agents (of PettingZoo) as one environment of Gymnasium, whose rows hold all agents.
+
+So it is recorded, replayed, compared and rendered as any other. docs/FORMAT.md, section 4, says what a row holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.envs.spaces import describe
+from gym_trace.errors import raise_if_of_signal
+from gym_trace.model.agents import (
+    ACTED,
+    GIVEN,
+    INFORMED,
+    NAMES,
+    NO_ACTION,
+    NONE,
+    OBSERVED,
+    PLACE,
+    REWARD,
+    REWARDED,
+    REWARDS,
+    STATE,
+    TERMINATION,
+    TERMINATIONS,
+    TRUNCATION,
+    TRUNCATIONS,
+    TURN,
+    Name,
+    agents_key,
+)
+from gym_trace.model.layout import Branch, Layout, layout_of
+from gym_trace.model.schema import as_map
+from gym_trace.model.values import copied
+
+AEC, PARALLEL = "aec", "parallel"
+_MOST_PLACES = np.iinfo(np.int16).max
+
+
+class Agents(gymnasium.Space[Any]):
+    """The space of rows of agents that are not known before they appear: any map."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, Mapping)
+
+    def __repr__(self) -> str:
+        return "Agents()"
+
+
+class JointEnv(gymnasium.Env[Any, Any]):
+    """All agents of an environment of PettingZoo as one.
+
+    Of a parallel environment a step is a step of it; of an AEC environment it is one turn. The reward is the sum of
+    the rewards of all agents. The episode is over when all agents are; it is terminated or truncated as the agents
+    were that were there last. The agents themselves, with their rewards and flags, are in the observation.
+
+    Args:
+        env: an AEC or parallel environment.
+        state: also observe env.state().
+
+    Attributes:
+        inner: the environment given.
+        kind: "aec" or "parallel".
+        answer: what inner.reset() or inner.step() returned last; of an AEC environment, what inner.last() did, or None
+            when no agent is left.
+        names: the agents that have columns of their own; None if they are not known before they appear.
+        has_state: True if env.state() is observed.
+    """
+
+    def __init__(self, env: Any, *, state: bool = False):
+        self.inner, self.kind, self.has_state = env, kind_of(env), state
+        self.metadata = {**(getattr(env, "metadata", None) or {})}
+        self.metadata.setdefault("render_modes", self.metadata.get("render.modes", []))
+        self.render_mode = getattr(env, "render_mode", None)
+        self.answer: Any = None
+        self._actual: tuple[Any] | None = None  # the action to pass on, instead of a decoded one
+        self._flags = False, False  # of the agents that were there last
+        known = _known_spaces(env)
+        self.names: list[Name] | None = None if known is None else list(known[0])
+        self._key = agents_key(self.names or ())
+        self._fillers: dict[Name, Any] = {}
+        self._action_fillers: dict[Name, Any] = {}
+        if known is None:
+            self.observation_space, self.action_space = Agents(), Agents()
+            return
+        observed, acted = known
+        make: Any = spaces.Dict  # whose signature has keys of text alone
+        for name in observed:
+            self._fillers[name] = _filler(layout_of(describe(observed[name]), ()))
+            self._action_fillers[name] = _filler(layout_of(describe(acted[name]), ()))
+        count = len(observed)
+        flags = spaces.Box(0, NONE, (count,), np.uint8)
+        self.observation_space = make([*observed.items(), (self._key, self._space_of_agents(count))])
+        self.action_space = make([*acted.items(), (self._key, flags)])
+
+    def _space_of_agents(self, count: int) -> spaces.Dict:
+        told: list[tuple[str, spaces.Space[Any]]] = [
+            (PLACE, spaces.Box(-1, _MOST_PLACES, (count,), np.int16)),
+            (GIVEN, spaces.Box(0, 31, (count,), np.uint8)),
+            (REWARDS, spaces.Box(-np.inf, np.inf, (count,), np.float64)),
+            (TERMINATIONS, spaces.MultiBinary(count)),
+            (TRUNCATIONS, spaces.MultiBinary(count)),
+        ]
+        if self.kind == AEC:
+            told += [(TURN, spaces.Discrete(count + 1, start=-1))]
+            told += [(REWARD, spaces.Box(-np.inf, np.inf, (), np.float64))]
+        if self.has_state:
+            space = getattr(self.inner, "state_space", None)
+            told += [(STATE, space if isinstance(space, spaces.Space) else Agents())]
+        return spaces.Dict(told)
+
+    # -- the environment's methods ------------------------------------------------------------------------------------
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The random generator of the environment. Raises AttributeError if it has none that is known."""
+        base = self.inner.unwrapped
+        for owner in (base, getattr(base, "env", None)):  # environments of SISL keep theirs inside
+            found = getattr(owner, "np_random", None)
+            if isinstance(found, np.random.Generator):
+                return found
+        raise AttributeError("np_random")
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        raise AttributeError("np_random: set the generator's state instead")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[Any, Any]]:
+        """Reset the environment; return the row of all agents, and their infos."""
+        self._flags = False, False
+        self._held = dict(self._fillers)
+        answer = self.inner.reset(seed=seed, options=options)
+        if self.kind == PARALLEL:
+            self.answer = answer
+            observations, infos = answer
+            return self._row(observations, {}, {}, {}, infos)[0], _by_name(infos)
+        return self._turn(), _by_name(self.inner.infos)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[Any, Any]]:
+        """Take a step of a parallel environment, or a turn of an AEC environment."""
+        actual, self._actual = self._actual, None
+        given = self.decoded(action) if actual is None else actual[0]
+        answer = self.inner.step(given)
+        if self.kind == PARALLEL:
+            self.answer = answer
+            observations, rewards, terminations, truncations, infos = answer
+            row, _ = self._row(observations, rewards, terminations, truncations, infos)
+            dead = all(terminations.get(agent) or truncations.get(agent) for agent in self.inner.agents)
+            terminated, truncated = any(terminations.values()), any(truncations.values())
+            return row, _sum(rewards), dead and terminated, dead and truncated, _by_name(infos)
+        row, inner = self._turn(), self.inner
+        terminated, truncated = self._flags if not inner.agents else (False, False)
+        return row, _sum(inner.rewards), terminated, truncated, _by_name(inner.infos)
+
+    def render(self) -> Any:
+        return self.inner.render()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    @property
+    def all_dead(self) -> tuple[bool, bool] | None:
+        """Whether the agents that are left are terminated or truncated, if all are, but not removed yet; else None."""
+        if self.kind == PARALLEL or self.answer is None:
+            return None
+        inner = self.inner
+        over = all(inner.terminations[agent] or inner.truncations[agent] for agent in inner.agents)
+        return self._flags if over else None
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> dict[Any, Any]:
+        """Return the row of an AEC environment: what its last() gives, and what is known of all agents."""
+        inner = self.inner
+        if not inner.agents:
+            self.answer = None
+            row, told = self._row({}, inner.rewards, inner.terminations, inner.truncations, inner.infos)
+            told |= {TURN: -1, REWARD: np.float64(0)}
+            return row
+        agent = inner.agent_selection
+        self.answer = answer = inner.last()
+        self._flags = any(inner.terminations.values()), any(inner.truncations.values())
+        row, told = self._row({agent: answer[0]}, inner.rewards, inner.terminations, inner.truncations, inner.infos)
+        names: Any = told.get(NAMES, self.names)
+        told[TURN] = names.index(name_of(agent))
+        told[REWARD] = _number(answer[1])
+        return row
+
+    def _row(
+        self,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> tuple[dict[Any, Any], dict[str, Any]]:
+        """Return a row, and what it says of the agents."""
+        given = ((OBSERVED, observations), (REWARDED, rewards), (TERMINATION, terminations), (TRUNCATION, truncations),
+                 (INFORMED, infos))  # fmt: skip
+        known, names = self.names, [name_of(agent) for agent in self.inner.agents]
+        number = _numbered(known or ())
+        bits: dict[Name, int] = dict.fromkeys(names, 0)
+        for bit, agents in given:
+            for agent in agents:
+                name = name_of(agent)
+                bits[name] = bits.get(name, 0) | bit
+        is_free = known is None or not all(name in number for name in bits)
+        order = list(bits) if known is None or is_free else known
+        if is_free:
+            number = _numbered(order)
+        place, bit_of = np.full(len(order), -1, np.int16), np.zeros(len(order), np.uint8)
+        for i, name in enumerate(names):
+            place[number[name]] = i
+        for name, bit in bits.items():
+            bit_of[number[name]] = bit
+        told: dict[str, Any] = {
+            PLACE: place,
+            GIVEN: bit_of,
+            REWARDS: _rewards(rewards, number),
+            TERMINATIONS: _flagged(terminations, number),
+            TRUNCATIONS: _flagged(truncations, number),
+            **({STATE: self.inner.state()} if self.has_state else {}),
+            **({NAMES: order} if is_free else {}),
+        }
+        row = self._observed({name_of(agent): value for agent, value in observations.items()}, is_free)
+        row[agents_key(bits) if is_free else self._key] = told
+        return row, told
+
+    def _observed(self, observations: dict[Name, Any], is_free: bool) -> dict[Any, Any]:
+        if is_free:
+            return dict(observations)
+        if self.kind == PARALLEL:
+            return {**self._fillers, **observations}
+        # In turns an agent that is not observed keeps its last value, so that rows compress well.
+        row = {**self._held, **observations}
+        self._held.update((name, copied(value)) for name, value in observations.items())
+        return row
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def encoded(self, action: Any) -> dict[Any, Any]:
+        """Return the row of what is passed to inner.step()."""
+        if self.kind == PARALLEL:
+            given = {name_of(agent): value for agent, value in action.items()}
+        else:
+            given = {name_of(self.inner.agent_selection): action} if self.inner.agents else {}
+        if self.names is None or not all(name in self._action_fillers for name in given):
+            return given
+        row = dict(self._action_fillers)
+        acted = np.full(len(row), NO_ACTION, np.uint8)
+        number = _numbered(self.names)
+        for name, value in given.items():
+            acted[number[name]] = NONE if value is None else ACTED
+            if value is not None:
+                row[name] = value
+        row[self._key] = acted
+        return row
+
+    def decoded(self, row: Any) -> Any:
+        """Return what a row of actions passes to inner.step()."""
+        if self.names is not None and self._key in row:
+            acted = row[self._key]
+            chosen = [(name, told) for name, told in zip(self.names, np.asarray(acted).tolist()) if told != NO_ACTION]
+            given = {name: row[name] if told == ACTED else None for name, told in chosen}
+        else:
+            given = dict(row)
+        if self.kind == AEC:
+            return next(iter(given.values()), None)
+        agents = {name_of(agent): agent for agent in (*getattr(self.inner, "possible_agents", ()), *self.inner.agents)}
+        present = [name for name in map(name_of, self.inner.agents) if name in given]
+        return {agents.get(name, name): given[name] for name in dict.fromkeys([*present, *given])}
+
+    def passed_on(self, action: Any) -> dict[Any, Any]:
+        """Return the row of an action, and pass the action itself to inner.step() at the next step."""
+        self._actual = (action,)
+        return self.encoded(action)
+
+
+def kind_of(env: Any) -> str:
+    """Return AEC or PARALLEL."""
+    return AEC if hasattr(type(env), "agent_iter") else PARALLEL
+
+
+def is_of_agents(env: Any) -> bool:
+    """Return True for an AEC or parallel environment of PettingZoo."""
+    library: Any = sys.modules.get("pettingzoo")
+    return library is not None and isinstance(env, (library.AECEnv, library.ParallelEnv))
+
+
+def jointly(env: Any, description: Mapping[str, Any]) -> Any:
+    """Return an environment of PettingZoo as a JointEnv; any other as it is.
+
+    description: of the recorded environment, which says whether its state was recorded.
+    """
+    if not is_of_agents(env):
+        return env
+    return JointEnv(env, state=as_map(description.get("agents")).get("state") is True)
+
+
+def name_of(agent: Any) -> Name:
+    """Return the name of an agent in a trace: text and integers as they are, others as text."""
+    return agent if type(agent) in (str, int) else str(agent)
+
+
+def _numbered(names: Iterable[Name]) -> dict[Name, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def _known_spaces(env: Any) -> tuple[dict[Name, Any], dict[Name, Any]] | None:
+    """Return the spaces of observations and actions of all agents; None if they are not known before a reset."""
+    try:
+        agents = list(env.possible_agents)
+        observed = {name_of(agent): env.observation_space(agent) for agent in agents}
+        acted = {name_of(agent): env.action_space(agent) for agent in agents}
+    except Exception as error:  # of any kind: foreign code says in this way that it does not know
+        raise_if_of_signal(error)
+        return None
+    every = [*observed.values(), *acted.values()]
+    if not agents or len(observed) < len(agents) or not all(isinstance(space, spaces.Space) for space in every):
+        return None
+    return observed, acted
+
+
+def _filler(layout: Layout) -> Any:
+    """Return zeros, and None in columns of values of any kind, in the structure of a space."""
+    if isinstance(layout, Branch):
+        parts = [_filler(part) for part in layout.children]
+        return tuple(parts) if layout.keys is None else dict(zip(layout.keys, parts))
+    return None if layout.dtype is None else np.zeros(layout.shape, layout.dtype)[()]
+
+
+def _by_name(infos: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name_of(agent): info for agent, info in infos.items()}
+
+
+def _number(reward: Any) -> Any:
+    """Return a reward as float64, if that holds it exactly."""
+    try:
+        number = np.float64(reward)
+        return number if isinstance(number, np.float64) and (number == reward or reward != reward) else reward
+    except (TypeError, ValueError, OverflowError):
+        return reward
+
+
+def _rewards(rewards: Mapping[Any, Any], number: Mapping[Name, int]) -> Any:
+    values: list[Any] = [np.float64(0)] * len(number)
+    for agent, reward in rewards.items():
+        values[number[name_of(agent)]] = _number(reward)
+    return np.array(values) if all(type(value) is np.float64 for value in values) else values
+
+
+def _flagged(flags: Mapping[Any, Any], number: Mapping[Name, int]) -> Any:
+    found = np.zeros(len(number), np.int8)
+    for agent, flag in flags.items():
+        found[number[name_of(agent)]] = bool(flag)
+    return found
+
+
+def _sum(rewards: Mapping[Any, Any]) -> Any:
+    total: Any = sum(rewards.values())
+    return float(total) if isinstance(total, (bool, int, float, np.number)) else total

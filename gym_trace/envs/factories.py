@@ -1,0 +1,190 @@
+"""How an environment of PettingZoo was made, as plain data, and making it again.
+
+It is made by its id in PettingZoo's registry (since PettingZoo 1.27), or else by a function or class of a module. Its
+arguments are those that gymnasium.utils.EzPickle keeps, which PettingZoo's environments use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec
+
+from gym_trace.envs.agents import AEC, JointEnv, is_of_agents, kind_of
+from gym_trace.envs.consent import asked_of_arguments, import_named, named
+from gym_trace.envs.recipe import Arguments, argument
+from gym_trace.errors import EnvironmentUnavailable, MissingExtra, TraceError
+from gym_trace.printable import printable
+
+ENTRY_POINT = f"{__name__}:make_joint"
+# Modules of PettingZoo itself, whose factories do no more than make an environment.
+_OWN = re.compile(r"pettingzoo\.(atari|butterfly|classic|mpe|sisl)(\.\w+)+:(env|parallel_env|raw_env)", re.ASCII)
+_ID = re.compile(r"([\w.-]+/)?[\w:.-]+", re.ASCII)
+_FACTORIES = {AEC: ("env", "raw_env"), "parallel": ("parallel_env",)}
+_MOST_WRAPPERS = 100
+
+
+def spec_of(env: JointEnv, state: bool) -> EnvSpec | None:
+    """Return the spec that makes this environment again; None if it is not known how it was made."""
+    layers = _layers(env.inner)
+    kwargs = _arguments_of(layers[-1])
+    factory = _factory_of(env.inner, layers)
+    if kwargs is None or factory is None:
+        return None
+    module, _, _ = factory.partition(":")
+    name = (getattr(env.inner, "metadata", None) or {}).get("name") or type(layers[-1]).__qualname__
+    top = factory.partition("/")[0] if "/" in factory and ":" not in factory else module.partition(".")[0]
+    label = re.sub(r"[^\w:.-]+", "_", re.sub(r"_v(\d+)$", r"-v\1", str(name)))
+    known: dict[str, Any] = {"kind": env.kind, "env": factory, "layers": [type(layer).__qualname__ for layer in layers]}
+    told = {**known, **({"state": True} if state else {})}
+    identifier = factory if ":" not in factory else f"{top}/{label}"
+    return EnvSpec(
+        identifier,
+        entry_point=ENTRY_POINT,
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs={"pettingzoo": told, **kwargs},
+    )
+
+
+def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
+    """Make an environment of PettingZoo as one of Gymnasium.
+
+    Args:
+        pettingzoo: from spec_of(): kind, env, layers and maybe state.
+        kwargs: of its factory.
+
+    Raises:
+        EnvironmentUnavailable, MissingExtra.
+    """
+    told = _checked(pettingzoo)
+    factory, kind = told["env"], told["kind"]
+    if ":" not in factory:
+        library = _library()
+        if not hasattr(library, "make"):
+            raise EnvironmentUnavailable(f"{factory}: needs PettingZoo 1.27 or newer, which makes environments by id")
+        env = library.make(kind, factory, **kwargs)
+    else:
+        env = import_named(factory)(**kwargs)
+    if not is_of_agents(env) or kind_of(env) != kind:
+        raise EnvironmentUnavailable(f"{printable(factory)}: makes no {kind} environment of PettingZoo here")
+    there = [type(layer).__qualname__ for layer in _layers(env)]
+    if there != told["layers"]:
+        env.close()
+        recorded = printable(", ".join(told["layers"]))
+        raise EnvironmentUnavailable(
+            f"{printable(factory)}: comes in {', '.join(there)} here, was recorded in {recorded}; name what makes it: "
+            "--make MODULE:FUNCTION on the command line, make_env= in Python"
+        )
+    return JointEnv(env, state=told["state"])
+
+
+def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
+    """Describe what making the environment would do that needs the user's consent.
+
+    may_register: True if modules that the user would consent to may register its id. Raises EnvironmentUnavailable.
+    """
+    told = _told(kwargs)
+    asked = asked_of_arguments({name: stored for name, stored in kwargs.items() if name != "pettingzoo"}, {})
+    if ":" in told["env"] and not is_known(told["kind"], told["env"]):
+        module, _, call = told["env"].partition(":")
+        return [f"import {named(module)} and call its {named(call)}, which is not PettingZoo's own", *asked]
+    if not may_register and not is_known(told["kind"], told["env"]):
+        raise EnvironmentUnavailable(
+            f"{named(told['env'])} is not registered with pettingzoo; import the package that registers it (--import "
+            "MODULE), or name what makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
+        )
+    return asked
+
+
+def is_known_factory(kwargs: Arguments) -> bool:
+    """Return True if the environment is PettingZoo's, or its id is registered there. Raises EnvironmentUnavailable."""
+    told = _told(kwargs)
+    return is_known(told["kind"], told["env"])
+
+
+def _told(kwargs: Arguments) -> dict[str, Any]:
+    try:
+        return _checked(argument(kwargs["pettingzoo"]))
+    except (LookupError, TraceError) as error:
+        raise EnvironmentUnavailable("the recorded environment of PettingZoo is malformed") from error
+
+
+def is_known(kind: str, factory: str) -> bool:
+    """Return True for an id in PettingZoo's registry, and for factories of PettingZoo itself."""
+    if ":" in factory:
+        return _OWN.fullmatch(factory) is not None
+    return factory in _registry(_library(), kind)
+
+
+def _checked(told: Any) -> dict[str, Any]:
+    """Return what a trace says of the factory. Raises EnvironmentUnavailable."""
+    if isinstance(told, Mapping):
+        kind, factory, layers = told.get("kind"), told.get("env"), told.get("layers")
+        names = layers if isinstance(layers, list) else [None]
+        are_texts = all(isinstance(text, str) for text in (kind, factory, *names))
+        if are_texts and kind in _FACTORIES and len(names) <= _MOST_WRAPPERS:
+            return {"kind": kind, "env": factory, "layers": names, "state": told.get("state") is True}
+    raise EnvironmentUnavailable("the recorded environment of PettingZoo is malformed")
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("pettingzoo")
+    except ImportError as error:
+        raise MissingExtra("PettingZoo is not installed; pip install 'gym-trace[pettingzoo]'") from error
+
+
+def _registry(library: Any, kind: str) -> Mapping[str, Any]:
+    found = getattr(library, f"{kind}_registry", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _layers(env: Any) -> list[Any]:
+    """Return an environment and those inside it, outermost first."""
+    layers, base = [env], env.unwrapped
+    while layers[-1] is not base and len(layers) < _MOST_WRAPPERS:
+        inner = vars(layers[-1]).get("env", vars(layers[-1]).get("aec_env"))
+        if inner is None:
+            break
+        layers.append(inner)
+    return layers
+
+
+def _factory_of(env: Any, layers: list[Any]) -> str | None:
+    """Return an id in PettingZoo's registry, or "module:function" of a factory or class; None if it has no name."""
+    base, kind = type(layers[-1]), kind_of(env)
+    module = base.__module__
+    if len(layers) > 1 or kind != AEC or base.__qualname__ != "raw_env":
+        for identifier, spec in _registry(sys.modules.get("pettingzoo"), kind).items():
+            entry = spec.entry_point
+            if isinstance(entry, str) and entry.partition(":")[0] == module and _ID.fullmatch(identifier):
+                return str(identifier)
+    if module == "__main__" or "<locals>" in base.__qualname__:
+        return None
+    versioned = f"{module.partition('.')[0]}.{(getattr(env, 'metadata', None) or {}).get('name')}"
+    functions = _FACTORIES[kind] if len(layers) > 1 else _FACTORIES[kind][::-1]
+    for place in (versioned, module):
+        for function in functions:
+            if callable(getattr(sys.modules.get(place), function, None)):
+                return f"{place}:{function}"
+    return f"{module}:{base.__qualname__}" if len(layers) == 1 else None
+
+
+def _arguments_of(env: Any) -> dict[str, Any] | None:
+    """Return the arguments of an environment, if it keeps them or takes none but a render mode."""
+    parameters = list(inspect.signature(type(env).__init__).parameters.values())[1:]
+    args, kwargs = getattr(env, "_ezpickle_args", None), getattr(env, "_ezpickle_kwargs", None)
+    if isinstance(args, tuple) and isinstance(kwargs, dict):
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return {**dict(zip(names, args)), **kwargs} if len(args) <= len(names) else None
+    known = {"render_mode": getattr(env, "render_mode", None)}
+    needed = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if type(env).__init__ is object.__init__ or not needed:
+        return {}
+    return {name: known[name] for name in needed} if set(needed) <= known.keys() else None

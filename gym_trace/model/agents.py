@@ -1,0 +1,303 @@
+"""Episodes of many agents: how a row holds them (docs/FORMAT.md, section 4), and the steps of one agent.
+
+A row of observations is a map of each agent to its observation, and AGENTS to a map of who is there and what else is
+known of each. The latter's arrays have one element per agent, in the order of the map or, where AGENTS has names, in
+that of the names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.model.values import Array, objects
+from gym_trace.printable import shown
+
+AGENTS = "agents"  # with underscores behind it if an agent is called that
+PLACE, GIVEN, REWARDS, TERMINATIONS, TRUNCATIONS = "place", "given", "rewards", "terminations", "truncations"
+TURN, REWARD, STATE, NAMES = "turn", "reward", "state", "names"
+# Bits of GIVEN: the agent was in the dict of the observations, rewards, terminations, truncations or infos.
+OBSERVED, REWARDED, TERMINATION, TRUNCATION, INFORMED = 1, 2, 4, 8, 16
+NO_ACTION, ACTED, NONE = 0, 1, 2  # of an agent in a row of actions: absent, an action, None
+
+Name = str | int
+
+
+def agents_key(names: Any) -> str:
+    """Return AGENTS, with as many underscores as it takes to be none of the names of agents."""
+    key = AGENTS
+    while key in names:
+        key += "_"
+    return key
+
+
+def key_in(row: Mapping[Any, Any]) -> str:
+    """Return the key of a row that is not an agent: AGENTS, with its underscores."""
+    keys = [key for key in row if isinstance(key, str) and key.rstrip("_") == AGENTS]
+    return max(keys, key=len) if keys else AGENTS
+
+
+class JointColumns:
+    """The columns of an episode of many agents, of N + 1 rows.
+
+    Attributes:
+        names: the agents, in the order of the second axis.
+        place, given, rewards, terminations, truncations: arrays (N + 1, agents).
+        turn, reward: arrays (N + 1,): the agent to act, an index of names or -1, and the reward that its last() gave;
+            None if agents act at once.
+
+    Raises:
+        TraceError: the episode is not one of many agents.
+    """
+
+    def __init__(self, observations: Any):
+        self._observations = observations
+        try:
+            if isinstance(observations, dict):
+                key = key_in(observations)
+                self.names: list[Name] = [name for name in observations if name != key]
+                told = {name: column for name, column in observations[key].items() if name != STATE}
+            else:
+                self.names, told = _gathered(observations)
+            self.place, self.given = np.asarray(told[PLACE]), np.asarray(told[GIVEN])
+            rewards = told[REWARDS]
+            one_by_one = rewards.dtype == object and rewards.ndim == 1  # of other types than numbers
+            self.rewards = np.stack([objects(list(row)) for row in rewards]) if one_by_one else rewards
+            self.terminations = np.asarray(told[TERMINATIONS]).astype(bool)
+            self.truncations = np.asarray(told[TRUNCATIONS]).astype(bool)
+            shapes = {array.shape for array in (self.place, self.given, self.terminations, self.truncations)}
+            if shapes | {self.rewards.shape} != {(len(self.place), len(self.names))}:
+                raise ValueError
+            self.turn = np.asarray(told[TURN]).astype(np.int64) if TURN in told else None
+            self.reward = np.asarray(told[REWARD]) if TURN in told else None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TraceError("agents: the episode is of a single agent, or its rows are malformed") from error
+
+    def observed(self, name: Name, rows: Array) -> Any:
+        """Return the observations of an agent in some rows."""
+        if isinstance(self._observations, dict):
+            return _taken(self._observations[name], rows)
+        return _stacked([self._observations[row].get(name) for row in rows.tolist()])
+
+    @property
+    def states(self) -> Any:
+        """What state() gave in each row. Raises LookupError."""
+        if isinstance(self._observations, dict):
+            return self._observations[key_in(self._observations)][STATE]
+        return _stacked([row[key_in(row)][STATE] for row in self._observations])
+
+
+def _gathered(rows: Any) -> tuple[list[Name], dict[str, Any]]:
+    """Return the names and columns of rows that are maps of their own."""
+    parts = [(row, row[key_in(row)]) for row in rows]
+    of_row = [list(told[NAMES]) if NAMES in told else [n for n in row if n != key_in(row)] for row, told in parts]
+    names: list[Name] = list(dict.fromkeys(name for some in of_row for name in some))
+    place_of = {name: i for i, name in enumerate(names)}
+    told: dict[str, Any] = {}
+    for column, nothing in ((PLACE, -1), (GIVEN, 0), (REWARDS, 0.0), (TERMINATIONS, 0), (TRUNCATIONS, 0)):
+        values = [[nothing] * len(names) for _ in parts]
+        for line, some, (_, given) in zip(values, of_row, parts):
+            for name, value in zip(some, given[column]):
+                line[place_of[name]] = value
+        flat = [value for line in values for value in line]
+        are_numbers = all(isinstance(value, (bool, int, float, np.number)) for value in flat)
+        told[column] = (np.array(flat) if are_numbers else objects(flat)).reshape(len(values), len(names))
+    if all(TURN in given for _, given in parts):
+        turns = [(some, int(given[TURN])) for some, (_, given) in zip(of_row, parts)]
+        told[TURN] = [place_of[some[turn]] if turn >= 0 else -1 for some, turn in turns]
+        told[REWARD] = [given[REWARD] for _, given in parts]
+    return names, told
+
+
+class AgentEpisode:
+    """The steps of one agent in an episode of many: N steps, as a single-agent episode has them.
+
+    Of a parallel environment, a step is each step of the environment before which the agent was there. Of an AEC
+    environment it is each turn of the agent, and rewards and flags are those that env.last() gave at its next turn: a
+    reward is what came in between. The last, dead step of an agent has no action and is not counted.
+
+    Attributes:
+        name: of the agent.
+        episode: the Episode of all agents.
+        times: (N,) int64, the step of the environment that each action was given to.
+        has_final_observation: False if the recording does not have the observation after the last action, because the
+            agent had no further turn. The last row of observations is then NaN, 0 or None, and the last reward is
+            what had come by then.
+    """
+
+    def __init__(self, episode: Any, columns: JointColumns, name: Name):
+        if name not in columns.names:
+            known = ", ".join(map(shown, columns.names[:20]))
+            raise KeyError(f"no agent {name!r} in the episode; there are: {known}")
+        self.episode, self.name = episode, name
+        self._columns, self._number = columns, columns.names.index(name)
+        steps, dead = len(episode), columns.terminations[:, self._number] | columns.truncations[:, self._number]
+        if columns.turn is None:
+            present = columns.place[:steps, self._number] >= 0
+            self.times: Array = np.flatnonzero(present | (self._acted() != NO_ACTION))
+            after = self.times + 1
+            first = np.flatnonzero(columns.given[:, self._number] & OBSERVED)[:1]
+        else:
+            turns = np.flatnonzero(columns.turn == self._number)
+            self.times = turns[~dead[turns] & (turns < steps)]
+            following = np.append(turns, -1)[np.searchsorted(turns, self.times, side="right")]
+            after, first = following, turns[:1]
+        self._first = self.times[:1] if len(self.times) else first
+        self._after = after  # row of observations after each action; -1: the agent had no further turn
+        known = columns.given[after, self._number] & OBSERVED > 0
+        self._known = known & (after >= 0)
+        self.has_final_observation = bool(self._known[-1]) if len(after) else True
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{shown(self.name)} in episode {self.episode.episode_id}: {len(self)} steps, return {self.total_reward}>"
+        )
+
+    def _acted(self) -> Array:
+        actions = self.episode.actions
+        if isinstance(actions, dict):
+            return np.asarray(actions[key_in(actions)])[:, self._number]
+        told = [NO_ACTION if self.name not in row else NONE if row[self.name] is None else ACTED for row in actions]
+        return np.array(told, np.uint8)
+
+    @cached_property
+    def observations(self) -> Any:
+        """N + 1 rows: an array (N + 1, *shape), or dicts and tuples of them. Empty if it was never observed.
+
+        A row is None, in an array of objects, where the environment gave the agent no observation.
+        """
+        rows = self._columns.observed(self.name, np.concatenate([self._first, np.maximum(self._after, 0)]))
+        unknown = np.flatnonzero(~self._known) + 1
+        if len(unknown) and unknown[0] < len(self):
+            rows = objects([None if i in set(unknown.tolist()) else _row(rows, i) for i in range(len(self) + 1)])
+        return _without(rows, unknown)
+
+    @cached_property
+    def actions(self) -> Any:
+        """N rows: an array (N, *shape), or dicts and tuples of them; None where the environment was given none."""
+        actions, acted = self.episode.actions, self._acted()[self.times]
+        if isinstance(actions, dict):
+            rows = _taken(actions[self.name], self.times)
+        else:
+            rows = _stacked([actions[step].get(self.name) for step in self.times.tolist()])
+        if (acted == ACTED).all():
+            return rows
+        return objects([_row(rows, i) if told == ACTED else None for i, told in enumerate(acted)])
+
+    @cached_property
+    def rewards(self) -> Array:
+        """(N,), float64 unless the environment gave others."""
+        columns, rewards = self._columns, self._columns.rewards[:, self._number]
+        if columns.reward is None:
+            return np.asarray(rewards[self._after])
+        found = columns.reward[self._after]
+        if len(found) and self._after[-1] < 0:
+            found = found.copy()
+            found[-1] = sum(rewards[self.times[-1] + 1 :].tolist(), 0.0)
+        return found
+
+    @property
+    def terminations(self) -> Array:
+        """(N,) bool."""
+        return np.asarray(self._columns.terminations[self._after, self._number])  # -1: as known at the end
+
+    @property
+    def truncations(self) -> Array:
+        """(N,) bool."""
+        return np.asarray(self._columns.truncations[self._after, self._number])
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """N dicts. Raises TraceError if infos were not recorded."""
+        infos = self.episode.infos
+        return [_info_in(infos[row - 1 if row > 0 else -1], self.name) for row in self._after.tolist()]
+
+    @property
+    def first_info(self) -> dict[str, Any] | None:
+        """The info beside the first observation; None if infos were not recorded."""
+        reset_info = self.episode.reset_info
+        if reset_info is None or not len(self._first):
+            return None
+        first = int(self._first[0])
+        return _info_in(self.episode.infos[first - 1] if first else reset_info, self.name)
+
+    @property
+    def total_reward(self) -> Any:
+        """The sum of the rewards: a float, or an array if rewards are several numbers each."""
+        return sum(self.rewards.tolist(), 0.0)
+
+    @property
+    def pending_action(self) -> Any:
+        """The action of this agent in a step that was not answered before the writer was killed, or None."""
+        pending = self.episode.pending_action
+        if not isinstance(pending, Mapping) or self.name not in pending:
+            return None
+        key = key_in(pending)
+        acted = np.asarray(pending[key])[self._number] if key in pending else ACTED
+        return pending[self.name] if acted == ACTED else None
+
+
+def appeared(columns: JointColumns) -> list[int]:
+    """Return the agents that were there, in the order in which they came, as indices of names."""
+    there = columns.place >= 0
+    first = np.where(there.any(axis=0), there.argmax(axis=0), -1)
+    found = [number for number in range(len(columns.names)) if first[number] >= 0]
+    return sorted(found, key=lambda number: (first[number], columns.place[first[number], number]))
+
+
+def _info_in(infos: Any, name: Name) -> dict[str, Any]:
+    if not isinstance(infos, dict):
+        raise CorruptTrace("infos of agents are not a map")
+    found = infos.get(name, {})
+    return found if isinstance(found, dict) else {"value": found}
+
+
+def _taken(rows: Any, chosen: Array) -> Any:
+    if isinstance(rows, dict):
+        return {key: _taken(part, chosen) for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(_taken(part, chosen) for part in rows)
+    return rows[chosen]
+
+
+def _row(rows: Any, index: int) -> Any:
+    if isinstance(rows, dict):
+        return {key: _row(part, index) for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(_row(part, index) for part in rows)
+    return rows[index]
+
+
+def _without(rows: Any, unknown: Array) -> Any:
+    """Put NaN, 0 or None into rows that are not known."""
+    if not len(unknown):
+        return rows
+    if isinstance(rows, dict):
+        return {key: _without(part, unknown) for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(_without(part, unknown) for part in rows)
+    rows[unknown] = math.nan if rows.dtype.kind in "fc" else None if rows.dtype == object else np.zeros((), rows.dtype)
+    return rows
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Return values as one array or a dict of arrays, if they are of one dtype and shape; as objects otherwise."""
+    kinds = {type(value) for value in values}
+    if kinds == {dict} and len({tuple(value) for value in values}) == 1:
+        return {key: _stacked([value[key] for value in values]) for key in values[0]}
+    if kinds == {tuple} and len({len(value) for value in values}) == 1:
+        return tuple(_stacked(list(part)) for part in zip(*values))
+    arrays = all(isinstance(value, (np.ndarray, np.generic)) and value.dtype != object for value in values)
+    if values and arrays and len({(value.dtype.str, value.shape) for value in values}) == 1:
+        return np.stack([np.asarray(value) for value in values])
+    if kinds <= {int} and all(-(1 << 63) <= value < 1 << 63 for value in values):
+        return np.array(values, np.int64)
+    return objects(values)

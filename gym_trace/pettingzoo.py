@@ -1,0 +1,360 @@
+"""Record environments of many agents (PettingZoo), and play their episodes back: record() and replay()."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from gym_trace.envs.agents import AEC, PARALLEL, JointEnv, is_of_agents
+from gym_trace.envs.factories import spec_of
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.model.agents import (
+    GIVEN,
+    INFORMED,
+    NAMES,
+    OBSERVED,
+    PLACE,
+    REWARD,
+    REWARDED,
+    REWARDS,
+    STATE,
+    TERMINATION,
+    TERMINATIONS,
+    TRUNCATION,
+    TRUNCATIONS,
+    TURN,
+    Name,
+    key_in,
+)
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.playback.trace import TraceLike
+from gym_trace.recording.filters import EpisodeFilter, FrameFilter
+from gym_trace.recording.options import with_documented_options
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.replay.replay_env import ReplayEnv
+from gym_trace.video.schedules import Schedule
+
+try:
+    from pettingzoo import AECEnv, ParallelEnv
+    from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
+except ImportError as missing:
+    raise MissingExtra(
+        f"recording many agents needs PettingZoo ({missing}): pip install 'gym-trace[pettingzoo]'"
+    ) from missing
+
+__all__ = ["record", "replay"]
+
+
+@with_documented_options
+def record(
+    env: Any,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    state: bool = False,
+    episode_filter: EpisodeFilter | None = None,
+    frame_filter: FrameFilter | None = None,
+    reward_classes: Sequence[float] | None = None,
+    record_infos: bool = False,
+    split: str = "train",
+    uid: str | None = None,
+    on_exist: str = "error",
+    flush_seconds: float = 10.0,
+    level: int = 1,
+    fsync: bool = False,
+    metadata: Any = None,
+    on_error: str = "raise",
+    video: Schedule | str | bool | None = None,
+) -> RecordedAEC | RecordedParallel:
+    """Return the environment, recording every step of all its agents; use it in place of the one given.
+
+    One episode of the environment is one episode of the trace: ``episode.agents`` has its agents, and
+    ``episode["player_0"]`` the steps of one. The reward of a step is the sum over all agents.
+
+    In an AEC environment, last() is called once after each step and reset, and the next call of last() or observe()
+    gets what it returned. So the environment is observed as often as without a recorder, if the agent to act is.
+
+    Args:
+        env: an AEC or parallel environment of PettingZoo.
+        directory … on_error: see RecordingOptions.
+        state: also record what env.state() returns after each reset and step.
+        record_infos: True for the infos of all agents.
+        video: the episodes to film; see TraceRecordingWrapper.
+
+    Returns:
+        An environment of the same kind, with the attribute directory (pathlib.Path), and annotate(**values) and
+        flush() as TraceRecordingWrapper has them. close() saves the trace.
+
+    Raises:
+        TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
+        InvalidOption: an argument is invalid.
+    """
+    if not is_of_agents(env):
+        raise InvalidOption(f"{type(env).__name__}: is neither an AEC nor a parallel environment of PettingZoo")
+    if not isinstance(record_infos, bool):
+        raise InvalidOption(f"record_infos={record_infos!r}: pass True or False; infos of agents are kept whole")
+    joint = JointEnv(env, state=state)
+    joint.spec = spec_of(joint, state)
+    recorder = TraceRecordingWrapper(
+        joint,
+        directory,
+        episode_filter=episode_filter,
+        frame_filter=frame_filter,
+        reward_classes=reward_classes,
+        record_infos=record_infos,
+        split=split,
+        uid=uid,
+        on_exist=on_exist,
+        flush_seconds=flush_seconds,
+        level=level,
+        fsync=fsync,
+        metadata=metadata,
+        on_error=on_error,
+        video=video,
+    )
+    return RecordedAEC(joint, recorder) if joint.kind == AEC else RecordedParallel(joint, recorder)
+
+
+class RecordedAEC(BaseWrapper):
+    """An AEC environment that is recorded; see record()."""
+
+    def __init__(self, joint: JointEnv, recorder: TraceRecordingWrapper):
+        super().__init__(joint.inner)
+        self.directory: Path = recorder.directory
+        self._joint, self._recorder = joint, recorder
+        self._unseen = False  # what last() returned was not handed out yet
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self._end_if_dead()
+        self._unseen = False
+        self._recorder.reset(seed=seed, options=options)
+        self._unseen = True
+
+    def step(self, action: Any) -> None:
+        self._unseen = False
+        self._recorder.step(self._joint.passed_on(action))
+        self._unseen = True
+
+    def last(self, observe: bool = True) -> Any:
+        if not observe or not self._may_hand_out():
+            return self.env.last(observe)
+        return self._joint.answer
+
+    def observe(self, agent: Any) -> Any:
+        if agent != self.env.agent_selection or not self._may_hand_out():
+            return self.env.observe(agent)
+        return self._joint.answer[0]
+
+    def agent_iter(self, max_iter: int = 2**63) -> Any:
+        return self.env.agent_iter(max_iter)
+
+    def close(self) -> None:
+        """Save the trace, then close the environment. Closing twice is fine."""
+        self._end_if_dead()
+        self._recorder.close()
+
+    def annotate(self, **values: Any) -> None:
+        """Record further values with the next step; see TraceRecordingWrapper.annotate()."""
+        self._recorder.annotate(**values)
+
+    def flush(self) -> None:
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        self._recorder.flush()
+
+    def _may_hand_out(self) -> bool:
+        """Return True once after each step, if an agent is left."""
+        unseen, self._unseen = self._unseen, False
+        return unseen and self._joint.answer is not None
+
+    def _end_if_dead(self) -> None:
+        """End an episode all of whose agents are over, though their dead steps were not taken."""
+        if (flags := self._joint.all_dead) is not None:
+            self._recorder.end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
+
+
+class RecordedParallel(BaseParallelWrapper):
+    """A parallel environment that is recorded; see record()."""
+
+    def __init__(self, joint: JointEnv, recorder: TraceRecordingWrapper):
+        super().__init__(joint.inner)
+        self.directory: Path = recorder.directory
+        self._joint, self._recorder = joint, recorder
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._recorder.reset(seed=seed, options=options)
+        return self._joint.answer
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        self._recorder.step(self._joint.passed_on(actions))
+        return self._joint.answer
+
+    def close(self) -> None:
+        """Save the trace, then close the environment. Closing twice is fine."""
+        self._recorder.close()
+
+    def annotate(self, **values: Any) -> None:
+        """Record further values with the next step; see TraceRecordingWrapper.annotate()."""
+        self._recorder.annotate(**values)
+
+    def flush(self) -> None:
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        self._recorder.flush()
+
+
+# -- playing back -----------------------------------------------------------------------------------------------------
+
+
+def replay(
+    trace: TraceLike, *, episodes: Collection[int] | None = None, on_divergence: str = "ignore"
+) -> ReplayAEC | ReplayParallel:
+    """Return an environment of PettingZoo that plays recorded episodes back, as ReplayEnv does, without a simulator.
+
+    It is of the kind that was recorded. An episode that did not end is truncated after its last step. In an AEC
+    environment, observe(agent) returns what the agent observed at its last turn.
+
+    Args:
+        trace, episodes, on_divergence: see ReplayEnv.
+
+    Raises:
+        InvalidOption: no episode can be played, an argument is invalid, or the trace is of single agents.
+    """
+    played = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
+    kinds = {reader.about.agents.get("kind") for reader in played.trace.readers}
+    if kinds == {AEC}:
+        return ReplayAEC(played)
+    if kinds == {PARALLEL}:
+        return ReplayParallel(played)
+    raise InvalidOption(f"{played.trace.directory}: not a trace of many agents of one kind; use gym_trace.ReplayEnv")
+
+
+class _Row:
+    """One row of a trace of many agents, agent by agent."""
+
+    def __init__(self, row: Any, infos: dict[Any, Any]):
+        key = key_in(row)
+        self.told = told = row[key]
+        self._names: list[Name] = told.get(NAMES) or [name for name in row if name != key]
+        places = [(int(place), name) for place, name in zip(told[PLACE], self._names) if place >= 0]
+        self.agents = [name for _, name in sorted(places, key=lambda placed: placed[0])]
+        self.observations = {name: row[name] for name in self._given(OBSERVED)}
+        self.rewards = {name: _plain(value) for name, value in self._given(REWARDED, REWARDS)}
+        self.terminations = {name: bool(value) for name, value in self._given(TERMINATION, TERMINATIONS)}
+        self.truncations = {name: bool(value) for name, value in self._given(TRUNCATION, TRUNCATIONS)}
+        self.infos = {name: infos.get(name, {}) for name in self._given(INFORMED)}
+        self.turn = self._names[told[TURN]] if told.get(TURN, -1) >= 0 else None
+
+    def _given(self, bit: int, column: str | None = None) -> Iterator[Any]:
+        """Yield the names of agents that were in a dict, with their values in a column."""
+        values = self._names if column is None else self.told[column]
+        for name, value, bits in zip(self._names, values, self.told[GIVEN]):
+            if bits & bit:
+                yield name if column is None else (name, value)
+
+    def truncate(self) -> None:
+        """Truncate the agents that are left."""
+        self.truncations |= {
+            name: self.truncations.get(name) or not self.terminations.get(name) for name in self.agents
+        }
+
+
+class _Played:
+    """What both kinds of replay have in common: a ReplayEnv, and the spaces of the agents."""
+
+    def __init__(self, played: ReplayEnv):
+        self._played = played
+        self._row: _Row | None = None
+        self._spaces = played.observation_space, played.action_space
+        if isinstance(self._spaces[0], gymnasium.spaces.Dict):
+            key = key_in(self._spaces[0].spaces)
+            self.possible_agents = [name for name in self._spaces[0].spaces if name != key]
+        name = played.trace.readers[0].about.environment.get("id")
+        self.metadata = {"render_modes": [], "name": f"replay<{name}>", "is_parallelizable": False}
+        self.render_mode = None
+        self._joint = JointEnv(self)  # packs actions
+
+    def observation_space(self, agent: Any) -> Any:
+        return self._space(self._spaces[0], agent)
+
+    def action_space(self, agent: Any) -> Any:
+        return self._space(self._spaces[1], agent)
+
+    def _space(self, space: Any, agent: Any) -> Any:
+        if not isinstance(space, gymnasium.spaces.Dict):
+            raise InvalidOption(f"{agent}: its spaces were unknown before it appeared, and are not in the trace")
+        return space[agent]
+
+    def state(self) -> Any:
+        """Return the recorded state. Raises NotImplementedError if there is none."""
+        if self._row is None or STATE not in self._row.told:
+            raise NotImplementedError("state() was not recorded; record with state=True")
+        return self._row.told[STATE]
+
+    def close(self) -> None:
+        self._played.close()
+
+
+class ReplayParallel(_Played, ParallelEnv):
+    """Recorded episodes as a parallel environment; see replay()."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._row = row = _Row(*self._played.reset(seed=seed, options=options))
+        self.agents = row.agents
+        return row.observations, row.infos
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(actions))
+        self._row = row = _Row(observed, infos)
+        self.agents = row.agents
+        if terminated or truncated:
+            row.truncate()
+            self.agents = []
+        rewards = dict.fromkeys(row.rewards, 0.0) if "diverged" in infos else row.rewards
+        return row.observations, rewards, row.terminations, row.truncations, row.infos
+
+
+class ReplayAEC(_Played, AECEnv):
+    """Recorded episodes as an AEC environment; see replay()."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self._observed: dict[Any, Any] = {}
+        self._cumulative_rewards: dict[Any, Any] = {}
+        self._is_over, self._skip_agent_selection = False, None
+        self._show(_Row(*self._played.reset(seed=seed, options=options)))
+
+    def step(self, action: Any) -> None:
+        if not self.agents:
+            return
+        if self._is_over:  # the recording ends here, and only agents are left to be removed
+            self._was_dead_step(action)
+            return
+        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action))
+        self._is_over, row = terminated or truncated, _Row(observed, infos)
+        if self._is_over:
+            row.truncate()
+        self._cumulative_rewards[self.agent_selection] = 0
+        self._show(row)
+
+    def _show(self, row: _Row) -> None:
+        self._row = row
+        self.agents, self.rewards, self.infos = row.agents, row.rewards, row.infos
+        self.terminations, self.truncations = row.terminations, row.truncations
+        sums = self._cumulative_rewards
+        self._cumulative_rewards = {name: sums.get(name, 0) + reward for name, reward in row.rewards.items()}
+        self._observed.update(row.observations)
+        if row.turn is not None:
+            self.agent_selection = row.turn
+            self._cumulative_rewards[row.turn] = _plain(row.told[REWARD])
+
+    def observe(self, agent: Any) -> Any:
+        """Return what the agent observed at its last turn; None before its first one."""
+        return self._observed.get(agent)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, np.float64) else value
