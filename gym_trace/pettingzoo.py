@@ -173,7 +173,7 @@ class RecordedAEC(BaseWrapper):
     def _end_if_dead(self) -> None:
         """End an episode all of whose agents are over, though their dead steps were not taken."""
         if (flags := self._joint.all_dead) is not None:
-            self._recorder.end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
+            self._recorder._end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
 
 
 class RecordedParallel(BaseParallelWrapper):
@@ -210,7 +210,7 @@ class RecordedParallel(BaseParallelWrapper):
 
 def replay(
     trace: TraceLike, *, episodes: Collection[int] | None = None, on_divergence: str = "ignore"
-) -> ReplayAEC | ReplayParallel:
+) -> AECEnv | ParallelEnv:
     """Return an environment of PettingZoo that plays recorded episodes back, as ReplayEnv does, without a simulator.
 
     It is of the kind that was recorded. An episode that did not end is truncated after its last step. In an AEC
@@ -262,7 +262,7 @@ class _Row:
 
 
 class _Played:
-    """What both kinds of replay have in common: a ReplayEnv, and the spaces of the agents."""
+    """A ReplayEnv, and the spaces of its agents: for both kinds of replay."""
 
     def __init__(self, played: ReplayEnv):
         self._played = played
@@ -288,7 +288,7 @@ class _Played:
         return space[agent]
 
     def state(self) -> Any:
-        """Return the recorded state. Raises NotImplementedError if there is none."""
+        """Return the recorded state. Raises NotImplementedError if it was not recorded."""
         if self._row is None or STATE not in self._row.told:
             raise NotImplementedError("state() was not recorded; record with state=True")
         return self._row.told[STATE]

@@ -170,7 +170,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     @property
     def all_dead(self) -> tuple[bool, bool] | None:
-        """Whether the agents that are left are terminated or truncated, if all are, but not removed yet; else None."""
+        """Flags (terminated, truncated) of the agents that are left, if all are over but not removed yet; else None."""
         if self.kind == PARALLEL or self.answer is None:
             return None
         inner = self.inner

@@ -1,4 +1,4 @@
-"""How an environment of PettingZoo was made, as plain data, and making it again.
+"""Describe how an environment of PettingZoo was made, as plain data, and make it again.
 
 It is made by its id in PettingZoo's registry (since PettingZoo 1.27), or else by a function or class of a module. Its
 arguments are those that gymnasium.utils.EzPickle keeps, which PettingZoo's environments use.

@@ -86,7 +86,7 @@ class JointColumns:
 
     @property
     def states(self) -> Any:
-        """What state() gave in each row. Raises LookupError."""
+        """The result of state() in each row. Raises LookupError."""
         if isinstance(self._observations, dict):
             return self._observations[key_in(self._observations)][STATE]
         return _stacked([row[key_in(row)][STATE] for row in self._observations])

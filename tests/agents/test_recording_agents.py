@@ -26,7 +26,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace, verify_tra
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.pettingzoo import record
 
-# Agents are made while an episode runs, and no one knows their names before; one has agents that are no texts.
+# Agents are made while an episode runs, and no one knows their names before; the agents of one are tuples.
 EXAMPLES = "pettingzoo.test.example_envs"
 GENERATED = [
     f"generated_agents_{kind}"
@@ -103,14 +103,14 @@ def test_an_agent_outside_of_possible_agents_is_kept_too(tmp_path: Path) -> None
             told = super().step(actions)
             if self.time == 3:
                 for values, value in zip(told, (np.arange(3), 2.5, False, True, {"late": 1})):
-                    values["stranger"] = value
+                    values["latecomer"] = value
             return told
 
     with pytest.warns(UserWarning, match="observations"):
         kept = recorded(tmp_path, Crowded, 2)
     for episode, own in zip(open_trace(tmp_path), kept, strict=True):
         check(episode, own)
-        assert episode._joint.rewards[3, episode._joint.names.index("stranger")] == 2.5
+        assert episode._joint.rewards[3, episode._joint.names.index("latecomer")] == 2.5
 
 
 def test_an_agent_may_be_called_agents(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_an_unknown_agent_and_turns_of_a_parallel_environment_are_errors(tmp_pat
     (object(), {}, "neither an AEC nor a parallel"),
     (None, {"record_infos": ["time"]}, "pass True or False"),
 ])  # fmt: skip
-def test_what_cannot_be_recorded_is_said(tmp_path: Path, env: Any, options: Any, message: str) -> None:
+def test_other_environments_and_options_are_rejected(tmp_path: Path, env: Any, options: Any, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         record(env or Meadow(), tmp_path, **options)
 

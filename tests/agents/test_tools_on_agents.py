@@ -1,4 +1,4 @@
-"""What the commands and functions do with traces of many agents."""
+"""Traces of many agents in the commands and functions for traces."""
 
 from __future__ import annotations
 

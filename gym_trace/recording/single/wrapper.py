@@ -167,7 +167,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         restore_generator(self._base_env, state)
         self.annotate(**{STATES + GENERATOR: dict(state)})
 
-    def end_episode(self, outcome: Outcome) -> None:
+    def _end_episode(self, outcome: Outcome) -> None:
         """End the open episode, if there is one, where the environment itself has not said that it is over."""
         if self._recorder.episode is not None and not self._recorder.slab.ended:
             self._recorder.end(outcome)
