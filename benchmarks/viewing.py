@@ -266,18 +266,20 @@ def tab(client: Client) -> Iterator[Any]:
 
 
 def tab_megabytes(driver: Any) -> float:
-    """Memory of the processes that render pages, as RssAnon."""
-    family = descendants(driver.service.process.pid)
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
+    """Memory of the process that renders the page, as RssAnon: of all that render, the one that has worked most."""
+    found = []
+    for number in descendants(driver.service.process.pid):
+        process = Path(f"/proc/{number}")
         try:
-            words = (process / "cmdline").read_bytes().decode(errors="replace")
-            if "--type=renderer" in words and int(process.name) in family:
-                status = (process / "status").read_text()
-                total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+            if b"--type=renderer" not in (process / "cmdline").read_bytes():
+                continue
+            status = (process / "status").read_text()
+            user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-    return total / 1000
+        memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+        found.append((int(user) + int(system), memory))
+    return max(found)[1] / 1000
 
 
 def descendants(root: int) -> set[int]:
@@ -305,10 +307,10 @@ def scrubbing(directory: Path, options: argparse.Namespace) -> None:
         if driver is None:
             return
         random = np.random.default_rng(0)
-        dragged = [int(row) for row in 350 + 340 * np.sin(np.linspace(0, 12, 800))]
-        tell("Pong in Chromium: dragging the scrubber", quantiles_of(driver.execute_async_script(_SCRUB, dragged)))
         jumps = random.integers(0, 700, 300).tolist()
-        tell("  jumping to any step", quantiles_of(driver.execute_async_script(_SCRUB, jumps)))
+        tell("Pong in Chromium: jumping to any step", quantiles_of(driver.execute_async_script(_SCRUB, jumps)))
+        dragged = [int(row) for row in 350 + 340 * np.sin(np.linspace(0, 12, 800))]
+        tell("  dragging the scrubber", quantiles_of(driver.execute_async_script(_SCRUB, dragged)))
 
 
 def tab_memory(directory: Path, options: argparse.Namespace) -> None:

@@ -51,6 +51,11 @@ def cartpoles(directory: Path, episodes: int = 12, **options: Any) -> Path:
     return directory
 
 
+def flagged(answers: Answers, episode: int, flag: str | None) -> dict[str, int]:
+    """Flag an episode as the page does, and return how many episodes have which flag."""
+    return answers.traces[0].set_flag(episode, asked(answers, f"/api/episode?episode={episode}")["identity"], flag)
+
+
 @contextmanager
 def served(answers: Answers, **options: Any) -> Iterator[Viewer]:
     """Run a server in a thread."""

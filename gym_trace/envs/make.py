@@ -31,6 +31,7 @@ from gym_trace.envs.consent import (
 )
 from gym_trace.envs.factories import ENTRY_POINT, asked_of_factory, is_known_factory
 from gym_trace.envs.monitor import REPLACED, Monitor
+from gym_trace.envs.opengl import opengl_hint
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
@@ -75,7 +76,8 @@ def make_environment(
         raise
     except Exception as error:  # of any kind: foreign code runs here
         raise EnvironmentUnavailable(
-            f"{shown(recipe.id, plain=True)} cannot be made here: {type(error).__name__}: {error}; {_WAYS}"
+            f"{shown(recipe.id, plain=True)} cannot be made here: {type(error).__name__}: {error}; "
+            f"{_WAYS}{opengl_hint(error)}"
         ) from error
     if others := _differing_class(recipe, env):
         warnings.warn(others, stacklevel=2)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from gym_trace.envs.make import completed, headless_arguments, make_environment
+from gym_trace.envs.opengl import choose_opengl
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
 from gym_trace.replay.compare import Comparison
@@ -63,6 +64,8 @@ def replays(
 def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """Build the environment of a lane. render_mode: required mode; None: as recorded, but headless."""
     description = lane.writer.about.environment
+    if render_mode == "rgb_array":
+        choose_opengl()
     wanted = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
         made = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))

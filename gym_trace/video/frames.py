@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import zstandard
 
+from gym_trace.envs.opengl import opengl_hint
 from gym_trace.errors import RenderingError, told
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf
@@ -149,7 +150,7 @@ def rendered_frame(env: gymnasium.Env[Any, Any]) -> Any:
     try:
         frame: Any = env.render()
     except Exception as error:  # any error of foreign code
-        raise RenderingError(f"{name}: render() failed: {told(error)}") from error
+        raise RenderingError(f"{name}: render() failed: {told(error)}{opengl_hint(error)}") from error
     if isinstance(frame, list):  # frames since the last call
         frame = frame[-1] if frame else None
     if frame is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # rendering needs gymnasium
     from gym_trace.viewer.rendering import Rendering, Renderings
 
 JSON = "application/json"
-_CACHE_BYTES = 48 << 20  # of decoded chunks, of all traces together
+_CACHE_BYTES = 24 << 20  # of decoded chunks, of all traces together
 _CURVE_BYTES = 32 << 20  # of bins of long columns, likewise
 _MOST_TEXT = 10_000  # characters of a parameter
 _LARGEST = 1 << 53

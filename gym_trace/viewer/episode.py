@@ -112,6 +112,11 @@ class ViewedEpisode:
         return self._writer.key, self.episode.episode_id, self.episode.first_step
 
     @property
+    def identity(self) -> str:
+        """The key as a text for the page. Edits keep it, whatever the number of the episode is then."""
+        return ":".join(map(str, self.key))
+
+    @property
     def columns(self) -> dict[str, Column]:
         """Its columns by name."""
         if self._columns is None:

@@ -19,6 +19,7 @@ import anyio.to_thread
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
 from gym_trace.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
 from gym_trace.viewer.guard import Guard
+from gym_trace.viewer.trace import Edited
 
 try:
     import uvicorn
@@ -204,14 +205,20 @@ def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
 def _flagged(answers: Answers, body: bytes) -> Answer:
     """Keep a flag. Raises Refused."""
     match _sent(body):
-        case {"trace": int(number), "episode": int(episode), "flag": (str() | None) as flag} if flag in _FLAGGED:
+        case {
+            "trace": int(number),
+            "episode": int(episode),
+            "identity": str(identity),
+            "flag": (str() | None) as flag,
+        } if flag in _FLAGGED:
             pass
         case _:
-            raise Refused(400, 'pass {"trace": 0, "episode": 7, "flag": "good", "bad", "look" or null}')
+            example = '{"trace": 0, "episode": 7, "identity": "…", "flag": "good", "bad", "look" or null}'
+            raise Refused(400, f"pass {example}, with the identity of /api/episode")
     try:
-        return as_json({"flag": flag, "flags": answers.numbered(number).set_flag(episode, flag)})
-    except IndexError as error:
-        raise Refused(404, str(error)) from error
+        return as_json({"flag": flag, "flags": answers.numbered(number).set_flag(episode, identity, flag)})
+    except Edited as error:
+        raise Refused(412, str(error), "find it in the list, which is loaded again") from error
     except CorruptTrace as error:
         raise Refused(409, error.problem, "the flags are kept in the facts of the trace, which are damaged") from error
     except InvalidOption as error:

@@ -35,6 +35,10 @@ _WORDS = 256  # distinct values of a text column that are named in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
 
 
+class Edited(Exception):
+    """The trace was edited in place, and an episode is no longer the one that the page shows."""
+
+
 class ViewedTrace:
     """A trace, and what the viewer keeps of it. Any number of threads may ask it.
 
@@ -159,6 +163,7 @@ class ViewedTrace:
         return {
             "trace": self.number,
             "episode": index,
+            "identity": viewed.identity,
             "length": len(one),
             "return": total if isinstance(total, float) and math.isfinite(total) else None,
             "outcome": one.outcome,
@@ -304,13 +309,22 @@ class ViewedTrace:
 
     # -- flags --------------------------------------------------------------------------------------------------------
 
-    def set_flag(self, index: int, flag: str | None) -> dict[str, int]:
+    def set_flag(self, index: int, identity: str, flag: str | None) -> dict[str, int]:
         """Keep a flag of an episode in the facts of the trace, and return how many episodes have which.
 
-        Raises IndexError, InvalidOption, CorruptTrace, OSError.
+        identity: of the episode that the page shows as this one.
+
+        Raises Edited, IndexError, InvalidOption, CorruptTrace, OSError.
         """
+        self.refresh()
         trace = self.trace
-        one = self.episode(index).episode
+        try:
+            viewed = self.episode(index)
+        except IndexError as error:
+            raise Edited(f"the trace was edited, and has no episode {index} now") from error
+        if viewed.identity != identity:
+            raise Edited(f"the trace was edited, and episode {index} is another one now")
+        one = viewed.episode
         with changed_facts(writable_storage_of(trace)) as facts:
             changed = with_flag(facts, one.writer, one.episode_id, flag)
             facts.clear()

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 
 import gym_trace
-from gym_trace import TraceRecordingVectorWrapper
+from gym_trace import TraceRecordingVectorWrapper, edit
 from gym_trace.wrappers import TraceRecordingWrapper
 
 pytestmark = [
@@ -448,3 +448,134 @@ def test_a_file_name_that_wants_to_be_html_is_text(driver, traces, tmp_path):
         assert page.run("return document.querySelectorAll('img').length") == 0
         page.go("#trace=0&episode=0")
         assert name in page.text(".crumbs")
+
+
+def test_annotation_names_that_want_to_be_html_are_text(driver, tmp_path):
+    with TraceRecordingWrapper(gym.make("CartPole-v1"), tmp_path / "annotated") as env:
+        env.reset(seed=0)
+        for step in range(5):
+            env.step(0)
+            env.annotate(**{HOSTILE: float(step), f"{HOSTILE} text": HOSTILE})
+    with opened(driver, tmp_path / "annotated", "#trace=0&episode=0&step=3") as page:
+        page.until("document.querySelectorAll('.panel canvas').length >= 4")
+        names = page.run("return [...document.querySelectorAll('.panel h3')].map(e => e.textContent)")
+        assert any(HOSTILE in name.replace('\\"', '"') for name in names), names
+        values = page.until("document.querySelector('.step:not(.waiting) .values')?.textContent")
+        assert values.count("onerror") >= 3
+        assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+
+
+class Short(gym.Env):
+    """Episodes of one step."""
+
+    observation_space, action_space = Discrete(2), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+def test_the_last_of_many_episodes_is_reached_by_scroll_bar_and_key(driver, tmp_path):
+    many = 300_000  # 9 million pixels of rows; the page makes no element taller than 8 million
+    with TraceRecordingWrapper(Short(), tmp_path / "many") as env:
+        for _ in range(many):
+            env.reset()
+            env.step(0)
+    with opened(driver, tmp_path / "many") as page:
+        page.until(f"document.querySelector('.matched')?.textContent === '{many:,} episodes'")
+        assert page.run("return document.querySelector('.space').offsetHeight") < 17_000_000
+        page.run("const e = document.querySelector('.episodes .window'); e.scrollTop = e.scrollHeight")
+        last = "[...document.querySelectorAll('.space .row:not(.waiting)')].at(-1)"
+        page.until(f"{last}?.querySelector('.of-episode')?.textContent === '{many - 1}'")
+        box = page.run(
+            f"const row = {last}.getBoundingClientRect(), list = document.querySelector('.episodes .window')"
+            ".getBoundingClientRect(); return [row.bottom - list.bottom, row.top - list.top]"
+        )
+        assert box[0] <= 1, "the last row is in sight"
+        assert box[1] >= 0, "the last row is in sight"
+        page.run("document.querySelector('.episodes .window').scrollTop = 0")
+        key = "document.querySelector('.episodes').dispatchEvent(new KeyboardEvent('keydown', {key: 'END'}))"
+        page.run(key.replace("END", "End"))
+        page.until(f"document.querySelector('.space .row.active .of-episode')?.textContent === '{many - 1}'")
+        page.run(key.replace("END", "Enter"))
+        page.until(f"document.querySelector('h1')?.textContent === 'Episode {many - 1}'")
+
+
+CODE = """
+import gymnasium, numpy
+class Asking(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+    def __init__(self, render_mode=None): self.render_mode = render_mode
+    def reset(self, *, seed=None, options=None): super().reset(seed=seed); return 0, {}
+    def step(self, action): return 0, 1.0, False, False, {}
+    def render(self): return numpy.full((20, 30, 3), 77, numpy.uint8)
+gymnasium.register("Asking-v0", "asking:Asking")
+"""
+RECORD = """
+import asking, gymnasium
+from gym_trace import TraceRecordingWrapper
+with TraceRecordingWrapper(gymnasium.make("Asking-v0"), "trace") as env:
+    env.reset(seed=1)
+    for _ in range(8): env.step(0)
+"""
+
+
+def test_code_of_a_recording_runs_only_after_consent(driver, tmp_path, monkeypatch):
+    (tmp_path / "asking.py").write_text(CODE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    subprocess.run([sys.executable, "-c", RECORD], check=True, cwd=tmp_path, timeout=60)
+    button = "[...document.querySelectorAll('.render button')].find(e => e.textContent === 'Render')"
+    with opened(driver, tmp_path / "trace", "#trace=0&episode=0&step=4") as page:
+        for answer in ("Cancel", "Run it"):
+            page.until(f"{button} && !{button}.disabled")
+            page.run(f"{button}.click()")
+            said = page.until("document.querySelector('dialog[open] .consent')?.textContent")
+            assert "asking" in said
+            assert "trust" in said
+            assert page.run("return document.activeElement.textContent") == "Cancel"
+            page.run(
+                "[...document.querySelectorAll('dialog[open] footer button')].find(e => e.textContent === arguments[0])"
+                ".click()",
+                answer,
+            )
+            page.until("!document.querySelector('dialog')")
+        page.until("document.querySelector('.picture canvas[data-step=\"4\"]')")
+        assert page.run(PIXEL) == [77] * 3
+        # The browser itself reports the status of the answer that asks for consent.
+        assert [m for m in page.messages() if "409" not in m] == []
+
+
+DEAF = """
+const asked = window.fetch;
+window.fetch = (path, ...rest) => path.startsWith('/api/changes') ? new Promise(() => {}) : asked(path, ...rest);
+"""
+
+
+def test_a_flag_for_an_episode_before_an_edit_in_place_is_refused_and_the_list_is_loaded_again(
+    driver, traces, tmp_path
+):
+    shutil.copytree(traces / "first", tmp_path / "edited")
+    # The page hears of the edit within seconds; this key is pressed before.
+    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": DEAF})
+    with opened(driver, tmp_path / "edited", "#trace=0&episode=1") as page:
+        page.until("document.querySelector('.flag-button.good')")
+        edit.filter(tmp_path / "edited", episodes=[0, 2, 3], in_place=True)
+        page.press("g")
+        assert "another one now" in page.text(".toast .error")
+        page.until("document.querySelectorAll('.space .row').length === 3")
+        assert len(gym_trace.open_trace(tmp_path / "edited").select("flag is not None")) == 0
+        assert [m for m in page.messages() if "412" not in m] == []  # the browser itself reports the status
+    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_an_episode_that_an_edit_in_place_replaces_is_loaded_again(driver, traces, tmp_path):
+    shutil.copytree(traces / "first", tmp_path / "edited")
+    with opened(driver, tmp_path / "edited", "#trace=0&episode=1") as page:
+        page.until("document.querySelector('.scrubber')?.max === '70'")
+        edit.filter(tmp_path / "edited", episodes=[0, 2, 3], in_place=True)
+        page.until("document.querySelector('.scrubber')?.max === '40'")
+        assert "another episode now" in page.text(".toast .error")

@@ -13,12 +13,13 @@ import pytest
 from damage import flip, strip_parity
 from PIL import Image
 from runs import chunks_of, record_nested, recorder_of
-from viewer_requests import arrays_of, asked, cartpoles, viewed
+from viewer_requests import arrays_of, asked, cartpoles, flagged, viewed
 from zoo import ScriptedEnv, Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.viewer.answers import Answers, Refused
 from gym_trace.viewer.bins import binned
+from gym_trace.viewer.trace import Edited
 
 
 @pytest.fixture(scope="module")
@@ -411,10 +412,10 @@ def test_a_shorter_episode_differs_where_it_ends(tmp_path: Path) -> None:
 def test_a_flag_is_kept_in_the_facts_and_is_a_column(tmp_path: Path) -> None:
     cartpoles(tmp_path / "t", 5)
     answers = viewed(tmp_path / "t")
-    assert answers.traces[0].set_flag(2, "bad") == {"good": 0, "bad": 1, "look": 0}
-    answers.traces[0].set_flag(4, "good")
-    assert answers.traces[0].set_flag(1, "look") == {"good": 1, "bad": 1, "look": 1}
-    answers.traces[0].set_flag(1, None)
+    assert flagged(answers, 2, "bad") == {"good": 0, "bad": 1, "look": 0}
+    flagged(answers, 4, "good")
+    assert flagged(answers, 1, "look") == {"good": 1, "bad": 1, "look": 1}
+    flagged(answers, 1, None)
     assert asked(answers, "/api/episode?episode=2")["flag"] == "bad"
     trace = open_trace(tmp_path / "t")
     assert trace.select('flag == "bad"').chosen.tolist() == [2]
@@ -429,13 +430,37 @@ def test_flags_stay_with_their_episodes_through_edits(tmp_path: Path) -> None:
     cartpoles(tmp_path / "t", 5)
     cartpoles(tmp_path / "u", 3)
     for name, index, flag in (("t", 2, "bad"), ("t", 3, "good"), ("u", 0, "look")):
-        viewed(tmp_path / name).traces[0].set_flag(index, flag)
+        flagged(viewed(tmp_path / name), index, flag)
     edit.filter(open_trace(tmp_path / "t").select('flag != "bad"'), tmp_path / "kept")
     kept = open_trace(tmp_path / "kept")
     assert len(kept) == 4
     assert kept.select('flag == "good"').episodes["seed"].tolist() == [3]
     edit.merge([tmp_path / "t", tmp_path / "u"], tmp_path / "both")
     assert len(open_trace(tmp_path / "both").select("flag is not None")) == 3
+
+
+def test_a_flag_meant_for_an_episode_before_an_edit_in_place_is_refused(tmp_path: Path) -> None:
+    answers = viewed(cartpoles(tmp_path / "t", 4))
+    listed = [asked(answers, f"/api/episode?episode={number}")["identity"] for number in range(4)]
+    edit.filter(tmp_path / "t", episodes=[0, 2, 3], in_place=True)
+    (trace,) = answers.traces
+    with pytest.raises(Edited, match="episode 1 is another one now"):
+        trace.set_flag(1, listed[1], "bad")
+    with pytest.raises(Edited, match="no episode 3 now"):
+        trace.set_flag(3, listed[3], "bad")
+    assert trace.set_flag(0, listed[0], "good") == {"good": 1, "bad": 0, "look": 0}
+    assert open_trace(tmp_path / "t").select("flag is not None").episodes["seed"].tolist() == [0]
+
+
+def test_an_episode_that_grows_keeps_its_identity(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(scripted([Told(0)] * 50), tmp_path)
+    env.reset()
+    env.step(0)
+    answers = viewed(tmp_path)
+    listed = asked(answers, "/api/episode?episode=0")["identity"]
+    env.step(0)
+    assert answers.traces[0].set_flag(0, listed, "look")["look"] == 1
+    env.close()
 
 
 def test_the_lines_that_keep_a_selection_work(tmp_path: Path) -> None:
@@ -445,7 +470,7 @@ def test_the_lines_that_keep_a_selection_work(tmp_path: Path) -> None:
 
     directory = cartpoles(tmp_path / "it's", 4)
     answers = viewed(directory)
-    answers.traces[0].set_flag(1, "bad")
+    flagged(answers, 1, "bad")
     (found,) = asked(answers, "/api/filter")["lines"]
     program, *words = shlex.split(found["line"])
     assert program == "gym-trace"

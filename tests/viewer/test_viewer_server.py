@@ -150,7 +150,7 @@ def test_names_of_this_machine_are_let_in(viewer: Viewer, browser: TestClient, h
 def test_a_page_of_another_site_is_refused(viewer: Viewer, browser: TestClient, origin: str) -> None:
     headers = {"Origin": origin.format(port=viewer.port)}
     assert browser.get("/api/traces", headers=headers).status_code == 403
-    body = {"trace": 0, "episode": 0, "flag": "bad"}
+    body = {"trace": 0, "episode": 0, "identity": "", "flag": "bad"}
     assert browser.post("/api/flags", json=body, headers={**POST, **headers}).status_code == 403
 
 
@@ -293,7 +293,12 @@ def test_scripts_in_recorded_strings_stay_json(tmp_path: Path) -> None:
 
 def test_a_flag_is_set_by_our_own_page_only(viewer: Viewer, browser: TestClient) -> None:
     origin = {"Origin": f"http://127.0.0.1:{viewer.port}"}
-    body = {"trace": 0, "episode": 3, "flag": "bad"}
+    body = {
+        "trace": 0,
+        "episode": 3,
+        "identity": browser.get("/api/episode?episode=3").json()["identity"],
+        "flag": "bad",
+    }
     assert browser.post("/api/flags", json=body).status_code == 403
     assert browser.post("/api/flags", json=body, headers=origin).status_code == 403
     assert browser.post("/api/flags", json=body, headers=POST).status_code == 403
@@ -318,17 +323,20 @@ def test_a_flag_is_set_by_our_own_page_only(viewer: Viewer, browser: TestClient)
         b'{"trace": "0", "episode": 0, "flag": "bad"}',
         b"[" * 9000,
         b"\xff",
-        b'{"trace": 0, "episode": 0, "flag": "evil"}',
-        b'{"trace": 9, "episode": 0, "flag": "bad"}',
-        b'{"trace": 0, "episode": 99999, "flag": "bad"}',
-        b'{"trace": 0, "episode": -1, "flag": "bad"}',
+        b'{"trace": 0, "episode": 0, "flag": "bad"}',
+        b'{"trace": 0, "episode": 0, "identity": 7, "flag": "bad"}',
+        b'{"trace": 0, "episode": 0, "identity": "", "flag": "evil"}',
+        b'{"trace": 9, "episode": 0, "identity": "", "flag": "bad"}',
+        b'{"trace": 0, "episode": 99999, "identity": "", "flag": "bad"}',
+        b'{"trace": 0, "episode": -1, "identity": "", "flag": "bad"}',
     ],
 )
 def test_an_invalid_flag_is_refused(viewer: Viewer, browser: TestClient, body: bytes) -> None:
     headers = {"Origin": f"http://127.0.0.1:{viewer.port}", **POST}
     answer = browser.post("/api/flags", content=body, headers=headers)
-    assert answer.status_code in (400, 404)
+    assert answer.status_code in (400, 404, 412)
     assert answer.json()["error"]
+    assert browser.get("/api/episode?episode=0").json()["flag"] is None
 
 
 def test_a_large_post_is_refused_unread(viewer: Viewer, browser: TestClient) -> None:

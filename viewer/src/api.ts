@@ -35,6 +35,7 @@ export interface ColumnFacts {
 export interface EpisodeFacts {
   trace: number;
   episode: number;
+  identity: string;
   length: number;
   return: number | null;
   outcome: string;
@@ -125,12 +126,19 @@ export interface EpisodeId {
   episode: number;
 }
 
+/** Pictures of consecutive rows by row, encoded as they came. Those that cannot be read are missing. */
+export interface FrameBlock {
+  type: string;
+  pictures: Map<number, Uint8Array<ArrayBuffer>>;
+}
+
 export interface ListQuery {
   where: string;
   search: string;
   sort: string;
 }
 
+export const EDITED = 412; // status
 export const STEPS_BLOCK = 32;
 export const FRAMES_BLOCK = 16;
 export const LIST_BLOCK = 200;
@@ -202,12 +210,10 @@ export class Api {
     return steps;
   }
 
-  /** Return the pictures of a block, encoded as they came, by row. */
-  async frames(id: EpisodeId, column: string, block: number, signal?: AbortSignal): Promise<Map<number, Blob>> {
+  async frames(id: EpisodeId, column: string, block: number, signal?: AbortSignal): Promise<FrameBlock> {
     const values = { trace: id.trace, episode: id.episode, column, from: block * FRAMES_BLOCK, count: FRAMES_BLOCK, scale: 1 };
     const { head, arrays } = parse(await this.source.bytes(`/api/frames?${query(values)}`, signal));
-    const type = String(head.mime);
-    return new Map([...arrays].map(([row, picture]) => [Number(row), new Blob([picture.bytes], { type })]));
+    return { type: String(head.mime), pictures: new Map([...arrays].map(([row, { bytes }]) => [Number(row), bytes])) };
   }
 
   compare(a: EpisodeId, b: EpisodeId): Promise<Difference> {
@@ -222,8 +228,9 @@ export class Api {
     return this.json(`/api/filter?trace=${trace}`);
   }
 
-  flag(id: EpisodeId, flag: Flag): Promise<unknown> {
-    return this.source.post("/api/flags", { ...id, flag });
+  /** Flag an episode; Refused with EDITED if the trace was edited and it is another one now. */
+  flag({ trace, episode, identity }: EpisodeFacts, flag: Flag): Promise<unknown> {
+    return this.source.post("/api/flags", { trace, episode, identity, flag });
   }
 
   async startRendering(id: EpisodeId, trust: boolean): Promise<string> {

@@ -122,13 +122,18 @@ export class EpisodeList {
     }));
   }
 
-  /** The first row in sight, and how many. Beyond TALLEST pixels the scroll bar stands for a part of the rows. */
+  /** The first row in sight, and how many. */
   private visible(): [number, number] {
     const seen = Math.ceil(this.body.clientHeight / ROW) + 1;
+    return [Math.min(Math.floor(this.above() / ROW), Math.max(0, this.total - 1)), seen];
+  }
+
+  /** Pixels of rows above those in sight. Beyond TALLEST pixels the scroll bar stands for a part of the rows. */
+  private above(): number {
+    if (this.total * ROW <= TALLEST) return this.body.scrollTop;
     const scrollable = this.space.offsetHeight - this.body.clientHeight;
-    const hidden = Math.max(0, this.total * ROW - this.body.clientHeight);
-    const pixels = this.total * ROW <= TALLEST ? this.body.scrollTop : scrollable > 0 ? (this.body.scrollTop / scrollable) * hidden : 0;
-    return [Math.min(Math.floor(pixels / ROW), Math.max(0, this.total - 1)), seen];
+    const hidden = this.total * ROW - this.body.clientHeight;
+    return scrollable > 0 ? Math.min(1, this.body.scrollTop / scrollable) * hidden : 0;
   }
 
   private top(row: number): number {
@@ -141,11 +146,11 @@ export class EpisodeList {
   private draw(): void {
     const [first, seen] = this.visible();
     const last = Math.min(this.total, first + seen);
-    const exact = this.total * ROW <= TALLEST;
+    const shift = this.body.scrollTop - this.above();
     const rows: HTMLElement[] = [];
     for (let row = first; row < last; row++) {
       const element = this.row(row);
-      element.style.transform = `translateY(${exact ? row * ROW : this.body.scrollTop + (row - first) * ROW}px)`;
+      element.style.transform = `translateY(${row * ROW + shift}px)`;
       rows.push(element);
     }
     fill(this.space, rows);

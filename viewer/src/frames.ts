@@ -1,69 +1,79 @@
-// The pictures of an episode: fetched in blocks, decoded, a bounded number kept.
+// The pictures of an episode: fetched in blocks and kept as they came, a bounded number of them decoded.
 
-import { FRAMES_BLOCK, type Api, type EpisodeId } from "./api.ts";
+import { FRAMES_BLOCK, type Api, type EpisodeId, type FrameBlock } from "./api.ts";
 import { h, set } from "./dom.ts";
 import { isAbort } from "./view.ts";
 
-const MOST_BYTES = 48 << 20; // of decoded pictures, 4 bytes a pixel
+const MOST_BYTES = 8 << 20; // of pictures as they came
+const MOST_DECODED = 6 << 20; // bytes of decoded pictures, 4 a pixel
 const AHEAD = 3; // blocks fetched in the direction of motion
 const BEHIND = 1;
-
-type Block = Map<number, ImageBitmap>;
+const DECODED_AHEAD = 3; // pictures decoded in the direction of motion
 
 export class FrameStore {
-  private readonly blocks = new Map<number, Block>(); // the last used is the last
+  private readonly blocks = new Map<number, FrameBlock>(); // the last used is the last
   private readonly asked = new Map<number, AbortController>();
+  private readonly decoded = new Map<number, ImageBitmap>(); // the last used is the last
+  private readonly decoding = new Set<number>();
   private bytes = 0;
+  private decodedBytes = 0;
   private at = 0;
   private direction = 1;
+  private turn = 0; // counts the pictures that were sought
+  private shown = 0; // the turn of the last that `arrived`
   private closed = false;
 
-  /** `arrived` is called when more pictures are there, `early` with the one in sight before those around it, `failed` when a block cannot be had. */
+  /** `arrived` is called with each picture that was sought and not there at once, `missing` when one is known to be unreadable, `failed` when a block cannot be had. */
   constructor(
     private readonly api: Api,
     private readonly id: EpisodeId,
     readonly column: string,
     private rows: number,
-    private readonly arrived: () => void,
-    private readonly early: (row: number, bitmap: ImageBitmap) => void,
+    private readonly arrived: (row: number, bitmap: ImageBitmap) => void,
+    private readonly missing: () => void,
     private readonly failed: (error: unknown) => void,
   ) {}
 
   /** The episode has grown: the last block may have more pictures now. */
   grow(rows: number): void {
     if (rows === this.rows) return;
-    this.drop(Math.floor((this.rows - 1) / FRAMES_BLOCK));
+    const last = Math.floor((this.rows - 1) / FRAMES_BLOCK);
+    this.asked.get(last)?.abort();
+    this.asked.delete(last);
+    this.drop(last);
     this.rows = rows;
   }
 
-  /** Return the picture of a row if it is there, and fetch what is likely to be needed next. */
+  /** Return the picture of a row if it is decoded, and fetch and decode what is likely to be needed next. */
   get(row: number): ImageBitmap | null {
     if (row !== this.at) this.direction = row > this.at ? 1 : -1;
     this.at = row;
-    const number = Math.floor(row / FRAMES_BLOCK);
-    const block = this.blocks.get(number);
-    if (block) {
-      this.blocks.delete(number);
-      this.blocks.set(number, block);
-    }
-    this.plan(number);
-    return block?.get(row) ?? null;
+    this.turn++;
+    touch(this.blocks, numberOf(row));
+    const bitmap = touch(this.decoded, row);
+    if (!bitmap) void this.decode(row);
+    else this.decodeAhead();
+    this.plan();
+    return bitmap ?? null;
   }
 
-  /** Whether the block of a row is there; a picture that is missing in it cannot be read. */
-  has(row: number): boolean {
-    return this.blocks.has(Math.floor(row / FRAMES_BLOCK));
+  /** Whether the picture of a row cannot be read: its block is there without it. */
+  isLost(row: number): boolean {
+    return this.blocks.get(numberOf(row))?.pictures.has(row) === false;
   }
 
   close(): void {
     this.closed = true;
     for (const controller of this.asked.values()) controller.abort();
-    for (const number of [...this.blocks.keys()]) this.drop(number);
+    for (const bitmap of this.decoded.values()) bitmap.close();
+    this.decoded.clear();
+    this.blocks.clear();
   }
 
   // The block in sight first and alone: what is ahead waits until it is there.
-  private plan(number: number): void {
-    const last = Math.floor((this.rows - 1) / FRAMES_BLOCK);
+  private plan(): void {
+    const number = numberOf(this.at);
+    const last = numberOf(this.rows - 1);
     const wanted = [number];
     for (let i = 1; i <= AHEAD; i++) wanted.push(number + i * this.direction);
     for (let i = 1; i <= BEHIND; i++) wanted.push(number - i * this.direction);
@@ -85,19 +95,10 @@ export class FrameStore {
     const controller = new AbortController();
     this.asked.set(number, controller);
     try {
-      const pictures = await this.api.frames(this.id, this.column, number, controller.signal);
-      const decode = async (row: number): Promise<[number, ImageBitmap]> => [row, await createImageBitmap(pictures.get(row)!)];
-      // The picture in sight first: the others follow while it is drawn.
-      const sought = this.at;
-      const decoded = pictures.has(sought) ? [await decode(sought)] : [];
-      if (decoded[0] && this.at === sought && !controller.signal.aborted) this.early(...decoded[0]);
-      decoded.push(...(await Promise.all([...pictures.keys()].filter((row) => row !== sought || !decoded.length).map(decode))));
-      if (controller.signal.aborted || this.closed) {
-        for (const [, bitmap] of decoded) bitmap.close();
-        return;
-      }
-      this.blocks.set(number, new Map(decoded));
-      for (const [, bitmap] of decoded) this.bytes += size(bitmap);
+      const block = await this.api.frames(this.id, this.column, number, controller.signal);
+      if (controller.signal.aborted || this.closed) return;
+      this.blocks.set(number, block);
+      this.bytes += sizeOf(block);
       for (const old of [...this.blocks.keys()]) {
         if (this.bytes <= MOST_BYTES || this.blocks.size <= AHEAD + BEHIND + 1) break;
         this.drop(old);
@@ -108,20 +109,72 @@ export class FrameStore {
     } finally {
       if (this.asked.get(number) === controller) this.asked.delete(number);
     }
-    this.arrived();
-    this.plan(Math.floor(this.at / FRAMES_BLOCK));
+    if (number === numberOf(this.at)) {
+      if (this.isLost(this.at)) this.missing();
+      else void this.decode(this.at);
+    }
+    this.plan();
   }
 
   private drop(number: number): void {
-    for (const bitmap of this.blocks.get(number)?.values() ?? []) {
-      this.bytes -= size(bitmap);
-      bitmap.close();
-    }
+    const block = this.blocks.get(number);
+    if (block) this.bytes -= sizeOf(block);
     this.blocks.delete(number);
+  }
+
+  private async decode(row: number): Promise<void> {
+    const block = this.blocks.get(numberOf(row));
+    const bytes = block?.pictures.get(row);
+    if (!block || !bytes || this.decoded.has(row) || this.decoding.has(row)) return;
+    const turn = row === this.at ? this.turn : 0;
+    this.decoding.add(row);
+    try {
+      const bitmap = await createImageBitmap(new Blob([bytes], { type: block.type }));
+      if (this.closed) {
+        bitmap.close();
+        return;
+      }
+      this.decoded.set(row, bitmap);
+      this.decodedBytes += areaOf(bitmap);
+      for (const [row, old] of this.decoded) {
+        if (this.decodedBytes <= MOST_DECODED || this.decoded.size <= DECODED_AHEAD + 1) break;
+        this.decodedBytes -= areaOf(old);
+        old.close();
+        this.decoded.delete(row);
+      }
+      // While the reader scrubs faster than pictures are decoded, the last one that is there is shown.
+      if (row === this.at || turn > this.shown) {
+        this.shown = row === this.at ? this.turn : turn;
+        this.arrived(row, bitmap);
+      }
+    } catch (error) {
+      if (!this.closed) this.failed(error);
+      return;
+    } finally {
+      this.decoding.delete(row);
+    }
+    this.decodeAhead();
+  }
+
+  // One at a time, and none beside the one in sight.
+  private decodeAhead(): void {
+    for (let i = 0; i <= DECODED_AHEAD && this.decoding.size === 0; i++) void this.decode(this.at + i * this.direction);
   }
 }
 
-const size = (bitmap: ImageBitmap): number => bitmap.width * bitmap.height * 4;
+const numberOf = (row: number): number => Math.floor(row / FRAMES_BLOCK);
+const areaOf = (bitmap: ImageBitmap): number => bitmap.width * bitmap.height * 4;
+const sizeOf = (block: FrameBlock): number => [...block.pictures.values()].reduce((sum, bytes) => sum + bytes.byteLength, 0);
+
+/** Return a value and make it the last of its map. */
+function touch<T>(map: Map<number, T>, key: number): T | undefined {
+  const value = map.get(key);
+  if (value !== undefined) {
+    map.delete(key);
+    map.set(key, value);
+  }
+  return value;
+}
 
 /** A canvas that shows one picture of a store at a time. */
 export class Picture {

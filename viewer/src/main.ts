@@ -5,7 +5,7 @@ import { showHelp } from "./dialogs.ts";
 import { fill, h, icon } from "./dom.ts";
 import { Overview } from "./overview.ts";
 import { Player } from "./player.ts";
-import { formatRoute, HOME, parseRoute, type Route } from "./route.ts";
+import { formatRoute, HOME, LIST, parseRoute, type Route } from "./route.ts";
 import { openSource, Refused } from "./source.ts";
 import { count } from "./words.ts";
 import { isAbort, type Page, type View } from "./view.ts";
@@ -122,7 +122,7 @@ class App implements Page {
     const { episode } = this.route;
     document.title = [episode === null ? null : `episode ${episode}`, name, "gym-trace"].filter(Boolean).join(" · ");
     if (this.compact) return;
-    const back = h("button", { type: "button", class: "crumb" }, [name], { click: () => this.go({ episode: null, compare: null, step: 0, zoom: null }) });
+    const back = h("button", { type: "button", class: "crumb" }, [name], { click: () => this.go(LIST) });
     fill(this.crumbs, [trace && back, episode !== null && h("span", { class: "crumb here" }, [`episode ${episode}`])]);
   }
 
@@ -170,7 +170,7 @@ class App implements Page {
     if ((event.key === " " || event.key === "Enter") && target.closest("button, summary, a")) return;
     if (event.key === "?") showHelp();
     else if (event.key === "t") this.toggleTheme();
-    else if (event.key === "/" && this.view instanceof Player) this.go({ episode: null, compare: null, step: 0, zoom: null });
+    else if (event.key === "/" && this.view instanceof Player) this.go(LIST);
     else if (!this.view?.key(event)) return;
     event.preventDefault();
   }

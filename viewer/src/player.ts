@@ -1,12 +1,12 @@
 // One episode, or two side by side: pictures, plots and values at one position.
 
-import type { Changes, Difference, EpisodeFacts, EpisodeId, Flag } from "./api.ts";
+import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag } from "./api.ts";
 import { askConsent, askEpisode } from "./dialogs.ts";
 import { fill, h, icon, type Child } from "./dom.ts";
 import { outcomeKind } from "./episode_list.ts";
 import { FrameStore, Picture } from "./frames.ts";
 import { PlotStack } from "./plots.ts";
-import type { Route } from "./route.ts";
+import { LIST, type Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { StepPanel } from "./step_panel.ts";
 import { SPEEDS, Transport } from "./transport.ts";
@@ -14,6 +14,7 @@ import { count, plural, short } from "./words.ts";
 import { FLAG_NAMES, type Page, type View } from "./view.ts";
 
 const DEFAULT_FPS = 30;
+const LATE = 0.1; // seconds that playing makes up for; after a longer wait it goes on from where it is
 const FLAG_KEYS: Record<string, Exclude<Flag, null>> = { g: "good", b: "bad", l: "look" };
 const POLL = 300; // milliseconds between questions about a rendering
 
@@ -40,6 +41,7 @@ export class Player implements View {
   private playing = false;
   private speed = 1;
   private clock = { time: 0, row: 0 };
+  private due: number | null = null; // the step whose pictures playing waits for
   private frame = 0;
   private routeTimer = 0;
   private loading = 0; // counts loads, so that a late answer is known as one
@@ -119,7 +121,7 @@ export class Player implements View {
       case "p": this.neighbour(-1); return true;
       case "c": void this.askCompare(); return true;
       case "d": if (this.difference?.step != null) this.seek(this.difference.step); return true;
-      case "Escape": this.page.go({ episode: null, compare: null, step: 0, zoom: null }); return true;
+      case "Escape": this.page.go(LIST); return true;
     }
     const flag = FLAG_KEYS[event.key];
     if (flag && !this.page.api.source.saved) {
@@ -171,6 +173,11 @@ export class Player implements View {
     try {
       const facts = await Promise.all(this.sides.map(({ id }) => this.page.api.episode(id)));
       if (turn !== this.loading) return;
+      if (facts.some(({ identity }, i) => identity !== this.sides[i]!.facts.identity)) {
+        this.page.say("The trace was edited: this number is another episode now.", "error");
+        void this.load(this.shownRoute);
+        return;
+      }
       const longer = facts.some(({ length }, i) => length !== this.sides[i]!.facts.length);
       const pictured = facts.some(({ frames }, i) => frames.join() !== this.sides[i]!.facts.frames.join());
       const atEnd = this.position === this.length;
@@ -197,7 +204,7 @@ export class Player implements View {
       side.frames?.close();
       side.frames = null;
       if (chosen === undefined || !side.facts.frames.includes(chosen)) continue;
-      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), () => this.drawPictures(), (row, bitmap) => side.picture.show(row, bitmap), (error) => {
+      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), (row, bitmap) => side.picture.show(row, bitmap), () => this.drawPictures(), (error) => {
         this.pause();
         this.page.fail(error);
       });
@@ -343,7 +350,7 @@ export class Player implements View {
   private seek(row: number): void {
     if (!this.sides.length) return;
     this.position = Math.max(0, Math.min(this.length, Math.round(row)));
-    if (this.playing) this.clock = { time: performance.now(), row: this.position };
+    this.startClock();
     this.draw();
     clearTimeout(this.routeTimer);
     // Browsers limit how often an address may change.
@@ -366,7 +373,7 @@ export class Player implements View {
       if (!frames) continue;
       const row = Math.min(this.position, rowsOf(facts, frames.column) - 1);
       const bitmap = frames.get(row);
-      if (!bitmap && frames.has(row)) picture.lost(row);
+      if (frames.isLost(row)) picture.lost(row);
       else picture.show(row, bitmap);
     }
   }
@@ -378,7 +385,7 @@ export class Player implements View {
     }
     if (this.position >= this.length) this.seek(0);
     this.playing = true;
-    this.clock = { time: performance.now(), row: this.position };
+    this.startClock();
     this.transport.setPlaying(true);
     this.draw();
   }
@@ -391,23 +398,32 @@ export class Player implements View {
 
   private setSpeed(speed: number): void {
     this.speed = speed;
-    this.clock = { time: performance.now(), row: this.position };
+    this.startClock();
     this.transport.setSpeed(speed);
     this.page.say(`Speed ${speed}×`);
+  }
+
+  private startClock(): void {
+    this.clock = { time: performance.now(), row: this.position };
+    this.due = null;
   }
 
   /** Go where the clock says, but not past pictures that have not arrived. */
   private advance(): void {
     const fps = (this.sides[0]?.facts.fps ?? DEFAULT_FPS) * this.speed;
     const now = performance.now();
-    const row = Math.min(this.length, Math.floor(this.clock.row + ((now - this.clock.time) / 1000) * fps));
-    const ready = this.sides.every(({ frames, facts }) => !frames || frames.has(Math.min(row, rowsOf(facts, frames.column) - 1)));
-    if (!ready) {
-      this.clock = { time: now, row: this.position };
-      for (const { frames, facts } of this.sides) frames?.get(Math.min(row, rowsOf(facts, frames.column) - 1));
+    const row = this.due ?? Math.min(this.length, Math.floor(this.clock.row + ((now - this.clock.time) / 1000) * fps));
+    const ready = this.sides.map(({ frames, facts }) => {
+      const last = Math.min(row, frames ? rowsOf(facts, frames.column) - 1 : row);
+      return !frames || frames.isLost(last) || frames.get(last) !== null;
+    });
+    if (!ready.every(Boolean)) {
+      this.due = row;
       this.frame = requestAnimationFrame(() => this.playing && this.advance());
       return;
     }
+    this.due = null;
+    if (this.clock.row + ((now - this.clock.time) / 1000) * fps > row + 1 + LATE * fps) this.clock = { time: now, row };
     if (row !== this.position) {
       this.position = row;
       this.transport.setPosition(row);
@@ -453,12 +469,13 @@ export class Player implements View {
     if (!side) return;
     const next = side.facts.flag === flag ? null : flag;
     try {
-      await this.page.api.flag(side.id, next);
+      await this.page.api.flag(side.facts, next);
       side.facts.flag = next;
       this.drawHead();
       this.page.say(next === null ? `Episode ${side.id.episode} has no flag now.` : `Episode ${side.id.episode} is flagged as ${FLAG_NAMES[next]}.`);
     } catch (error) {
       this.page.fail(error);
+      if (error instanceof Refused && error.status === EDITED) this.page.go(LIST);
     }
   }
 }

@@ -16,6 +16,9 @@ export interface Route {
 
 export const HOME: Route = { trace: null, episode: null, step: 0, compare: null, zoom: null, picture: null, where: "", search: "", sort: "" };
 
+/** What changes on the way back to the list. */
+export const LIST: Partial<Route> = { episode: null, compare: null, step: 0, zoom: null };
+
 function natural(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }

@@ -1,0 +1,63 @@
+"""OpenGL without a display, for environments that MuJoCo renders."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+
+from gym_trace.processes.safe_start import variables_set
+
+_VARIABLE = "MUJOCO_GL"
+_BACKENDS = ("egl", "osmesa")
+_OPENGL = re.compile(r"\bgl[A-Z]\w+|OpenGL|\bE?GL\b|OSMesa|GLFW|glfw")  # in the text of an error
+# Modules of the current directory are not imported.
+_PROBE = """
+import sys
+sys.path = [path for path in sys.path if path]
+from importlib import import_module
+import_module(f"mujoco.{sys.argv[1]}").GLContext(8, 8).make_current()
+"""
+_LONGEST = 60.0  # seconds
+
+
+def choose_opengl() -> None:
+    """Set MUJOCO_GL to a backend that works here, unless it is set or there is a display. Call before rendering."""
+    if is_headless() and not os.environ.get(_VARIABLE) and find_spec("mujoco") is not None:
+        backend = next(filter(_works, _BACKENDS), None)
+        if backend is not None:
+            os.environ[_VARIABLE] = backend
+
+
+def opengl_hint(error: Exception) -> str:
+    """Return how to make MuJoCo render here, to follow the text of an error; "" if that has another cause."""
+    if not is_headless() or not _OPENGL.search(str(error)):
+        return ""
+    chosen = os.environ.get(_VARIABLE)
+    now = f"{_VARIABLE}={chosen} does not work here" if chosen else "there is neither a display nor EGL nor OSMesa"
+    return f"; {now}: install libegl1 and set {_VARIABLE}=egl, or install libosmesa6 and set {_VARIABLE}=osmesa"
+
+
+def is_headless() -> bool:
+    """Return True on Linux without a display."""
+    return sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@cache
+def _works(backend: str) -> bool:
+    """Try a backend in a process of its own: a failure cannot be undone in this one."""
+    command = [sys.executable, "-c", _PROBE, backend]
+    try:
+        tried = subprocess.run(
+            command,
+            env={**os.environ, _VARIABLE: backend},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LONGEST,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return tried.returncode == 0

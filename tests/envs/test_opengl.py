@@ -1,0 +1,83 @@
+"""Rendering with MuJoCo where there is no display."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gym_trace.envs import opengl
+from gym_trace.envs.opengl import choose_opengl, opengl_hint
+
+NO_PLATFORM = "mujoco.FatalError: an OpenGL platform library has not been loaded into this process"
+
+
+@pytest.fixture(autouse=True)
+def headless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux with MuJoCo, without a display."""
+    monkeypatch.setattr(opengl, "find_spec", lambda name: name == "mujoco" or None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("MUJOCO_GL", "")  # remembered, so that what is set is taken back
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_egl_is_taken_where_it_works_and_osmesa_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opengl, "_works", lambda backend: True)
+    choose_opengl()
+    assert os.environ["MUJOCO_GL"] == "egl"
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(opengl, "_works", lambda backend: backend == "osmesa")
+    choose_opengl()
+    assert os.environ["MUJOCO_GL"] == "osmesa"
+
+
+@pytest.mark.parametrize(("name", "value"), [("DISPLAY", ":0"), ("MUJOCO_GL", "glfw")])
+def test_a_display_and_a_choice_of_the_user_stay_in_use(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setattr(opengl, "_works", lambda backend: True)
+    monkeypatch.setenv(name, value)
+    choose_opengl()
+    assert os.environ.get("MUJOCO_GL") == (value if name == "MUJOCO_GL" else None)
+
+
+def test_without_any_library_the_error_says_what_to_install_and_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opengl, "_works", lambda backend: False)
+    choose_opengl()
+    assert "MUJOCO_GL" not in os.environ
+    assert opengl_hint(RuntimeError(NO_PLATFORM)) == (
+        "; there is neither a display nor EGL nor OSMesa: "
+        "install libegl1 and set MUJOCO_GL=egl, or install libosmesa6 and set MUJOCO_GL=osmesa"
+    )
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    error = AttributeError("'NoneType' object has no attribute 'glGetError'")
+    assert "MUJOCO_GL=osmesa does not work here" in opengl_hint(error)
+    assert opengl_hint(ValueError("a single global angle")) == ""
+
+
+def test_a_backend_is_tried_without_modules_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mujoco.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    opengl._works.cache_clear()
+    opengl._works("egl")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_recording_of_mujoco_is_rendered_without_a_display_or_says_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gym_trace", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    assert run("record", "InvertedPendulum-v5", "-o", "it", "--steps", "2", "--seed", "0").returncode == 0
+    rendered = run("render", "it", "-o", "it.gif")
+    if opengl._works("egl") or opengl._works("osmesa"):
+        assert (rendered.returncode, (tmp_path / "it.gif").exists()) == (0, True), rendered.stderr
+    else:
+        assert "MUJOCO_GL" in rendered.stderr
