@@ -9,8 +9,6 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
-from gym_trace.processes.safe_start import variables_set
-
 _VARIABLE = "MUJOCO_GL"
 _BACKENDS = ("egl", "osmesa")
 _OPENGL = re.compile(r"\bgl[A-Z]\w+|OpenGL|\bE?GL\b|OSMesa|GLFW|glfw")  # in the text of an error

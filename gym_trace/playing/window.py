@@ -106,6 +106,7 @@ class Window:
                 self._pads[pad.get_instance_id()] = pad
             elif event.type == pygame.JOYDEVICEREMOVED:
                 self._pads.pop(event.instance_id, None)
+                self._let_go_of_pads()
             elif event.type == pygame.JOYAXISMOTION:
                 self._pad_axis(event.axis, event.value)
             elif event.type == pygame.JOYHATMOTION:
@@ -155,6 +156,11 @@ class Window:
             self._axes[f"pad {axis}"] = min(max(value, -1.0), 1.0)
         if axis < 2:
             self._directions(*(round(self._axes.get(f"pad {number}", 0.0)) for number in (0, 1)))
+
+    def _let_go_of_pads(self) -> None:
+        for held in (self._pressed, self._axes):
+            for name in [name for name in held if name.startswith("pad ")]:
+                del held[name]
 
     def _directions(self, across: int, up: int) -> None:
         for key, is_down in zip(_PAD_KEYS, (up > 0, up < 0, across < 0, across > 0)):

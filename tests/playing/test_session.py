@@ -291,13 +291,43 @@ def test_the_environments_own_keys_are_used(tmp_path: Path) -> None:
     assert not np.count_nonzero(actions == 0)
 
 
-def test_continuous_actions_have_arrows_the_mouse_and_a_game_pad(tmp_path: Path) -> None:
-    env = Watched(gymnasium.make("Pendulum-v1", render_mode="rgb_array"))
+def _some_steps(env: Watched) -> Any:
+    """Return an act that is done after eight steps."""
     seen: list[int] = []
 
-    def some_steps() -> bool:
+    def act() -> bool:
         seen.append(env.steps)
         return env.steps >= seen[0] + 8 and not seen.clear()
+
+    return act
+
+
+def test_buttons_and_directions_of_a_game_pad_are_keys_until_it_is_unplugged(tmp_path: Path) -> None:
+    env = Watched(gymnasium.make("MountainCar-v0", render_mode="rgb_array"))
+    (tmp_path / "keys.toml").write_text('rest = 1\n[keys]\n"pad button 3" = 0\n"pad up" = 2\n"pad left" = 0\n')
+
+    def pad(kind: int, **values: Any) -> Any:
+        return lambda: pygame.event.post(pygame.event.Event(kind, values)) or True
+
+    some_steps, acts = _some_steps(env), []
+    for event in (
+        pad(pygame.JOYBUTTONDOWN, button=3),
+        pad(pygame.JOYBUTTONUP, button=3),
+        pad(pygame.JOYHATMOTION, value=(0, 1)),
+        pad(pygame.JOYHATMOTION, value=(0, 0)),
+        pad(pygame.JOYAXISMOTION, axis=0, value=-0.9),
+        pad(pygame.JOYDEVICEREMOVED, instance_id=0),
+    ):
+        acts += [some_steps, event]
+    play(env, tmp_path / "t", seed=0, fps=500, keys=tmp_path / "keys.toml", stop=Person(*acts, some_steps))
+    actions = open_trace(tmp_path / "t")[0].actions
+    assert [actions[0], *actions[1:][actions[1:] != actions[:-1]]] == [1, 0, 1, 2, 1, 0, 1]
+    _verify(tmp_path / "t", "MountainCar-v0")
+
+
+def test_continuous_actions_have_arrows_the_mouse_and_a_game_pad(tmp_path: Path) -> None:
+    env = Watched(gymnasium.make("Pendulum-v1", render_mode="rgb_array"))
+    some_steps = _some_steps(env)
 
     def pad(value: float) -> Any:
         return lambda: pygame.event.post(pygame.event.Event(pygame.JOYAXISMOTION, axis=0, value=value)) or True

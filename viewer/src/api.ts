@@ -130,6 +130,7 @@ export interface EpisodeId {
 export interface FrameBlock {
   type: string;
   pictures: Map<number, Uint8Array<ArrayBuffer>>;
+  free(): void;
 }
 
 export interface ListQuery {
@@ -152,7 +153,10 @@ export class Api {
   constructor(readonly source: Source) {}
 
   private async json<T>(path: string, signal?: AbortSignal): Promise<T> {
-    return JSON.parse(new TextDecoder().decode(await this.source.bytes(path, signal))) as T;
+    const bytes = await this.source.bytes(path, signal);
+    const text = new TextDecoder().decode(bytes);
+    this.source.free(bytes);
+    return JSON.parse(text) as T;
   }
 
   traces(): Promise<TraceFacts[]> {
@@ -212,8 +216,10 @@ export class Api {
 
   async frames(id: EpisodeId, column: string, block: number, signal?: AbortSignal): Promise<FrameBlock> {
     const values = { trace: id.trace, episode: id.episode, column, from: block * FRAMES_BLOCK, count: FRAMES_BLOCK, scale: 1 };
-    const { head, arrays } = parse(await this.source.bytes(`/api/frames?${query(values)}`, signal));
-    return { type: String(head.mime), pictures: new Map([...arrays].map(([row, { bytes }]) => [Number(row), bytes])) };
+    const answer = await this.source.bytes(`/api/frames?${query(values)}`, signal);
+    const { head, arrays } = parse(answer);
+    const pictures = new Map([...arrays].map(([row, { bytes }]) => [Number(row), bytes]));
+    return { type: String(head.mime), pictures, free: () => this.source.free(answer) };
   }
 
   compare(a: EpisodeId, b: EpisodeId): Promise<Difference> {

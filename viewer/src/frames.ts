@@ -10,10 +10,17 @@ const AHEAD = 3; // blocks fetched in the direction of motion
 const BEHIND = 1;
 const DECODED_AHEAD = 3; // pictures decoded in the direction of motion
 
+interface Decoded {
+  image: CanvasImageSource;
+  width: number;
+  height: number;
+  close(): void;
+}
+
 export class FrameStore {
   private readonly blocks = new Map<number, FrameBlock>(); // the last used is the last
   private readonly asked = new Map<number, AbortController>();
-  private readonly decoded = new Map<number, ImageBitmap>(); // the last used is the last
+  private readonly decoded = new Map<number, Decoded>(); // the last used is the last
   private readonly decoding = new Set<number>();
   private bytes = 0;
   private decodedBytes = 0;
@@ -29,7 +36,7 @@ export class FrameStore {
     private readonly id: EpisodeId,
     readonly column: string,
     private rows: number,
-    private readonly arrived: (row: number, bitmap: ImageBitmap) => void,
+    private readonly arrived: (row: number, bitmap: Decoded) => void,
     private readonly missing: () => void,
     private readonly failed: (error: unknown) => void,
   ) {}
@@ -45,7 +52,7 @@ export class FrameStore {
   }
 
   /** Return the picture of a row if it is decoded, and fetch and decode what is likely to be needed next. */
-  get(row: number): ImageBitmap | null {
+  get(row: number): Decoded | null {
     if (row !== this.at) this.direction = row > this.at ? 1 : -1;
     this.at = row;
     this.turn++;
@@ -67,7 +74,7 @@ export class FrameStore {
     for (const controller of this.asked.values()) controller.abort();
     for (const bitmap of this.decoded.values()) bitmap.close();
     this.decoded.clear();
-    this.blocks.clear();
+    for (const number of [...this.blocks.keys()]) this.drop(number);
   }
 
   // The block in sight first and alone: what is ahead waits until it is there.
@@ -96,7 +103,10 @@ export class FrameStore {
     this.asked.set(number, controller);
     try {
       const block = await this.api.frames(this.id, this.column, number, controller.signal);
-      if (controller.signal.aborted || this.closed) return;
+      if (controller.signal.aborted || this.closed) {
+        block.free();
+        return;
+      }
       this.blocks.set(number, block);
       this.bytes += sizeOf(block);
       for (const old of [...this.blocks.keys()]) {
@@ -118,8 +128,10 @@ export class FrameStore {
 
   private drop(number: number): void {
     const block = this.blocks.get(number);
-    if (block) this.bytes -= sizeOf(block);
+    if (!block) return;
+    this.bytes -= sizeOf(block);
     this.blocks.delete(number);
+    block.free();
   }
 
   private async decode(row: number): Promise<void> {
@@ -129,7 +141,7 @@ export class FrameStore {
     const turn = row === this.at ? this.turn : 0;
     this.decoding.add(row);
     try {
-      const bitmap = await createImageBitmap(new Blob([bytes], { type: block.type }));
+      const bitmap = await decoded(bytes, block.type);
       if (this.closed) {
         bitmap.close();
         return;
@@ -163,8 +175,23 @@ export class FrameStore {
 }
 
 const numberOf = (row: number): number => Math.floor(row / FRAMES_BLOCK);
-const areaOf = (bitmap: ImageBitmap): number => bitmap.width * bitmap.height * 4;
+const areaOf = (bitmap: Decoded): number => bitmap.width * bitmap.height * 4;
 const sizeOf = (block: FrameBlock): number => [...block.pictures.values()].reduce((sum, bytes) => sum + bytes.byteLength, 0);
+
+/** Decode a picture. Where there is an ImageDecoder, in secure contexts, no Blob waits for the garbage collector. */
+async function decoded(bytes: Uint8Array<ArrayBuffer>, type: string): Promise<Decoded> {
+  if (!("ImageDecoder" in globalThis)) {
+    const image = await createImageBitmap(new Blob([bytes], { type }));
+    return { image, width: image.width, height: image.height, close: () => image.close() };
+  }
+  const decoder = new ImageDecoder({ data: bytes, type });
+  try {
+    const { image } = await decoder.decode();
+    return { image, width: image.displayWidth, height: image.displayHeight, close: () => image.close() };
+  } finally {
+    decoder.close();
+  }
+}
 
 /** Return a value and make it the last of its map. */
 function touch<T>(map: Map<number, T>, key: number): T | undefined {
@@ -205,7 +232,7 @@ export class Picture {
   }
 
   /** Draw a picture; without one, the last stays and is marked as waiting. */
-  show(row: number, bitmap: ImageBitmap | null): void {
+  show(row: number, bitmap: Decoded | null): void {
     this.element.classList.toggle("waiting", bitmap === null);
     if (!bitmap) return;
     this.element.classList.remove("lost");
@@ -216,7 +243,7 @@ export class Picture {
       this.canvas.classList.toggle("enlarged", bitmap.width < this.canvas.clientWidth * devicePixelRatio);
     }
     this.context.clearRect(0, 0, bitmap.width, bitmap.height);
-    this.context.drawImage(bitmap, 0, 0);
+    this.context.drawImage(bitmap.image, 0, 0);
     set(this.canvas, { "data-step": row, "aria-label": `${this.label}, step ${row}` });
   }
 }

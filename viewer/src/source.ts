@@ -13,8 +13,12 @@ export interface Source {
   readonly page: "server" | "saved" | "notebook";
   readonly start: string;
   bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
+  /** Free the memory of an answer now. Browsers collect buffers late: they would hold a hundred megabytes of old pictures. */
+  free(bytes: Uint8Array<ArrayBuffer>): void;
   post(path: string, body: unknown): Promise<unknown>;
 }
+
+type Transferable = ArrayBuffer & { transfer?(length: number): ArrayBuffer }; // in browsers since 2024
 
 class Server implements Source {
   readonly saved = false;
@@ -25,6 +29,10 @@ class Server implements Source {
     const response = await reach(path, { signal: signal ?? null });
     if (!response.ok) throw await refusal(response);
     return new Uint8Array(await response.arrayBuffer());
+  }
+
+  free(bytes: Uint8Array<ArrayBuffer>): void {
+    (bytes.buffer as Transferable).transfer?.(0);
   }
 
   async post(path: string, body: unknown): Promise<unknown> {
@@ -67,6 +75,8 @@ class Saved implements Source {
     const text = this.page === "notebook" ? "Not in this cell; gym_trace.viewer.serve(trace) shows it." : "This is not in the saved page.";
     return Promise.reject(new Refused(text, null, 404));
   }
+
+  free(): void {} // the page keeps its answers
 
   post(): Promise<unknown> {
     return Promise.reject(new Refused("A saved page cannot be changed.", null, 405));
