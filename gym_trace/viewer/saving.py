@@ -78,7 +78,7 @@ def save_page(
         raise TraceError("no episode to save; choose at least one")
     answers = Answers(opened, is_shared=True)
     shell = _Shell(page.static_files())
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() as file, replaced_file(target) as staged:
         body = _Body(file, max_bytes - len(shell) - _SPARE - _LISTED * total)
         kept = _collected(answers, body, total, on_progress)
         if not sum(map(len, kept)):
@@ -86,7 +86,7 @@ def save_page(
             why = f"the first episode alone takes {needed:,} bytes or more"
             raise TraceError(f"{target}: {why}; raise the limit of {max_bytes:,} bytes")
         _finish(answers, kept, body)
-        with replaced_file(target) as staged, open(staged, "wb") as out:
+        with open(staged, "wb") as out:
             shell.write(out, body.packed({"page": "saved", "start": _start(kept)}))
     count = sum(map(len, kept))
     return SavedPage(count, total - count, os.path.getsize(target))

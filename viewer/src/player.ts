@@ -142,22 +142,22 @@ export class Player implements View {
     this.element.classList.add("loading");
     try {
       const facts = await Promise.all(ids.map((id) => this.page.api.episode(id)));
-      const difference = ids.length === 2 ? await this.page.api.compare(ids[0]!, ids[1]!) : null;
       if (turn !== this.loading) return;
       for (const { frames } of this.sides) frames?.close();
       this.sides = ids.map((id, i) => ({ id, facts: facts[i]!, frames: null, picture: new Picture(`Episode ${id.episode}`) }));
-      this.difference = difference;
+      this.difference = null;
       this.element.classList.add("shown");
       this.element.classList.toggle("two", ids.length === 2);
       this.position = Math.min(route.step, this.length);
       this.openPictures();
       this.panel.show(ids);
       this.plots.setZoom(null);
-      this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })), difference?.step ?? null);
+      this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
       this.plots.setZoom(route.zoom);
       this.drawHead();
       this.seek(this.position);
       this.element.focus({ preventScroll: true });
+      if (ids.length === 2) await this.compare(turn, ids[0]!, ids[1]!);
     } catch (error) {
       if (turn !== this.loading) return;
       fill(this.banner, [h("p", { class: "banner bad", role: "alert" }, [error instanceof Error ? error.message : String(error)])]);
@@ -165,6 +165,15 @@ export class Player implements View {
     } finally {
       if (turn === this.loading) this.element.classList.remove("loading");
     }
+  }
+
+  /** Find the first difference while the episodes are on the page already: long ones take seconds. */
+  private async compare(turn: number, a: EpisodeId, b: EpisodeId): Promise<void> {
+    const difference = await this.page.api.compare(a, b);
+    if (turn !== this.loading) return;
+    this.difference = difference;
+    this.plots.mark(difference.step);
+    this.drawHead();
   }
 
   /** A live episode has grown, or a flag or a rendering has changed. */
@@ -332,7 +341,8 @@ export class Player implements View {
   private differenceBanner(): Child {
     const difference = this.difference;
     const [a, b] = this.sides;
-    if (!difference || !a || !b) return null;
+    if (!a || !b) return null;
+    if (!difference) return h("p", { class: "banner quiet", role: "status" }, ["Looking for the first difference…"]);
     const name = ({ id }: Side): string => `${this.page.traces.length > 1 ? `${this.page.traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}`;
     if (difference.same) return h("p", { class: "banner same" }, [h("b", {}, ["Same"]), ` ${name(a)} and ${name(b)} hold the same values, bit for bit.`]);
     const go = difference.step === null ? null : h("button", { type: "button", class: "button", title: "Go there (d)" }, ["Go there"], { click: () => this.seek(difference.step!) });

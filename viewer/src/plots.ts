@@ -71,14 +71,20 @@ export class PlotStack {
   }
 
   /** Show an episode, and the one it is compared with, from scratch. */
-  show(shown: Shown[], difference: number | null): void {
+  show(shown: Shown[]): void {
     this.drop();
     this.shown = shown;
-    this.difference = difference;
+    this.difference = null;
     if (!this.zoomed) this.view = this.whole();
     const columns = shown[0]!.columns.filter(({ kind, group }) => kind === "numeric" && group !== "flags");
     fill(this.element, [this.axis, ...columns.sort((a, b) => order(a) - order(b)).map((column) => this.group(column))]);
     this.drawAxis();
+  }
+
+  /** Mark the first difference. */
+  mark(difference: number | null): void {
+    this.difference = difference;
+    this.setPosition(this.position);
   }
 
   /** The episode has grown: fetch its plots again, keep what is chosen. */

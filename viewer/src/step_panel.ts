@@ -17,7 +17,7 @@ class StepStore {
     const block = Math.floor(row / STEPS_BLOCK);
     const steps = this.blocks.get(block);
     if (!steps) void this.fetch(block);
-    return steps?.find(({ step }) => step === row) ?? null;
+    return steps?.[row % STEPS_BLOCK] ?? null; // their `step` counts from the first step of the episode, which may be lost
   }
 
   forget(): void {
