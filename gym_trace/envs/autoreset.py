@@ -35,13 +35,29 @@ def vector_mode(envs: Any) -> str:
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None:
         return SAME_STEP if is_of_supersuit(envs) else NEXT_STEP
-    found = _MODES.get(str(getattr(mode, "value", mode)).replace("_", "").lower())
+    found = _mode_of(mode)
     if found is None:
         raise InvalidOption(
             f"{type(envs.unwrapped).__name__} has the autoreset_mode {mode!r} in its metadata; "
             f"set one of {', '.join(_MODES.values())} before recording"
         )
     return found
+
+
+def named_mode(mode: Any) -> str:
+    """Return the mode with a name such as "NextStep" or "next-step", or a member of Gymnasium's AutoresetMode.
+
+    Raises InvalidOption.
+    """
+    found = _mode_of(mode)
+    if found is None:
+        raise InvalidOption(f"autoreset={mode!r}: pass one of {', '.join(_MODES.values())}")
+    return found
+
+
+def _mode_of(mode: Any) -> str | None:
+    name = str(getattr(mode, "value", mode))
+    return _MODES.get(name.replace("_", "").replace("-", "").lower())
 
 
 def demand_all_lanes(envs: Any) -> None:

@@ -6,7 +6,7 @@ import copy
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,11 @@ from gym_trace.model.tensors import plain_array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
+from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.single.steps import StepRecorder
+from gym_trace.recording.vector.rollouts import Batch, RolloutRecorder
+from gym_trace.recording.vector.steps import LaneSteps
+from gym_trace.ring.lanes.autoreset import NEXT_STEP
 from gym_trace.ring.segment import snapshot
 
 _ENDS = {outcome.word: outcome for outcome in (Outcome.TERMINATED, Outcome.TRUNCATED, Outcome.CUT, Outcome.CLOSED)}
@@ -114,6 +118,7 @@ class TraceWriter:
         self._lane = lane
         self._lanes: dict[int, TraceWriter] = {}
         self._steps: StepRecorder | None = None  # None until both spaces are known
+        self._rollouts: RolloutRecorder | None = None
         self._waiting: list[_Beginning] = []  # episodes that began before
         self._is_closed = False
         self._end_episode()
@@ -138,6 +143,7 @@ class TraceWriter:
         """
         self._demand_files("begin")
         self._demand_thread("begin")
+        self._demand_steps("begin")
         self._end_episode()
         self._thread = threading.get_ident()
         if self._spaces[0] is None:
@@ -153,7 +159,7 @@ class TraceWriter:
         self._is_open = True
 
     def end(self, outcome: str = "cut") -> None:
-        """End the open episode after the last step: as "terminated", "truncated", "cut" or "closed".
+        """End the open episode, or those of all lanes of rollouts: as "terminated", "truncated", "cut" or "closed".
 
         Not needed after a step with terminated=True or truncated=True. An action without a result is not kept.
         """
@@ -161,7 +167,9 @@ class TraceWriter:
         if outcome not in _ENDS:
             raise InvalidOption(f"end({outcome!r}): pass one of {', '.join(_ENDS)}")
         self._end_episode()
-        if self._steps is None:
+        if self._rollouts is not None:
+            self._rollouts.end(_ENDS[outcome])
+        elif self._steps is None:
             self._waiting[-1].outcome = _ENDS[outcome]
         else:
             self._steps.recorder.end(_ENDS[outcome])
@@ -174,6 +182,7 @@ class TraceWriter:
         If the process dies before step(), the trace knows the action: ``episode.pending_action``.
         """
         self._demand_episode("act")
+        self._demand_steps("act")
         if self._has_acted:
             raise InvalidOption("act(): the action before has no result; pass that to step(), or begin() a new episode")
         self._ask(action)
@@ -194,6 +203,8 @@ class TraceWriter:
         terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored.
         """
         self._demand_episode("step")
+        if self._rollouts is not None:
+            self._demand_steps("step")
         acted = self._has_acted
         if acted and self._action is not action and not _is_equal(self._action, action):
             raise InvalidOption("step(): the action is not that of act(); pass the same one, or leave act() out")
@@ -220,9 +231,78 @@ class TraceWriter:
         if terminated or truncated:
             self._is_open = False
 
+    def rollouts(
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        *,
+        final_observations: Any = None,
+        autoreset: Any = NEXT_STEP,
+        annotations: Mapping[str, Any] | None = None,
+        infos: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record T steps of N lanes at a time, such as the buffer of a policy update, or the result of jax.lax.scan.
+
+        Arrays are of NumPy, PyTorch (any device), JAX, or of any library with DLPack; dicts and tuples of arrays are
+        values of Dict and Tuple spaces. Each call goes on where the one before ended. A call that has returned survives
+        a kill.
+
+        Args:
+            observations: shape (T + 1, N, ...). Row t is what action t acted on. The last row is what the last action
+                led to; row 0 of the next call repeats it. Or shape (T, N, ...): row 0 of the next call completes the
+                last step, which is not recorded without a next call.
+            actions, rewards, terminations, truncations: shape (T, N, ...). Step t ends the episode of a lane if one of
+                its flags is not 0.
+            final_observations: shape (T, N, ...), with "SameStep": the last observations of the episodes that end. Rows
+                of other lanes are ignored. Without them, first observations stand in for the last, with a warning.
+            autoreset: what follows an end, as in vector environments of Gymnasium. "NextStep": the next action is
+                ignored, and what it leads to is the first observation of the next episode. "SameStep": the observation
+                after the end is the first one of the next episode. "Disabled": the lane is ignored until the next call,
+                whose row 0 begins its next episode.
+            annotations: further values of the agent by name, shape (T, N, ...) each.
+            infos: as of a vector environment, shape (T, N, ...) each; recorded if record_infos is set.
+
+        Episodes begin with row 0 of the first call, and of the first call after end(), which ends those of all lanes.
+        Raises InvalidOption, before anything is recorded, for arrays that do not match, or do not go on from the call
+        before.
+        """
+        self._demand_files("rollouts")
+        self._demand_thread("rollouts")
+        if self._steps is not None or self._waiting:
+            raise InvalidOption("rollouts(): this writer records single steps; use another TraceWriter, or a lane()")
+        batch = Batch.of(
+            observations,
+            actions,
+            rewards,
+            terminations,
+            truncations,
+            final_observations,
+            annotations or {},
+            infos or {},
+        )
+        if self._rollouts is None:
+            if not batch.times:
+                return
+            self._rollouts = RolloutRecorder(self._lane_steps, autoreset, batch)
+        self._thread, self._is_open = threading.get_ident(), True
+        self._rollouts.add(batch, autoreset)
+
+    def _lane_steps(self, count: int, mode: str, observation: Any, action: Any) -> LaneSteps:
+        """Make the recorder of rollouts. observation, action: the first ones of a lane."""
+        for which, value in enumerate((observation, action)):
+            if self._spaces[which] is None:
+                self._infer(which, value)
+        schema = self._schema({"num_envs": count, "autoreset_mode": mode})
+        observed, acted = (spaces.restore(schema[name], stand_in=True) for name in _SPACES)
+        return LaneSteps(self.directory, schema, self._options, (observed, acted), count, mode, lazy=True)
+
     def annotate(self, **values: Any) -> None:
         """Record further values with the next step. Raises UnstorableValue."""
         self._demand_episode("annotate")
+        self._demand_steps("annotate")
         self._annotations.update({name: snapshot(plain_array(value), pack) for name, value in values.items()})
 
     def _annotate(self, steps: StepRecorder) -> None:
@@ -261,15 +341,13 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
-        for writer in self._all():
-            if writer._steps is not None:
-                writer._steps.recorder.flush()
+        for recorder in self._recorders():
+            recorder.flush()
 
     def secure(self) -> None:
         """Make all steps so far survive a kill also where the file system has no memory-mapped files."""
-        for writer in self._all():
-            if writer._steps is not None:
-                writer._steps.recorder.secure()
+        for recorder in self._recorders():
+            recorder.secure()
 
     def close(self) -> None:
         """Save everything. An open episode gets the outcome "closed". Closing twice is fine. Raises RecordingError."""
@@ -279,11 +357,13 @@ class TraceWriter:
             if writer._waiting:  # no action was ever taken
                 writer._infer(1, None)
                 writer._attach()
-            if writer._steps is not None:
-                try:
-                    writer._steps.recorder.close()
-                except RecordingError as error:  # the other lanes are saved first
-                    failures.append(error)
+            if writer._rollouts is not None:
+                writer._rollouts.drop_held()
+        for recorder in self._recorders():
+            try:
+                recorder.close()
+            except RecordingError as error:  # the other lanes are saved first
+                failures.append(error)
         if failures:
             raise failures[0]
 
@@ -296,24 +376,33 @@ class TraceWriter:
     def _all(self) -> list[TraceWriter]:
         return [self, *self._lanes.values()]
 
+    def _recorders(self) -> Iterator[Recorder]:
+        for writer in self._all():
+            if writer._steps is not None:
+                yield writer._steps.recorder
+            if writer._rollouts is not None:
+                yield writer._rollouts.steps.recorder
+
     def _infer(self, which: int, value: Any) -> None:
         self._spaces[which] = spaces.inferred(value)
 
     def _attach(self) -> None:
         """Make the recorder, now that both spaces are known, and tell it what happened before."""
-        options = self._options
-        filters = options.filters()
-        inferred = [name for name, space in zip(_SPACES, self._spaces) if isinstance(space, dict)]
-        described = filters.described() | ({"inferred": inferred} if inferred else {})
-        schema = new_schema(options, self._environment, self._spaces[0], self._spaces[1], described)
+        schema, options = self._schema({}), self._options
         if self._lane is not None and options.uid is not None:
             schema["writer"] = f"{options.uid}-lane{self._lane}"
-        self._steps = StepRecorder(self.directory, schema, options, filters.steps, self._lane or 0, lazy=True)
+        is_filtered = options.filters().steps
+        self._steps = StepRecorder(self.directory, schema, options, is_filtered, self._lane or 0, lazy=True)
         for beginning in self._waiting:
             beginning.tell(self._steps)
         self._waiting = []
         if self._annotations:
             self._annotate(self._steps)
+
+    def _schema(self, described: dict[str, Any]) -> dict[str, Any]:
+        inferred = [name for name, space in zip(_SPACES, self._spaces) if isinstance(space, dict)]
+        described |= self._options.filters().described() | ({"inferred": inferred} if inferred else {})
+        return new_schema(self._options, self._environment, self._spaces[0], self._spaces[1], described)
 
     # -- calls out of order -------------------------------------------------------------------------------------------
 
@@ -324,6 +413,10 @@ class TraceWriter:
         if threading.get_ident() != self._thread:
             self._demand_thread(method)
             self._thread = threading.get_ident()  # that of the episode has ended
+
+    def _demand_steps(self, method: str) -> None:
+        if self._rollouts is not None:
+            raise InvalidOption(f"{method}(): this writer records rollouts; use another TraceWriter, or a lane()")
 
     def _demand_files(self, method: str) -> None:
         if self._is_closed:

@@ -279,7 +279,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("vector/wrapper", "vector/recorder", "vector/batches", "recorder", "background")
+NAMES = ("vector/wrapper", "vector/steps", "vector/recorder", "vector/batches", "recorder", "background")
 SLABS = ("lanes/slab", "lanes/contents", "lanes/decoder", "log", "memory")
 HOT = {
     os.path.join(HOUSE, room, f"{name}.py") for room, names in (("recording", NAMES), ("ring", SLABS)) for name in names

@@ -1,0 +1,289 @@
+"""Rollouts: arrays of many steps of many lanes, recorded as if they had come step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.envs.autoreset import named_mode
+from gym_trace.errors import InvalidOption, raise_if_of_signal
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.vector.steps import LaneSteps
+from gym_trace.ring.lanes.autoreset import DISABLED, SAME_STEP
+
+Tree = Any  # an array, or a dict or tuple of trees
+_FINAL = "final_obs"
+
+
+class Batch(NamedTuple):
+    """The arrays of one call, checked: NumPy's, time first, then lanes.
+
+    observations has one row more than the others, unless the one after the last step is not known yet.
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: Array
+    terminations: Array
+    truncations: Array
+    finals: Tree | None
+    annotations: dict[str, Any]
+    infos: dict[str, Any]
+    times: int
+    lanes: int
+    is_whole: bool  # the observation after the last step is there
+
+    @classmethod
+    def of(
+        cls,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        finals: Any,
+        annotations: Mapping[str, Any],
+        infos: Mapping[str, Any],
+    ) -> Batch:
+        """Convert and check the arguments of rollouts(). Raises InvalidOption."""
+        given = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+        found = {name: _plain(value, name) for name, value in given.items()}
+        seen = _plain(observations, "observations")
+        times, lanes = _shape_of(found["rewards"])
+        rows = _shape_of(seen)[0]
+        if rows not in (times, times + 1):
+            raise InvalidOption(
+                f"observations: {rows} rows for {times} steps; pass {times + 1}, up to those after the last step"
+            )
+        for name, value in found.items():
+            _demand_shape(value, name, times, lanes)
+        _demand_shape(seen, "observations", rows, lanes)
+        last = None if finals is None else _plain(finals, "final_observations")
+        if last is not None:
+            _demand_shape(last, "final_observations", times, lanes)
+        notes = {name: _plain(value, f"annotations[{name!r}]") for name, value in annotations.items()}
+        more = {name: _plain(value, f"infos[{name!r}]") for name, value in infos.items()}
+        for name, value in notes.items():
+            _demand_shape(value, f"annotations[{name!r}]", times, lanes)
+        for name, value in more.items():
+            _demand_shape(value, f"infos[{name!r}]", times, lanes)
+        terminated, truncated = (_flags(found[name], name) for name in ("terminations", "truncations"))
+        acted, rewarded = found["actions"], found["rewards"]
+        whole = rows == times + 1
+        return cls(seen, acted, rewarded, terminated, truncated, last, notes, more, times, lanes, whole)
+
+
+class RolloutRecorder:
+    """Records rollouts of all lanes; each goes on where the last one ended.
+
+    Args:
+        make: makes the steps of a recorder for a number of lanes, an autoreset mode, and the first observation and
+            action of a lane.
+    """
+
+    def __init__(self, make: Callable[[int, str, Any, Any], LaneSteps], autoreset: Any, batch: Batch):
+        self.mode, self.lanes = named_mode(autoreset), batch.lanes
+        first = [_at(tree, (0, 0)) for tree in (batch.observations, batch.actions)]
+        self.steps = make(batch.lanes, self.mode, *first)
+        self._is_begun = False  # episodes are open in all lanes
+        self._over = np.zeros(batch.lanes, np.bool_)  # with DISABLED: lanes whose episode has ended
+        self._last: Tree | None = None  # the observations after the last step, if they are known
+        self._held: _Held | None = None  # the last step, if its observations are not there yet
+
+    def add(self, batch: Batch, autoreset: Any) -> None:
+        """Record a rollout. Raises InvalidOption if it does not continue the one before."""
+        self._demand_like_before(batch, autoreset)
+        try:
+            self._add(batch)
+        except BaseException:
+            self.steps.recorder.begin_event()  # which nothing ends: the state of the lanes is unknown
+            self._last = self._held = None
+            raise
+
+    def end(self, outcome: Outcome) -> None:
+        """End the episodes of all lanes."""
+        self.drop_held()
+        self.steps.recorder.end(outcome)
+        self._is_begun, self._last = False, None
+        self._over[:] = False
+
+    def drop_held(self) -> None:
+        """Give up a step whose observations never came."""
+        if self._held is not None:
+            self._held = None
+            self.steps.recorder.complain(
+                "observations", "the last step of the rollouts is not recorded: nothing came of it; pass T + 1 rows"
+            )
+
+    def _demand_like_before(self, batch: Batch, autoreset: Any) -> None:
+        mode = named_mode(autoreset)
+        if batch.lanes != self.lanes:
+            raise InvalidOption(f"rewards: {batch.lanes} lanes, and {self.lanes} before; use another TraceWriter")
+        if mode != self.mode:
+            raise InvalidOption(f"autoreset={autoreset!r}: it was {self.mode} before; use another TraceWriter")
+        if mode == DISABLED and not batch.is_whole:
+            raise InvalidOption(
+                f"observations: {batch.times} rows for {batch.times} steps; with autoreset={DISABLED!r} pass one more"
+            )
+        if batch.finals is not None and mode != SAME_STEP:
+            raise InvalidOption(f"final_observations: only with autoreset={SAME_STEP!r}; here it is {mode}")
+        if self._last is None or not batch.times:
+            return
+        differs = _lanes_that_differ(_at(batch.observations, 0), self._last) & ~self._over
+        if differs.any():
+            raise InvalidOption(
+                f"observations: row 0 of lane {int(differs.argmax())} is not the last row of the call before; "
+                "call end() first if the environments were reset"
+            )
+
+    def _add(self, batch: Batch) -> None:
+        if not batch.times:
+            return
+        first = _at(batch.observations, 0)
+        if not self._is_begun:
+            self._reset(first, None)
+            self._is_begun = True
+        elif self._held is not None:
+            held, self._held = self._held, None
+            self._answer(held, first)
+        if self._over.any():
+            self._reset(first, self._over.copy())
+            self._over[:] = False
+        for time, step in enumerate(_steps_of(batch)):
+            self._ask(_at(batch.actions, time), step)
+            if time + 1 == batch.times and not batch.is_whole:
+                self._held = step.detached()
+            else:
+                self._answer(step, _at(batch.observations, time + 1))
+        if self.mode == DISABLED:
+            self._over |= (batch.terminations | batch.truncations).any(axis=0)
+        self._last = _copied(_at(batch.observations, batch.times)) if batch.is_whole else None
+        self.steps.recorder.report()
+
+    def _reset(self, observations: Tree, lanes: Array | None) -> None:
+        upcoming = self.steps.upcoming(None if lanes is None else {"reset_mask": lanes})
+        if upcoming is not None:
+            self.steps.begin(upcoming, observations, {}, [None] * self.lanes)
+
+    def _ask(self, actions: Tree, step: _Held) -> None:
+        if not self.steps.recorder.slab.ask(actions):
+            step.is_recorded = self.steps.ask(actions)
+
+    def _answer(self, step: _Held, observations: Tree) -> None:
+        steps = self.steps
+        if not step.is_recorded:
+            return
+        if step.notes:
+            steps.annotate(step.notes)
+        has_more = steps.has_more or steps.notes
+        if has_more or not steps.recorder.slab.answer(observations, step.rewards, step.terminated, step.truncated):
+            notes, steps.notes = steps.notes, {}
+            steps.answer((observations, step.rewards, step.terminated, step.truncated, step.infos), notes)
+
+
+class _Held:
+    """A step of all lanes without its observations."""
+
+    def __init__(self, rewards: Array, terminated: Array, truncated: Array, notes: dict[str, Any], infos: Any):
+        self.rewards, self.terminated, self.truncated = rewards, terminated, truncated
+        self.notes, self.infos = notes, infos
+        self.is_recorded = True
+
+    def detached(self) -> _Held:
+        """Copy the arrays, which the caller may change."""
+        flags = _copied(self.terminated), _copied(self.truncated)
+        copy = _Held(_copied(self.rewards), *flags, _copied(self.notes), _copied(self.infos))
+        copy.is_recorded = self.is_recorded
+        return copy
+
+
+def _steps_of(batch: Batch) -> Iterator[_Held]:
+    """Yield the steps of a batch."""
+    more = dict(batch.infos) if batch.finals is None else {**batch.infos, _FINAL: batch.finals}
+    for time, parts in enumerate(zip(batch.rewards, batch.terminations, batch.truncations)):
+        notes = {name: _at(value, time) for name, value in batch.annotations.items()}
+        infos = {name: _at(value, time) for name, value in more.items()}
+        yield _Held(*parts, notes, infos)
+
+
+# -- trees of arrays --------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any, name: str) -> Tree:
+    """Convert the arrays of a tree to NumPy's. Raises InvalidOption."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item, f"{name}[{number}]") for number, item in enumerate(value))
+    array = plain_array(value)
+    if not isinstance(array, np.ndarray) and hasattr(value, "__dlpack__"):
+        try:
+            array = np.from_dlpack(value)
+        except Exception as error:  # other people's arrays
+            raise_if_of_signal(error)
+            raise InvalidOption(f"{name}: {error}; copy it to an array of NumPy first") from error
+    if not isinstance(array, np.ndarray) or array.ndim < 2:
+        got = f"shape {array.shape}" if isinstance(array, np.ndarray) else f"a {type(value).__name__}"
+        raise InvalidOption(f"{name}: got {got}; pass an array of shape (steps, lanes, ...)")
+    return array
+
+
+def _leaves(tree: Tree) -> Iterator[Array]:
+    if isinstance(tree, dict):
+        for item in tree.values():
+            yield from _leaves(item)
+    elif isinstance(tree, tuple):
+        for item in tree:
+            yield from _leaves(item)
+    else:
+        yield tree
+
+
+def _shape_of(tree: Tree) -> tuple[int, int]:
+    """Return the first two dimensions of the first array."""
+    for leaf in _leaves(tree):
+        return leaf.shape[0], leaf.shape[1]
+    raise InvalidOption("rollouts(): an empty dict or tuple; pass arrays of shape (steps, lanes, ...)")
+
+
+def _demand_shape(tree: Tree, name: str, times: int, lanes: int) -> None:
+    for leaf in _leaves(tree):
+        if leaf.shape[:2] != (times, lanes):
+            raise InvalidOption(f"{name}: shape {leaf.shape}; expected ({times}, {lanes}, ...), as rewards say")
+
+
+def _flags(value: Tree, name: str) -> Array:
+    if not isinstance(value, np.ndarray) or value.ndim != 2:
+        raise InvalidOption(f"{name}: pass one array of shape (steps, lanes)")
+    return value if value.dtype == np.bool_ else value != 0
+
+
+def _at(tree: Tree, place: Any) -> Tree:
+    """Return the rows at an index of all arrays."""
+    if isinstance(tree, np.ndarray):
+        return tree[place]
+    if isinstance(tree, dict):
+        return {key: _at(item, place) for key, item in tree.items()}
+    return tuple(_at(item, place) for item in tree)
+
+
+def _copied(tree: Tree) -> Tree:
+    if isinstance(tree, dict):
+        return {key: _copied(item) for key, item in tree.items()}
+    return tuple(map(_copied, tree)) if isinstance(tree, tuple) else np.array(tree)
+
+
+def _lanes_that_differ(one: Tree, other: Tree) -> Array:
+    """Return True for the lanes whose bits differ."""
+    found = None
+    for a, b in zip(_leaves(one), _leaves(other), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return np.ones(len(a), np.bool_)
+        raws = [np.ascontiguousarray(array).view(np.uint8).reshape(len(a), -1) for array in (a, b)]
+        differs = (raws[0] != raws[1]).any(axis=1)
+        found = differs if found is None else found | differs
+    return np.zeros(0, np.bool_) if found is None else found

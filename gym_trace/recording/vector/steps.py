@@ -1,0 +1,302 @@
+"""Steps of all lanes as they happen: batches taken apart, filters, infos, annotations, resets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
+from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
+from gym_trace.format import wire
+from gym_trace.model.layout import layout_of
+from gym_trace.model.packing import pack
+from gym_trace.model.tensors import is_masked, plain_array
+from gym_trace.model.values import Array, objects
+from gym_trace.recording.options import RecordingOptions, copied_schema
+from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
+from gym_trace.recording.vector.recorder import LaneRecorder
+from gym_trace.ring.lanes.autoreset import SAME_STEP
+from gym_trace.ring.lanes.entries import More, Reset
+from gym_trace.ring.lanes.writer import Step
+from gym_trace.ring.segment import Rows
+from gym_trace.storage.local import LocalStorage
+
+_FLOAT = np.dtype("<f8")
+Result = tuple[Any, Any, Any, Any, Any]  # of a step, as vector environments of Gymnasium have it
+
+
+class UpcomingReset(NamedTuple):
+    """A reset before it happens."""
+
+    lanes: Array
+    is_whole: bool  # of all lanes
+    options: bytes | None  # packed
+    ids: Array | None  # of the episodes, with filters
+    utc: int
+    monotonic: int
+
+
+class LaneSteps:
+    """Records the steps of all lanes, each in two halves: the actions before they are executed, then their answer.
+
+    The caller first tries recorder.slab.ask(), then ask(); if both decline, the step is not recorded. After the step it
+    calls answer(), unless recorder.slab.answer() has taken the answer. If the step raises, it calls nothing: the next
+    step or reset finds the actions without an answer. A copy is another writer that continues the episodes.
+
+    Args:
+        spaces: of the observation and action of one lane.
+        count: number of lanes.
+        mode: autoreset mode.
+        lazy: True to create no files before the first reset.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        schema: dict[str, Any],
+        options: RecordingOptions,
+        spaces: tuple[Space[Any], Space[Any]],
+        count: int,
+        mode: str,
+        lazy: bool = False,
+    ):
+        self._directory, self._schema, self._options, self._spaces = directory, schema, options, spaces
+        self._count, self._mode = count, mode
+        self._filters = options.filters()
+        self._infos, self._info_keys = bool(options.record_infos), options.info_keys
+        self.has_more = self._filters.any or self._infos  # whether each step has more to record than arrays
+        self._attach(lazy)
+
+    def _attach(self, lazy: bool) -> None:
+        """Make the recorder, and the packers that copy batches into its rows."""
+        observation = layout_of(self._schema["observation_space"], ("observations",))
+        action = layout_of(self._schema["action_space"], ("actions",))
+        self.recorder = recorder = LaneRecorder(
+            LocalStorage(self._directory),
+            self._schema,
+            self._count,
+            self._mode,
+            observation,
+            action,
+            self._filters,
+            self._options,
+            lazy,
+        )
+        self._observations = BatchPacker(observation, self._spaces[0], self._count, recorder)
+        self._actions = BatchPacker(action, self._spaces[1], self._count, recorder)
+        self.notes: dict[str, Rows] = {}  # annotations of the next step
+        recorder.save_at_exit(self)
+
+    # -- resets -------------------------------------------------------------------------------------------------------
+
+    def upcoming(self, options: Mapping[str, Any] | None) -> UpcomingReset | None:
+        """Return a reset that is about to happen, of all lanes or those in options["reset_mask"]; None: not recorded.
+
+        An exception until begin() leaves the state of the lanes unknown.
+        """
+        recorder = self.recorder
+        if not recorder.ready():
+            recorder.warn_if_unrecorded()
+            return None
+        mask = None if options is None else options.get("reset_mask")
+        recorder.begin_event()
+        try:
+            lanes = np.arange(self._count) if mask is None else self._lanes_in(mask)
+        except Exception as error:  # anything: other people's objects
+            self._cannot_tell("flags in a reset_mask", error)
+            return None
+        given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+        packed_options = recorder.packed("reset", given) if given else None
+        if mask is None:
+            self.notes = {}
+        ids = None if recorder.filters is None else recorder.filters.reset(lanes)
+        return UpcomingReset(lanes, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
+
+    def begin(self, upcoming: UpcomingReset, observations: Any, infos: Any, seeds: Sequence[Any]) -> None:
+        """Record a reset. seeds: one for each lane of the vector environment."""
+        recorder, lanes = self.recorder, upcoming.lanes
+        try:
+            # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
+            own = self._observations.has_rows(observations, len(lanes))
+            count, rows = (len(lanes), range(len(lanes))) if own else (self._count, lanes.tolist())
+            packed_infos = self._packed_infos(infos, rows, count) if self._infos else [None] * count
+            starts = [
+                recorder.start(
+                    lane, seeds[lane], upcoming.options, None, packed_infos[row], upcoming.utc, upcoming.monotonic
+                )
+                for lane, row in zip(lanes.tolist(), rows)
+            ]
+            batch = self._observations.batch(observations, None if own else lanes, count)
+        except Exception as error:  # as above
+            self._cannot_tell("observations and infos of a reset", error)
+            return
+        kept, numbers = [start.kept for start in starts], np.array([start.seed for start in starts], np.int64)
+        recorder.add(Reset(lanes, batch, numbers, kept, upcoming.ids, upcoming.utc, upcoming.monotonic))
+        recorder.report()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def ask(self, actions: Any) -> bool:
+        """Record actions that slab.ask() has declined; return False if that is impossible."""
+        recorder = self.recorder
+        if not recorder.ready():
+            return False
+        if recorder.slab.ask(actions):
+            return True
+        recorder.begin_event()
+        try:
+            packed_actions = self._actions.step(actions, recorder.rooms().actions)
+        except Exception as error:  # anything: other people's objects, as below
+            self._cannot_tell("actions of a step", error)
+            return False
+        recorder.ask(packed_actions)
+        return True
+
+    def answer(self, result: Result, notes: dict[str, Rows]) -> None:
+        """Record the results of a step that slab.answer() has declined, or that has more to record."""
+        recorder = self.recorder
+        recorder.begin_event()
+        observations, rewards, terminations, truncations, infos = result
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        try:
+            rooms = recorder.rooms()
+            packed_rewards: Rows = rooms.rewards
+            terminated, truncated = rooms.terminations, rooms.truncations
+            terminated[...] = plain_array(terminations)
+            truncated[...] = plain_array(truncations)
+            if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == rooms.rewards.shape:
+                rooms.rewards[...] = rewards
+            else:
+                rewards = self._rewards(rewards)
+                packed_rewards = self._packed_rewards(rewards)
+        except Exception as error:
+            self._cannot_tell("rewards, terminations and truncations of a step", error)
+            return
+        ids = kept = finals = step_infos = reset_infos = None
+        if recorder.filters is not None:
+            ids, kept = recorder.filters.step(rewards, terminated | truncated)
+        ended: list[int] = []
+        try:
+            if self._mode == SAME_STEP:
+                ended = np.flatnonzero(terminated | truncated).tolist()
+                finals = self._finals(observations, infos, ended) if ended else None
+            if self._infos:  # those of the lanes that are stepped, and of those that are reset
+                used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
+                step_infos = reset_infos = self._packed_infos(infos, used, self._count)
+                last_infos = last_of(infos, FINAL_INFO, self._count) if ended else None
+                if last_infos is not None:
+                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}), self._count)
+                    step_infos = [final or info for final, info in zip(last, reset_infos)]
+            packed_observations = self._observations.step(observations, rooms.observations)
+        except Exception as error:
+            self._cannot_tell("observations and infos of a step", error)
+            return
+        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
+        asked = recorder.asked() or []
+        recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
+
+    def annotate(self, values: Mapping[str, Any]) -> None:
+        """Record further values with the next step, each with one row per lane.
+
+        Raises UnstorableValue, InvalidOption.
+        """
+        for name, value in values.items():
+            rows = plain_array(value)
+            has_rows = getattr(rows, "shape", True) and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+            count = len(rows) if has_rows and not isinstance(rows, (str, bytes, Mapping)) else "no"
+            if count != self._count:
+                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one per lane")
+            self.notes[name] = np.array(rows) if _is_numeric(rows) else [packed_note(name, row) for row in rows]
+
+    # -- batches taken apart ------------------------------------------------------------------------------------------
+
+    def _cannot_tell(self, what: str, error: Exception) -> None:
+        """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
+        raise_if_of_signal(error)
+        self.recorder.complain("lanes", f"the {what}: not one per lane; skipped ({error!r:.200})")
+
+    def _lanes_in(self, mask: Any) -> Array:
+        """Return the lanes for which a mask is true."""
+        flags = np.asarray(plain_array(mask))
+        if flags.size != self._count:
+            raise ValueError(f"{flags.size} flags for {self._count} lanes")
+        return np.flatnonzero(flags)
+
+    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
+        """Return the last observations of lanes that were reset in the same step."""
+        lanes = np.array(ended)
+        finals = last_of(infos, FINAL_OBSERVATION, self._count)
+        if finals is None:
+            complaint = "no final_obs in infos, no final_observations; first observations stand in for the last"
+            self.recorder.complain("observations", complaint)
+            finals = observations
+        if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
+            return lanes, self._observations.single([finals[lane] for lane in ended])
+        return lanes, self._observations.batch(finals, lanes, self._count)
+
+    def _rewards(self, values: Any) -> Array:
+        """Return rewards as an array with a row for each lane."""
+        values = self.recorder.plain("rewards", values)
+        try:
+            rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
+        except ValueError:  # each of another shape
+            rewards = objects(list(values))
+        if rewards.shape[:1] != (self._count,):
+            raise ValueError(f"rewards of shape {rewards.shape}")
+        return rewards
+
+    def _packed_rewards(self, rewards: Array) -> Rows:
+        """Return a copy of rewards as rows."""
+        if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
+            room = self.recorder.reward_room(rewards.dtype)
+            room[...] = plain_array(rewards)
+            return room
+        if _is_numeric(rewards):
+            return np.array(rewards)
+        return [self.recorder.packed("rewards", reward) for reward in rewards]
+
+    def _packed_infos(self, infos: Any, used: Iterable[int], count: int) -> list[bytes]:
+        """Return the infos of count lanes as MessagePack; empty for lanes that are not used."""
+        packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
+        try:
+            by_lane = infos_by_lane(infos, count, self._info_keys, finals)
+        except Exception as error:  # anything: other people's maps, or one that has itself in it
+            raise_if_of_signal(error)
+            by_lane = [infos] * count
+        for lane in used:
+            packed[lane] = self.recorder.packed("infos", by_lane[lane])
+        return packed
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("recorder", "_observations", "_actions"):
+            del state[name]
+        state["run"] = self.recorder.open_run()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        run = state.pop("run")
+        self.__dict__.update(state)
+        self._schema = copied_schema(self._schema)
+        self._attach(lazy=True)
+        self.recorder.continue_run(run)
+
+
+def _is_numeric(rows: Any) -> bool:
+    """Return True if rows are an array of numbers, which becomes a typed column."""
+    return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
+
+
+def packed_note(name: str, value: Any) -> bytes:
+    """Return an annotation of a lane as MessagePack. Raises UnstorableValue."""
+    packed = pack(value)
+    if len(packed) > wire.MAX_VALUES // 4:
+        raise UnstorableValue(f"annotate({name}=...): {len(packed)} bytes; at most {wire.MAX_VALUES // 4}")
+    return packed
