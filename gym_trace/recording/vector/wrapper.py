@@ -13,6 +13,7 @@ from gymnasium import vector
 from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
+from gym_trace.errors import InvalidOption
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.options import (
