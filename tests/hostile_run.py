@@ -64,6 +64,7 @@ COMMAND_LINES = (
     ("ls", "TRACE", "--json"),
     ("cat", "TRACE"),
     ("cat", "TRACE", "--format", "jsonl"),
+    ("sql", "SELECT outcome, sum(reward) FROM steps JOIN episodes USING (episode) GROUP BY ALL", "TRACE"),
     ("card", "TRACE"),
     ("shell", "TRACE"),
     ("view", "TRACE", "--save", "REPAIRED.html"),

@@ -44,6 +44,7 @@ COMMANDS = {
     "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
     "ls": ("ls", "command", "List traces, or the episodes of one."),
     "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
+    "sql": ("sql", "command", "Query steps and episodes with SQL (DuckDB)."),
     "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
     "info": ("info", "command", "Describe a trace: environment, spaces, writers, health."),
     "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
@@ -74,6 +75,7 @@ ELSEWHERE = {
     "fsck": "'check' locates damage, 'lint' finds wrong data",
     **dict.fromkeys(("fix", "recover"), "'repair' writes a clean copy"),
     **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
+    **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
 
+_ARROW = "gym_trace.formats.arrow"
 _CACHE_BYTES = 1 << 30  # of decoded rows
 
 
@@ -506,6 +508,60 @@ class Trace:
             self._report(damage)
         return found
 
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def partitions(self, n: int) -> list[Any]:
+        """Return the episodes in at most n parts of about the same number of steps, for other processes to read.
+
+        A partition can be pickled, and carries only what it needs to find its own episodes. Its open() returns them as
+        a trace, its to_arrow() as record batches. Running episodes are left out.
+
+        Raises InvalidOption, MissingExtra; CorruptTrace; TraceError if the writers have different spaces.
+        """
+        found: list[Any] = _tables().partitions_of(self, n)
+        return found
+
+    def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, *, table: str = "steps") -> Any:
+        """Return the steps, or the episodes, as a pyarrow.RecordBatchReader, which reads as you ask for batches.
+
+        The columns are those of a Parquet export: episode, step, observation (before the step), action, reward,
+        terminated, truncated, info, annotations; of episodes: episode, steps, return, outcome, seed, options,
+        final_observation, has_final_observation, environment, split, metadata, writer, episode_id, lane, first_step,
+        start_time, end_time. Running episodes are left out.
+
+        Args:
+            columns: read only these. None: all.
+            where: a condition: text, as for find_steps() or, with table="episodes", for select(); or an expression of
+                pyarrow, ``pyarrow.dataset.field("action") == 3``. The columns that only it names are not returned;
+                the others are decoded only in episodes where it holds.
+            table: "steps" or "episodes".
+
+        Raises InvalidOption, MissingExtra. Reading the batches raises CorruptTrace at a damaged chunk.
+
+        Examples:
+            >>> trace = gym_trace.open_trace("traces/cartpole")
+            >>> trace.to_arrow(["episode", "reward"], where="step >= 50").read_all().num_rows
+            8
+        """
+        return _tables().to_arrow(_tables().dataset_of(self, table), columns, where)
+
+    def to_dataset(self, table: str = "steps") -> Any:
+        """Return the steps, or the episodes, as a pyarrow.dataset.Dataset.
+
+        It can be pickled. ``polars.scan_pyarrow_dataset`` and others take it, and hand down to it the columns and
+        conditions of a query; the columns are those of to_arrow(). It has no fragments. Raises InvalidOption,
+        MissingExtra.
+        """
+        return _tables().dataset_of(self, table)
+
+    def to_duckdb(self) -> Any:
+        """Return a duckdb connection with the views steps and episodes, whose columns are those of to_arrow().
+
+        ``trace.to_duckdb().sql("SELECT split, avg(return) FROM episodes GROUP BY split")`` decodes only the columns
+        that the query names. Raises InvalidOption, MissingExtra.
+        """
+        return importlib.import_module(f"{_ARROW}.sql").connection([self])
+
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """Call a function with the arrays of each episode; see scan_recorded_traces."""
         count = 0
@@ -689,11 +745,45 @@ class Trace:
         return moments_of(self, roots_of(chosen))
 
 
-def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+class Handle(NamedTuple):
+    """Some episodes of a trace as they are now, to be opened in another process. Picklable.
+
+    extents: of the files of their writers. chosen: the episodes among all of these; runs of them are slices.
+    """
+
+    storage: ReadStorage
+    extents: tuple[Extent, ...]
+    chosen: slice | Array
+
+    def open(self) -> Trace:
+        """Return a view of these episodes. Raises TraceNotFound; TraceError if they were changed or removed."""
+        return _reopened(*self)
+
+
+def handle_of(trace: Trace) -> Handle:
+    """Return the handle of a trace or view, which has nothing of writers without episodes there."""
+    content = trace.content
+    extents = extents_of(content.readers)
+    counts = np.array([len(writer.parts) if writer.extent in extents else 0 for writer in content.writers], np.int64)
+    numbers = content.bounds.searchsorted(trace.chosen, side="right") - 1
+    chosen: Array = trace.chosen - content.bounds[numbers] + (np.cumsum(counts) - counts)[numbers]
+    is_run = len(chosen) > 0 and bool((np.diff(chosen) == 1).all())
+    return Handle(storage_of(trace), extents, slice(int(chosen[0]), int(chosen[-1]) + 1) if is_run else chosen)
+
+
+def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: slice | Array | None) -> Trace:
     trace = Trace.__new__(Trace)
     trace._opened = reopened(storage, extents)
     trace._content = Content.whole(list(trace._opened.writers.values()))
     return trace if chosen is None else trace[chosen]
+
+
+def _tables() -> Any:
+    """The tables of a trace, which are above this room, so they are imported by their name. Raises MissingExtra."""
+    try:
+        return importlib.import_module(f"{_ARROW}.partitions")
+    except ImportError as missing:
+        raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
 
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:

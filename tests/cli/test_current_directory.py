@@ -64,6 +64,7 @@ EVERY_COMMAND = [
     ["view", ".", "--save", "../page.html"],
     ["ls", ".", "--json"],
     ["cat", ".", "--format", "csv"],
+    ["sql", "SELECT count(*) FROM steps", "."],
     ["stats", ".", "--json"],
     ["info", "."],
     ["card", "."],

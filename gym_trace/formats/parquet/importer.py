@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from gym_trace.format.manifest import json_of
+from gym_trace.formats.arrow.columns import Column, table_column, tree_rows
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
-from gym_trace.formats.parquet.columns import Column, table_column, tree_rows
 from gym_trace.formats.parquet.exporter import COLUMNS_KEY
 from gym_trace.formats.parquet.tables import Table, located
 from gym_trace.formats.rows import Taken, first_writer, led_to

@@ -1,0 +1,45 @@
+"""gym-trace sql"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.exit_codes import FINE
+from gym_trace_cli.help import headed, option, section
+
+
+@headed("sql")
+@click.argument("query")
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=TraceDirectory())
+@section("Output", option("--json", "Print JSON lines, one per row.", name="as_json"))
+def command(query: str, directories: Sequence[str], as_json: bool) -> int:
+    """Query traces with DuckDB: the tables are steps and episodes.
+    Only columns that the query names are decoded.
+
+    The columns are those of a Parquet export; with several DIRs, both tables
+    have a column trace. DESCRIBE steps lists them.
+
+    \b
+    gym-trace sql 'SELECT split, avg(return) FROM episodes GROUP BY split' DIR
+    """
+    from gym_trace.formats.arrow.sql import query as run
+
+    headings, rows = run(query, directories)
+    if as_json:
+        for row in rows:
+            show.json_line(dict(zip(headings, row)), default=str)
+    elif headings:
+        show.table(headings, ([_text(value) for value in row] for row in rows), fitted=True)
+    return FINE
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)
