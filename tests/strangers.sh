@@ -27,7 +27,8 @@ suite() { # name, pytest arguments ...
 
 environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
     gymnax six 'pettingzoo[butterfly]' mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
-suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py "$@"
+suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py \
+    --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py "$@"
 # Gymnasium's own tests, with a recorder injected. What it uploads to PyPI has none of those for vectors and wrappers.
 if [ -d "${SOURCES:-}/Gymnasium/tests" ]; then
     injected="$PWD/tests/strangers"
@@ -40,4 +41,6 @@ fi
 # Neither knows a newer MuJoCo.
 environment strangers-mujoco3 'mujoco<3.5' 'shimmy[dm-control]' gymnasium-robotics
 suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py "$@"
+environment strangers-dm 'mujoco<4' dm_control textarena
+suite strangers-dm tests/strangers/test_dm_control.py tests/strangers/test_textarena.py "$@"
 exit "$failed"

@@ -211,13 +211,14 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
     import gymnasium
 
     from gym_trace.envs.agents import is_of_agents
+    from gym_trace.envs.dm_env import gymnasium_view
 
     make = NamedCallable().convert(factory, None, None)
     try:
         parameters = signature(make).parameters.values()
         if not any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters):
             render_mode = {}
-        env = make(**env_args, **render_mode)
+        env = gymnasium_view(make(**env_args, **render_mode))
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
     if not (isinstance(env, gymnasium.Env) or is_of_agents(env)):

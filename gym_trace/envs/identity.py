@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.agents import JointEnv
+from gym_trace.envs.dm_env import DmEnvView
 from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipe_of_spec, recipes_of_lanes, recorded_recipe
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.model.packing import pack, unpack
@@ -42,7 +43,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
     agents: dict[str, Any] = {}
     if isinstance(unwrapped, JointEnv):
         agents = {"agents": {"kind": unwrapped.kind, "names": unwrapped.names, "state": unwrapped.has_state}}
-        unwrapped = unwrapped.inner.unwrapped
+    unwrapped = _innermost(unwrapped)
     return {
         "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
@@ -117,10 +118,17 @@ def _wrappers(env: Any) -> list[str]:
     return names
 
 
+def _innermost(unwrapped: Any) -> Any:
+    """Return the environment of another interface behind the Gymnasium environment that steps it, or that itself."""
+    if isinstance(unwrapped, DmEnvView):
+        return unwrapped.viewed
+    return unwrapped.inner.unwrapped if isinstance(unwrapped, JointEnv) else unwrapped
+
+
 def versions_of(env: Any) -> dict[str, str]:
     """Return versions of Python, of our own dependencies, and of the packages of the environment."""
     base = getattr(env, "unwrapped", None)
-    kinds = [type(base), *([type(base.inner.unwrapped)] if isinstance(base, JointEnv) else [])]
+    kinds = dict.fromkeys((type(base), type(_innermost(base))))
     own = [cls.__module__.partition(".")[0] for kind in kinds for cls in kind.__mro__]
     found = {"python": platform.python_version()}
     for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):

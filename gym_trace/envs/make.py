@@ -29,6 +29,7 @@ from gym_trace.envs.consent import (
     together,
     trusted_wrapper,
 )
+from gym_trace.envs.dm_env import gymnasium_view
 from gym_trace.envs.factories import ENTRY_POINT, asked_of_factory, is_known_factory
 from gym_trace.envs.monitor import REPLACED, Monitor
 from gym_trace.envs.opengl import opengl_hint
@@ -99,23 +100,23 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
     return {"render_mode": None} if any(mode == "human" or mode.endswith("_list") for mode in modes) else {}
 
 
-def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
-    """Return the user's environment inside the other recorded wrappers; one of many agents as a JointEnv.
+def completed(env: Any, description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
+    """Return the user's environment, also one of dm_env or of many agents, inside the other recorded wrappers.
 
     That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
     Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.
     """
-    env = jointly(env, description)
-    wrappers, there = _to_make(recorded_wrappers(description, lane)), _classes_around(env)
+    made: gymnasium.Env[Any, Any] = jointly(gymnasium_view(env), description)
+    wrappers, there = _to_make(recorded_wrappers(description, lane)), _classes_around(made)
     more = wrappers[len(there) :]
     if there != [_last(name) for name, _ in wrappers[: len(there)]] or asked_of_sizes(more):
-        return env
+        return made
     if not all(arguments is not None and _is_harmless(name) for name, arguments in more):
-        return env
-    made = env
+        return made
+    own = made
     for name, arguments in more:
         if asked_of_width(made, name, arguments):
-            return env
+            return own
         made = _around(made, name, arguments)
     return made
 

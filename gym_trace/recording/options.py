@@ -66,19 +66,19 @@ class RecordingOptions:
         UnstorableValue: metadata cannot be stored.
     """
 
-    directory: str | os.PathLike[str] | None
-    episode_filter: EpisodeFilter | None
-    frame_filter: FrameFilter | None
-    reward_classes: Sequence[float] | None
-    record_infos: bool | Sequence[str]
-    split: str
-    uid: str | None
-    on_exist: str
-    flush_seconds: float
-    level: int
-    fsync: bool
-    metadata: Any
-    on_error: str
+    directory: str | os.PathLike[str] | None = None
+    episode_filter: EpisodeFilter | None = None
+    frame_filter: FrameFilter | None = None
+    reward_classes: Sequence[float] | None = None
+    record_infos: bool | Sequence[str] = False
+    split: str = "train"
+    uid: str | None = None
+    on_exist: str = "error"
+    flush_seconds: float = 10.0
+    level: int = 1
+    fsync: bool = False
+    metadata: Any = None
+    on_error: str = "raise"
 
     def __post_init__(self) -> None:
         if isinstance(self.record_infos, str):

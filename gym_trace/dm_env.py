@@ -1,0 +1,124 @@
+"""Record environments of dm_env, such as those of dm_control. Needs dm_env: pip install 'gym-trace[dm-env]'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gym_trace.envs.dm_env import DmEnvView, ends_of
+from gym_trace.errors import MissingExtra
+from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory
+from gym_trace.recording.single.steps import StepRecorder
+
+try:
+    import dm_env
+except ImportError as error:
+    raise MissingExtra(f"gym_trace.dm_env needs dm_env ({error}): pip install 'gym-trace[dm-env]'") from error
+
+__all__ = ["RecordedEnvironment", "record"]
+
+
+class RecordedEnvironment(dm_env.Environment):
+    """A dm_env.Environment whose steps are recorded. Make it with record().
+
+    Attributes:
+        directory: pathlib.Path of the trace.
+    """
+
+    directory: Path
+
+    def __init__(self, env: dm_env.Environment, options: RecordingOptions):
+        self._env, self._view, filters = env, DmEnvView(env), options.filters()
+        self._timestep: dm_env.TimeStep | None = None
+        spaces = self._view.observation_space, self._view.action_space
+        schema = new_schema(options, self._view, *spaces, filters.described())
+        with opened_directory(options.directory, options.on_exist) as self.directory:
+            self._steps = StepRecorder(self.directory, schema, options, filters.steps)
+
+    def reset(self) -> dm_env.TimeStep:
+        """Begin an episode. An episode that has not ended is kept with the outcome "cut"."""
+        return self._begun_by(self._env.reset)
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Step the environment; after the last time step of an episode, this begins the next one, as dm_env has it."""
+        if self._timestep is None or self._timestep.last():
+            return self._begun_by(lambda: self._env.step(action))
+        steps = self._steps
+        if not (steps.recorder.slab.ask(action) or steps.ask(action)):
+            steps.expect(action)
+        try:
+            self._timestep = timestep = self._env.step(action)
+            terminated, truncated = ends_of(timestep)
+            steps.annotate({"discount": timestep.discount})
+            steps.answer(timestep.observation, timestep.reward, terminated, truncated, {})
+        except BaseException:
+            steps.break_off()
+            raise
+        return timestep
+
+    def _begun_by(self, begin: Callable[[], dm_env.TimeStep]) -> dm_env.TimeStep:
+        upcoming = self._steps.upcoming(None, None, self._view)
+        self._timestep = timestep = begin()
+        if upcoming is not None:
+            self._steps.begin(upcoming, timestep.observation, {})
+        return timestep
+
+    def annotate(self, **values: Any) -> None:
+        """Record further values with the next step, such as ``value``. Raises UnstorableValue."""
+        self._steps.annotate(values)
+
+    def flush(self) -> None:
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        self._steps.recorder.flush()
+
+    def close(self) -> None:
+        """Save the trace, then close the environment. Closing twice is fine."""
+        try:
+            self._steps.recorder.close()
+        finally:
+            self._env.close()
+
+    def observation_spec(self) -> Any:
+        """The spec of the environment."""
+        return self._env.observation_spec()
+
+    def action_spec(self) -> Any:
+        """The spec of the environment."""
+        return self._env.action_spec()
+
+    def reward_spec(self) -> Any:
+        """The spec of the environment."""
+        return self._env.reward_spec()
+
+    def discount_spec(self) -> Any:
+        """The spec of the environment."""
+        return self._env.discount_spec()
+
+    def __getattr__(self, name: str) -> Any:  # physics, task …
+        if name.startswith("__") or "_env" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+
+def record(
+    env: dm_env.Environment, directory: str | os.PathLike[str] | None = None, **options: Any
+) -> RecordedEnvironment:
+    """Return an environment that does what env does, and records every step.
+
+    Observations and actions keep dtype, shape and bits; a reward may be an array. Each step has its discount as the
+    annotation ``discount``. A last time step with a discount of 0 becomes terminated, any other truncated. Nested specs
+    become Dict and Tuple spaces. The generator state of dm_control's environments is kept, so that an episode can be
+    verified: ``gym-trace verify DIR --make my_tasks:make``.
+
+    Args:
+        directory: of the trace; None: a new temporary one.
+        options: of TraceRecordingWrapper, such as split, on_exist, metadata, fsync.
+
+    Raises:
+        TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
+        InvalidOption: an option, or a spec, is not valid.
+        MissingExtra: on import of gym_trace.dm_env, if dm_env is not installed.
+    """
+    return RecordedEnvironment(env, RecordingOptions(directory=directory, **options))
