@@ -277,14 +277,19 @@ def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> P
         alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
         among: the fragments that are there, ascending; None: all.
     """
-    carries = (fragments.steps > 0) | (fragments.flags & wire.LEADS > 0)
-    order = np.flatnonzero(carries) if among is None else among[carries[among]]
+    leads = fragments.flags & wire.LEADS > 0
+    carries = leads | (fragments.steps > 0)
+    is_all = among is None and bool(carries.all())  # as a rule
+    if is_all:
+        order = np.arange(len(fragments))
+    else:
+        order = np.flatnonzero(carries) if among is None else among[carries[among]]
     episode = fragments["episode"] if len(order) == len(fragments) else fragments.column("episode", order)
     is_in_order = bool((episode[1:] >= episode[:-1]).all())
     if not is_in_order:
         by_episode = _stable_order(episode)
         order, episode = order[by_episode], episode[by_episode]
-    opens = fragments.flags[order] & wire.LEADS > 0  # whether a part begins here
+    opens = leads if is_all and is_in_order else leads[order]  # whether a part begins here
     others = np.flatnonzero(~opens)
     before = others[others > 0] - 1
     opens[others] = True
@@ -292,7 +297,7 @@ def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> P
         ends = fragments.column("first_step", order[before]).astype(np.int64) + fragments.steps[order[before]]
         begins = fragments.column("first_step", order[before + 1]).astype(np.int64)
         opens[before + 1] = (episode[before] != episode[before + 1]) | (begins != ends)
-    first = np.append(np.flatnonzero(opens), len(order))
+    first = np.arange(len(order) + 1) if opens.all() else np.append(np.flatnonzero(opens), len(order))
     if is_in_order:
         return Parts(fragments, alive, among, order, first)
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.

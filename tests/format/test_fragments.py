@@ -33,7 +33,8 @@ def stored(table: Any) -> tuple[Column, bytes]:
 
 def as_planes(table: Any) -> Planes:
     flat = table.view(np.uint8).reshape(len(table), -1)
-    return Planes([fragments._shortened(np.ascontiguousarray(plane)) for plane in flat.T])
+    planes = [fragments._shortened(np.ascontiguousarray(plane)) for plane in flat.T]
+    return Planes(planes[: fragments._FIRST], lambda: planes[fragments._FIRST :])
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5), st.integers(0, 99), st.data())
@@ -67,8 +68,10 @@ def test_a_large_table_stays_as_it_is_stored_and_bytes_that_all_rows_share_take_
     found = read_fragments(column, blob)
     ((planes),) = found._tables
     assert isinstance(planes, Planes)
+    assert found["flags"].tolist() == table["flags"].tolist()
+    assert len(planes._stored[0]) == fragments._FIRST  # of the fields up to the flags
     assert found[:].tobytes() == table.tobytes()
-    assert all(plane.strides == (0,) for plane in planes._planes[20:24])  # the lane
+    assert all(plane.strides == (0,) for plane in planes._planes(0)[20:24])  # the lane
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, fragments._LEAST_ROWS - 1])
