@@ -16,7 +16,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs import spaces
 from gym_trace.envs.identity import describe_environment
-from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.errors import InvalidOption, RecordingError, UnstorableValue, raise_if_of_signal
+from gym_trace.format.directory import check_writer_id
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.vocabulary import Outcome
@@ -104,6 +105,8 @@ class TraceWriter:
             on_error=on_error,
         )
         self._options.filters()  # checks them
+        if uid is not None:
+            check_writer_id(uid)
         self._spaces: list[Any] = [observation_space, action_space]
         for name, space in zip(_SPACES, self._spaces):
             if space is not None and not isinstance(space, Space):
@@ -144,6 +147,13 @@ class TraceWriter:
         self._demand_files("begin")
         self._demand_thread("begin")
         self._demand_steps("begin")
+        try:
+            self._begin(observation, info, seed, options)
+        except BaseException:
+            self._end_episode()  # steps must not join the episode before
+            raise
+
+    def _begin(self, observation: Any, info: Any, seed: int | None, options: dict[str, Any] | None) -> None:
         self._end_episode()
         self._thread = threading.get_ident()
         if self._spaces[0] is None:
@@ -200,14 +210,41 @@ class TraceWriter:
     ) -> None:
         """Record a step: the action, what came of it, and any further values of the agent, such as value=1.5.
 
-        terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored.
+        terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored. After
+        another exception in step(), such as Ctrl-C, the step is left out; a later one begins another part of the
+        episode.
         """
+        try:
+            self._step(action, observation, reward, terminated, truncated, info, annotations)
+        except (InvalidOption, UnstorableValue):  # refused: the caller may correct the call
+            raise
+        except BaseException:
+            self._has_acted = self._is_special = False
+            if self._steps is not None:
+                self._steps.lose()
+            raise
+
+    def _step(
+        self,
+        action: Any,
+        observation: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
+        annotations: dict[str, Any],
+    ) -> None:
         self._demand_episode("step")
         if self._rollouts is not None:
             self._demand_steps("step")
         acted = self._has_acted
         if acted and self._action is not action and not _is_equal(self._action, action):
             raise InvalidOption("step(): the action is not that of act(); pass the same one, or leave act() out")
+        try:
+            is_over = bool(terminated) or bool(truncated)
+        except Exception as error:  # arrays of several values
+            raise_if_of_signal(error)
+            raise InvalidOption(f"step(): terminated and truncated are one truth value each ({error})") from error
         if annotations:
             self.annotate(**annotations)
         is_late = bool(self._annotations)
@@ -218,17 +255,13 @@ class TraceWriter:
             self._ask(action)
         steps, self._has_acted = self._steps, False
         assert steps is not None  # _ask() made it
-        try:
-            if is_late:
-                self._annotate(steps)
-            slab = steps.recorder.slab
-            if self._is_special or is_late or not slab.answer(observation, reward, terminated, truncated):
-                self._is_special = False
-                steps.answer(observation, reward, terminated, truncated, info)
-        except BaseException:
-            steps.break_off()
-            raise
-        if terminated or truncated:
+        if is_late:
+            self._annotate(steps)
+        slab = steps.recorder.slab
+        if self._is_special or is_late or not slab.answer(observation, reward, terminated, truncated):
+            self._is_special = False
+            steps.answer(observation, reward, terminated, truncated, info)
+        if is_over:
             self._is_open = False
 
     def rollouts(

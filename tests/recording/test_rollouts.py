@@ -236,6 +236,11 @@ def test_without_last_observations_the_first_ones_stand_in_with_a_warning(tmp_pa
         ({"actions": np.zeros((4, 2))}, r"actions: shape \(4, 2\); expected \(4, 3, ...\)"),
         ({"observations": np.zeros((6, 3, 1))}, r"observations: 6 rows for 4 steps; pass 5"),
         ({"observations": np.zeros((5, 2, 1))}, r"observations: shape \(5, 2, 1\); expected \(5, 3, ...\)"),
+        (
+            {"observations": {"a": np.zeros((5, 3))}},
+            r"observations: \{'a': 'float64\[3\]'\} for a step, and float32\[3, 1\]",
+        ),
+        ({"rewards": np.zeros((4, 0))}, r"rewards: shape \(4, 0\) has no lanes"),
         ({"observations": {}}, r"an empty dict or tuple"),
         ({"truncations": {"a": np.zeros((4, 3))}}, r"truncations: pass one array of shape \(steps, lanes\)"),
         (

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from interrupting import InterruptsAt
+from longer import LONG
 from runs import warned
+from zoo import small_blocks
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, open_trace, verify_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceExists, UnstorableValue
@@ -170,6 +175,7 @@ def begun(writer: TraceWriter) -> TraceWriter:
         (lambda w: begun(w).end("lost"), r"end\('lost'\): pass one of terminated, truncated, cut, closed"),
         (lambda w: [begun(w).act(0), w.act(1)], r"act\(\): the action before has no result"),
         (lambda w: [begun(w).act(0), w.step(1, ONE, 1.0)], r"step\(\): the action is not that of act\(\)"),
+        (lambda w: begun(w).step(0, ONE, 1.0, ONE > 0), r"terminated and truncated are one truth value each"),
         (lambda w: [w.close(), w.begin(ZERO)], r"begin\(\): the writer is closed"),
         (lambda w: [begun(w).close(), w.step(0, ONE, 1.0)], r"step\(\): the writer is closed"),
         (lambda w: [w.close(), w.lane(1)], r"lane\(\): the writer is closed"),
@@ -203,6 +209,7 @@ def test_a_refused_call_changes_nothing(tmp_path: Path) -> None:
         ({"action_space": 3}, "action_space: got a int"),
         ({"environment": 3}, "environment: got a int; pass an EnvSpec, an id, or a dict of facts"),
         ({"level": 99}, "level=99"),
+        ({"uid": "a/b"}, "uid='a/b': invalid writer id"),
         ({"reward_classes": [1], "frame_filter": bool}, "reward_classes: cannot be combined"),
     ],
 )
@@ -329,6 +336,50 @@ def test_an_interrupt_within_a_step_leaves_a_gap(tmp_path: Path) -> None:
         for step in range(4, 7):
             writer.step(step, ONE, float(step), info={"a": step})
     assert [(e.first_step, e.rewards.tolist()) for e in open_trace(tmp_path)] == [(0, [0, 1, 2]), (5, [5, 6])]
+
+
+def is_hot(code: CodeType) -> bool:
+    """Return True for what act(), begin() and step() call: an interrupt before that is one of the loop itself."""
+    return code.co_filename.endswith(HOT) and code.co_name not in NOT_HOT
+
+
+NOT_HOT = ("step", "begin", "_demand_thread", "<genexpr>", "__init__", "_attach", "close", "lose", "_end_episode")
+HOT = ("recording/writer.py", "single/steps.py", "single/recorder.py", "single/packing.py")
+OPTIONS: list[dict[str, Any]] = [{}, {"record_infos": True}, {"frame_filter": lambda step: step != 1}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "infos", "filtered"])
+def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(tmp_path: Path, options: dict[str, Any]) -> None:
+    number, functions, parts = 0, set(), 0
+    while True:
+        interrupts = InterruptsAt(number, KeyboardInterrupt, is_hot)
+        with small_blocks(rows=4), TraceWriter(tmp_path / str(number), flush_seconds=1000.0, **options) as writer:
+            begun(writer).end()
+            with interrupts:
+                for episode in range(3):
+                    with contextlib.suppress(KeyboardInterrupt, InvalidOption):  # of a begin() that was interrupted
+                        writer.begin(np.array([episode, 0], np.float32))
+                    for step in range(1, 8):
+                        now = np.array([episode, step], np.float32)
+                        if step % 2:
+                            with contextlib.suppress(KeyboardInterrupt, InvalidOption):
+                                writer.act(step)
+                        with contextlib.suppress(KeyboardInterrupt, InvalidOption):
+                            writer.step(step, now, float(step), note=step)
+        for part in list(open_trace(tmp_path / str(number)))[1:]:
+            (episode,), steps = set(part.observations[:, 0].tolist()), part.observations[:, 1].tolist()
+            assert steps == list(range(int(steps[0]), int(steps[0]) + len(part) + 1)), interrupts.line
+            assert part.actions.tolist() == part.rewards.tolist() == steps[1:], interrupts.line
+            assert [note for note in part.annotations.get("note", []) if note is not None] == [
+                step for step, note in zip(steps[1:], part.annotations.get("note", [])) if note is not None
+            ], interrupts.line
+            parts += 1
+        if not interrupts.line:
+            break
+        functions.add(interrupts.line.split(",")[0])
+        number += 1 if LONG else 61
+    assert parts > 10
+    assert functions >= {"_step", "act", "_begin"}
 
 
 def test_an_exit_without_close_saves_everything(tmp_path: Path) -> None:

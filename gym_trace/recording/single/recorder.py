@@ -260,13 +260,16 @@ class RowRecorder(Recorder):
         self._drop_incomplete_row()
         self.log(STOP)
 
-    def break_off(self) -> bool:
-        """End the run of steps at a step that raised; return True if its row is incomplete, so that it is lost."""
+    def break_off(self, is_executed: bool = False) -> bool:
+        """End the run of steps at a step that raised; return True if its row is incomplete, so that it is lost.
+
+        is_executed: the environment has taken the step, even if nothing of it is recorded.
+        """
         self._apart = None
         if self.episode is None or self._deferred is not None:  # closed, or forked, within the step
             self._deferred = None
             return False
-        if self.running and self.slab.asked() is None and self.slab.logged < self.slab.rows:
+        if not is_executed and self.running and self.slab.asked() is None and self.slab.logged < self.slab.rows:
             return False
         self.stop()
         self.skip_step()

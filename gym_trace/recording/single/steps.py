@@ -173,6 +173,16 @@ class StepRecorder:
         elif kind == _FILTERED:
             self._skip_filtered()
 
+    def lose(self) -> None:
+        """Record that a step was taken and may not be recorded whole: later steps are another part of the episode."""
+        kind, self._kind = self._kind, _USUAL
+        if self._is_filtered:
+            self._step_index += kind == _USUAL
+            self._last = None
+            self._skip_filtered()
+        elif kind == _USUAL:
+            self._unseen = self.recorder.break_off(is_executed=True) or self._unseen
+
     def _answer_filtered(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Record a step, unless a filter skips it, or the observation before it is unknown."""
         recorder, before, action, index = self.recorder, self._before, self._packed_action, self._step_index - 1

@@ -54,6 +54,10 @@ class Batch(NamedTuple):
         found = {name: _plain(value, name) for name, value in given.items()}
         seen = _plain(observations, "observations")
         times, lanes = _shape_of(found["rewards"])
+        if not lanes:
+            raise InvalidOption(
+                f"rewards: shape {found['rewards'].shape} has no lanes; pass arrays of (steps, lanes, ...)"
+            )
         rows = _shape_of(seen)[0]
         if rows not in (times, times + 1):
             raise InvalidOption(
@@ -133,6 +137,10 @@ class RolloutRecorder:
             raise InvalidOption(f"final_observations: only with autoreset={SAME_STEP!r}; here it is {mode}")
         if self._last is None or not batch.times:
             return
+        if _forms(now := _at(batch.observations, 0)) != _forms(self._last):
+            raise InvalidOption(
+                f"observations: {_forms(now)} for a step, and {_forms(self._last)} before; use another TraceWriter"
+            )
         differs = _lanes_that_differ(_at(batch.observations, 0), self._last) & ~self._over
         if differs.any():
             raise InvalidOption(
@@ -277,12 +285,17 @@ def _copied(tree: Tree) -> Tree:
     return tuple(map(_copied, tree)) if isinstance(tree, tuple) else np.array(tree)
 
 
+def _forms(tree: Tree) -> Any:
+    """Return the structure of a tree, with the dtype and shape of each array."""
+    if isinstance(tree, dict):
+        return {key: _forms(item) for key, item in tree.items()}
+    return tuple(map(_forms, tree)) if isinstance(tree, tuple) else f"{tree.dtype}{list(tree.shape)}"
+
+
 def _lanes_that_differ(one: Tree, other: Tree) -> Array:
-    """Return True for the lanes whose bits differ."""
+    """Return True for the lanes whose bits differ. Both have the same form."""
     found = None
-    for a, b in zip(_leaves(one), _leaves(other), strict=True):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return np.ones(len(a), np.bool_)
+    for a, b in zip(_leaves(one), _leaves(other)):
         raws = [np.ascontiguousarray(array).view(np.uint8).reshape(len(a), -1) for array in (a, b)]
         differs = (raws[0] != raws[1]).any(axis=1)
         found = differs if found is None else found | differs
