@@ -144,16 +144,18 @@ class TraceWriter:
             info: recorded if record_infos is set.
             seed, options: what the environment was reset with; a replay passes them to reset().
         """
-        self._demand_files("begin")
-        self._demand_thread("begin")
-        self._demand_steps("begin")
         try:
             self._begin(observation, info, seed, options)
+        except InvalidOption:  # refused
+            raise
         except BaseException:
             self._end_episode()  # steps must not join the episode before
             raise
 
     def _begin(self, observation: Any, info: Any, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._demand_files("begin")
+        self._demand_thread("begin")
+        self._demand_steps("begin")
         self._end_episode()
         self._thread = threading.get_ident()
         if self._spaces[0] is None:
