@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment, environment_options
-from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import Headed, option, section
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
@@ -32,18 +33,21 @@ from gym_trace_cli.options import (
     look_in_current_directory,
 )
 from gym_trace_cli.progress import ProgressLine, Report, Watch, fraction
+from gym_trace_cli.proving import print_proof
 from gym_trace_cli.record_config import config_option
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
-    from gym_trace.training import Relearnt, Trained
+    from gym_trace.proof.result import Proof
+    from gym_trace.training import Trained
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
 _SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
 _ALWAYS = {"as_json", "quiet", "trust", "config"}
 _OF_RESUME = {"resume", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep", "milestone_seconds"}
-_OF_RESUME |= {"stall_timeout", "max_restarts", "niceness", "cpus"}
+_OF_RESUME |= {"anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
+_OF_ENVIRONMENT = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
 _TYPES: dict[str, Any] = {
@@ -100,7 +104,9 @@ class TrainCommand(Headed):
     "Run",
     option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
     option("--resume DIR", "Resume a run.", PATH),
-    option("--verify DIR", "Relearn every version; exit 3 if one differs.", PATH, name="verified"),
+    option("--verify DIR", "Prove a run: relearn, act and play again; exit 3 on a difference.", PATH, name="verified"),
+    option("--no-replay", "With --verify: do not play the episodes again."),
+    option("--anchor FILE", "Write the head of the log at the end, or compare it; FILE or git-note."),
     option("--trust", "Allow imports and calls that only the run names."),
     option("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.", name="begin_with"),
     option("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE),
@@ -161,6 +167,7 @@ def command(
     output: str | None,
     settings: Sequence[tuple[str, Any]],
     no_learn: bool,
+    no_replay: bool,
     resume: str | None,
     verified: str | None,
     policies: int | None,
@@ -174,15 +181,17 @@ def command(
     gym-trace train CartPole-v1 -o runs/cartpole --steps 100000 --seed 1
     gym-trace train --verify runs/cartpole
     """
-    if sum(bool(mode) for mode in (named.env_id, named.factory, resume, verified)) != 1:
+    if sum(bool(mode) for mode in (named.env_id, named.factory and not verified, resume, verified)) != 1:
         raise click.UsageError("pass one of ENV_ID, --make MODULE:FUNCTION, --resume DIR and --verify DIR")
     _refuse_options(ctx, dict(settings))
     if given["trust"]:
         look_in_current_directory()  # may have what the run names
     find_here(str(dict(settings).get("model") or "").partition(":")[0])
     if verified is not None:
-        _refuse_others(ctx, "--verify", {"verified"} | _ALWAYS)
-        return _verify(verified, given["as_json"], given["quiet"], given["trust"])
+        _refuse_others(ctx, "--verify", {"verified", "no_replay", "anchor"} | _OF_ENVIRONMENT | _ALWAYS)
+        return _verify(verified, named if named.factory else None, not no_replay, **given)
+    if no_replay:
+        raise click.UsageError("--no-replay: needs --verify DIR")
     chosen = {**dict(settings), **{name: given.pop(name) for name in _SETTINGS if given.get(name) is not None}}
     given = {name: value for name, value in given.items() if name not in _SETTINGS}
     if resume is not None:
@@ -230,9 +239,11 @@ def _train(
     as_json: bool,
     tensorboard: str | None,
     seconds: float | None,
+    anchor: str | None,
     **options: Any,
 ) -> int:
     """Train, show progress and a summary, and return the exit code."""
+    from gym_trace.proof.anchors import write_anchor
     from gym_trace.training.run import runs_in
 
     train = gym_trace.train  # first, because PyTorch may be missing
@@ -255,6 +266,9 @@ def _train(
             click.echo(f"everything up to the error is saved; {resume}", err=True)
             raise
         watch.finish(done)
+    if anchor is not None:
+        for run in runs_in(directory):
+            write_anchor(run.chain, anchor)
     if as_json:
         show.json_line(dataclasses.asdict(done), default=str)
     elif not quiet:
@@ -265,32 +279,31 @@ def _train(
     return FINE
 
 
-def _verify(directory: str, as_json: bool, quiet: bool, trust: bool) -> int:
+def _verify(
+    directory: str,
+    make_env: NamedEnvironment | None,
+    replays: bool,
+    *,
+    as_json: bool,
+    quiet: bool,
+    trust: bool,
+    anchor: str | None,
+    **_: Any,
+) -> int:
     from gym_trace.training import verify_run
+    from gym_trace.training.run import runs_in
 
+    if make_env is None and runs_in(directory)[0].about.get("environment") is not None:
+        with suppress(InvalidOption):  # it is not trusted; what is proved without it is
+            make_env, _ = environment_of(directory, trust)
     with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
 
-        def report(found: Relearnt) -> int:
-            line.update_count(found.versions, found.of, "version")
+        def report(proof: Proof) -> int:
+            line.update_count(proof.done, proof.out_of, proof.doing)
             return stop.received
 
-        found = verify_run(directory, report, trust=trust)
-    if as_json:
-        show.json_line(dataclasses.asdict(found))
-    for note in found.notes if not quiet else ():
-        click.echo(show.printable(f"note: {note}"), err=True)
-    if stop.received:
-        click.echo(f"{stop.what_happened} after {show.count(found.versions)} of {show.count(found.of, 'version')}, "
-                   "all equal", err=True)  # fmt: skip
-        return stop.exit_code
-    same = f"{show.count(found.versions, 'version')} and {show.count(found.checkpoints, 'checkpoint')}"
-    if found.differs:
-        click.echo(show.printable(f"differs: {found.differs}"), err=True)
-        click.echo(f"before that {same} matched, of {show.count(found.of, 'version')}", err=True)
-        return DIFFERS
-    if not as_json and not quiet:
-        click.echo(f"relearned: {same}, identical bit for bit")
-    return FINE
+        proof = verify_run(directory, report, trust=trust, replays=replays, make_env=make_env, anchor=anchor)
+    return print_proof(proof, stop, as_json, quiet)
 
 
 # -- the environment in run.json, which is untrusted -------------------------------------------------------------------

@@ -13,24 +13,24 @@ from gym_trace.errors import MissingExtra
 if TYPE_CHECKING:
     from gym_trace.training.api import train
     from gym_trace.training.driver import Trained
-    from gym_trace.training.learnt import Relearnt, RunPolicies, verify_run
+    from gym_trace.training.learnt import RunPolicies
     from gym_trace.training.population import Exchange
+    from gym_trace.training.proving import verify_run
     from gym_trace.training.run import Run
     from gym_trace.training.settings import Settings
 
 _HOMES = {
     "Exchange": "gym_trace.training.population",
-    "Relearnt": "gym_trace.training.learnt",
     "Run": "gym_trace.training.run",
     "RunPolicies": "gym_trace.training.learnt",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
     "train": "gym_trace.training.api",
-    "verify_run": "gym_trace.training.learnt",
+    "verify_run": "gym_trace.training.proving",
 }
 _TAKEN = ("torch", "safetensors")
 
-__all__ = ["Exchange", "Relearnt", "Run", "RunPolicies", "Settings", "Trained", "train", "verify_run"]
+__all__ = ["Exchange", "Run", "RunPolicies", "Settings", "Trained", "train", "verify_run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, Traini
 from gym_trace.processes.local import end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
+from gym_trace.training.accounts import end
 from gym_trace.training.driver import Driver, Trained, drive
 from gym_trace.training.learnt import version_of
 from gym_trace.training.network.forms import demand_in_reach
@@ -156,8 +156,8 @@ def train(
             if other is not None:
                 other.learner.save(run.checkpoints / _BEGIN)
     if all(run.is_done for run in runs):
-        last = deque(runs[0].updates(), 1)
-        return Trained(runs[0].path, seed, version=last[0].version, steps=last[0].steps, stopped="done")
+        last = runs[0].updates()[-1]
+        return Trained(runs[0].path, seed, version=last.version, steps=last.steps, stopped="done")
     events = Events(Path(directory).absolute())
     try:
         origin = provenance_of(command, "ppo", argv, git_diff, make_env)
@@ -168,8 +168,8 @@ def train(
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
             plan = Plan(
                 os.fspath(run.path), spaces, own, learner.shape, len(learner.weights()), own_seed, updates,
-                run.about.get("begins") or {}, learn, checkpoint_seconds, keep, milestone_seconds,
-                None if exchange is None else exchange.info_key, origin,
+                run.about.get("begins") or {}, learn, checkpoint_seconds, keep, milestone_seconds, save_best,
+                len(run.log.starts), None if exchange is None else exchange.info_key, origin,
             )  # fmt: skip
             cell = Turns(plan, carried) if in_turns else Cell(
                 plan, carried, event=partial(events, policy=number), stall_timeout=stall_timeout,
@@ -177,7 +177,7 @@ def train(
                 cpus=None if cpus is None else list(cpus),
             )  # fmt: skip
             cell.shape_rewards(now[number].reward_shaping)
-            drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return, save_best))
+            drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return))
         drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
         population = None if exchange is None else Population(drivers, runs, now, exchange, seed, events)
         try:
@@ -186,10 +186,13 @@ def train(
                     rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
                 progress = drive(drivers, on_progress, None if population is None else population.turn)
         except (TrainingFailed, CorruptTrace) as error:
-            with suppress(RecordingError):  # the disk may be full
+            with suppress(RecordingError, OSError):  # the disk may be full
                 events("failed", reason=str(error))
+                for run in runs:
+                    end(run, f"failed: {error}")
             raise
         for run, driver in zip(runs, drivers):
+            end(run, driver.progress.stopped)
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
         names = ("version", "steps", "stopped", "seconds", "shares")
         events("end", **{name: getattr(progress, name) for name in names})

@@ -56,15 +56,12 @@ class Trained:
 class Driver:
     """Hear the processes of a cell until its run has ended."""
 
-    def __init__(
-        self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None, save_best: bool
-    ):
+    def __init__(self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None):
         self.cell, self.progress = cell, progress
-        self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
+        self._seconds, self._until_return = seconds, until_return
         self.forget()
         self._meter = Meter()
         self._spent: Counter[str] = Counter()  # seconds
-        self._best: float | None = None
         self._first: int | None = None  # steps at the start
         self.saved: int | None = None  # version of the last requested checkpoint, once written
 
@@ -98,10 +95,6 @@ class Driver:
                 self._objectives.add(objective)
         self._spent.update(told.seconds)
         self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
-        mean = self._mean()
-        if self._save_best and mean is not None and (self._best is None or mean > self._best):
-            self._best = mean
-            self.cell.tell(("best", mean))
 
     def forget(self) -> None:
         """Forget the episodes so far: another policy played them."""

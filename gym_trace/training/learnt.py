@@ -1,11 +1,10 @@
-"""Results of a run: restore any version, verify all of them by learning them again, act as a policy. Needs PyTorch."""
+"""Results of a run: restore any version, act as a policy. Needs PyTorch."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +12,15 @@ import torch
 from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.envs.clipping import clipped
-from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, TraceError
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption
 from gym_trace.playback.trace import open_trace
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
-from gym_trace.training.network.learning import REMOVE, Learner, made_with, read_checkpoint
+from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, tensors
 from gym_trace.training.rollouts import RecordedRollouts
-from gym_trace.training.run import Run, Update, runs_in
+from gym_trace.training.run import Run, Update
 
-_BEST = "best.safetensors"
+BEST = "best.safetensors"
 _VERSION = re.compile(r"(?P<directory>.+?)(@(?P<version>\d{1,9}|best))?", re.DOTALL)
 _POLICY = re.compile(r"(?P<version>.+?)(?P<options>\?(sample|trust)(&(sample|trust))*)?", re.DOTALL)
 
@@ -54,7 +53,7 @@ def version_of(name: str, trust: bool = False) -> Version:
     run = Run(directory)
     learner = fresh(run, trust)
     if wanted == "best":
-        if not (path := run.checkpoints / _BEST).exists():
+        if not (path := run.checkpoints / BEST).exists():
             raise InvalidOption(f"{directory}: no best version yet: needs 100 episodes")
         learner.load(path)
         return Version(directory, learner)
@@ -93,13 +92,16 @@ def load_newest(learner: Learner, files: Mapping[int, Path]) -> None:
         learner.load(files[max(files)], max(files))
 
 
-def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterator[Update]:
-    """Reproduce updates of the log from the trace; yield each. The first is the learner's version.
+def learn_again(
+    run: Run, learner: Learner, updates: Sequence[Update]
+) -> Iterator[tuple[Update, dict[str, float] | None]]:
+    """Reproduce updates of the log from the trace; yield each with its losses. The first is the learner's version.
 
     Raises CorruptTrace if the weights differ, or a rollout is missing.
     """
     recorded: RecordedRollouts | None = None
     for update in updates:
+        losses: dict[str, float] | None = None
         if update.version > learner.version:
             if recorded is None:
                 recorded = RecordedRollouts(open_trace(run.trace), learner.shape)
@@ -112,10 +114,10 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterat
                     rollouts = [recorded.read(origin) for origin in update.rollouts]
                 except CorruptTrace as error:
                     raise CorruptTrace(f"version {update.version} cannot be relearned: {error}") from error
-                learner.learn(rollouts)
+                losses = learner.learn(rollouts)
         if learner.digest() != update.digest:
             raise CorruptTrace(f"{run.path}: version {update.version} differs when relearned", None)
-        yield update
+        yield update, losses
 
 
 def checkpoint_files(run: Run) -> dict[Path, int]:
@@ -124,100 +126,13 @@ def checkpoint_files(run: Run) -> dict[Path, int]:
     for path in sorted(run.checkpoints.glob("milestone-*.safetensors")):
         if match := re.fullmatch(r"milestone-(\d{9})\.safetensors", path.name):
             found[path] = int(match[1])
-    best = run.checkpoints / _BEST
+    best = run.checkpoints / BEST
     if best.exists():
         version = read_checkpoint(best)[0].get("version")
         if type(version) is not int:
             raise CorruptRun("invalid checkpoint: it has no version", best, REMOVE)
         found[best] = version
     return found
-
-
-# -- all versions compared --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Relearnt:
-    """Result of verify_run().
-
-    Attributes:
-        versions: number of versions that were relearned and match. of: number of all.
-        differs: the first difference; "" without one.
-        checkpoints: how many were compared, tensor by tensor.
-        notes: other possible reasons, such as another version of PyTorch.
-    """
-
-    versions: int = 0
-    of: int = 0
-    differs: str = ""
-    checkpoints: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
-def verify_run(
-    directory: str | os.PathLike[str],
-    on_progress: Callable[[Relearnt], Any] | None = None,
-    *,
-    trust: bool = False,
-) -> Relearnt:
-    """Relearn all versions of a run, and compare each version and each checkpoint.
-
-    Verifies the policies of a population in turn.
-
-    on_progress: called after each version; a truthy result ends it. trust: allow the import of the module that the run
-    names as its model.
-
-    Raises:
-        TraceNotFound, CorruptTrace: no run, or unreadable.
-        InvalidOption: it names a model, and is not trusted.
-    """
-    found = Relearnt()
-    for run in runs_in(directory):
-        _verify(run, found, on_progress, trust)
-        if found.differs:
-            break
-    return found
-
-
-def _verify(run: Run, found: Relearnt, on_progress: Callable[[Relearnt], Any] | None, trust: bool) -> None:
-    """Add the result of a run to that of the runs before."""
-    about = run.about
-    updates = list(run.updates())
-    if not updates:
-        raise CorruptRun("has no versions", run.path, "learning has not started; run 'gym-trace train --resume'")
-    found.of += len(updates)
-    made, here = about.get("made_with"), made_with()
-    made = made if isinstance(made, dict) else {}
-    notes = [f"{name} was {made.get(name)}, is {now} here" for name, now in here.items() if made.get(name) != now]
-    found.notes = list(dict.fromkeys([*found.notes, *notes]))
-    trace = open_trace(run.trace)
-    if not len(trace):
-        raise CorruptTrace("has no episodes", run.trace)
-    learner = fresh(run, trust, device=None)
-    try:
-        saved = checkpoint_files(run)
-        for update in learn_again(run, learner, updates):
-            found.versions += 1
-            for path in [path for path, version in saved.items() if version == update.version]:
-                _compare(path, learner)
-                found.checkpoints += 1
-            if on_progress is not None and on_progress(found):
-                found.differs = "it was interrupted"
-                return
-        later = [version for version in saved.values() if version >= len(updates)]
-        if later:
-            found.differs = f"{run.path}: the log ends before version {min(later)}, which has a checkpoint"
-    except (TraceError, MemoryError) as error:
-        found.differs = str(error) or "not enough memory"
-
-
-def _compare(path: Path, learner: Learner) -> None:
-    """Raise CorruptTrace for a checkpoint with other tensors."""
-    _, tensors = read_checkpoint(path)
-    mine = learner.tensors()
-    for name in sorted({*mine, *tensors}):
-        if name not in mine or name not in tensors or not torch.equal(mine[name], tensors[name]):
-            raise CorruptRun(f"{name} differs when relearned", path, REMOVE)
 
 
 # -- a version as a policy --------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +17,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
 
 WRITER = "S64"
+_LATELY = 100  # episodes
 STATE = "state"  # annotation: state of a recurrent network, at the first step of each rollout
 
 
@@ -134,6 +137,46 @@ class RecordedRollouts:
             self._copy(rollout, *piece)
         return rollout
 
+    def annotated(self, origin: Origin, name: str) -> Array:
+        """Return an annotation of each step, (steps, lanes)."""
+        found = np.zeros((self._shape.steps, self._shape.lanes))
+        for lane in range(self._shape.lanes):
+            for number, at, first, count in self._pieces(origin, lane):
+                column = self._trace[number][first : first + count].annotations.get(name)
+                if column is None or column.dtype == object:
+                    raise CorruptTrace(f"{self._trace.directory}: episode {number} lacks the annotation {name!r}")
+                found[at : at + count, lane] = column
+        return found
+
+    def returns(self, origin: Origin) -> Array:
+        """Return the return of each episode that ends in the rollout, at its last step, and NaN elsewhere."""
+        found = np.full((self._shape.steps, self._shape.lanes), np.nan)
+        for lane in range(self._shape.lanes):
+            for number, at, first, count in self._pieces(origin, lane):
+                episode = self._trace[number]
+                if first + count == len(episode) and (episode.terminations[-1] or episode.truncations[-1]):
+                    found[at + count - 1, lane] = np.cumsum(episode.rewards, dtype=np.float64)[-1]
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of steps that each lane of a writer has, at least in one of them."""
+        found: dict[str, int] = {}
+        for (writer, _), (rows, begins) in self._lanes.items():
+            steps = int(begins[-1]) + int(self._trace.episodes["steps"][rows[-1]])
+            found[writer] = max(found.get(writer, 0), steps)
+        return found
+
+    def last_version(self, writer: str, begin: int, end: int) -> int:
+        """Return the last version that acted in these steps; -1 if none of them says."""
+        found = -1
+        for (name, _), (rows, begins) in self._lanes.items():
+            for number, first in zip(rows.tolist(), begins.tolist()):
+                if name == writer and first < end and first + self._trace.episodes["steps"][number] > begin:
+                    column = self._trace[number][max(0, begin - first) : end - first].annotations.get("version")
+                    known = [] if column is None else [version for version in column.tolist() if version is not None]
+                    found = max([found, *known])
+        return found
+
     def episodes_of(self, origin: Origin) -> list[int]:
         """Return the indices of the episodes of a rollout."""
         return sorted({ep for lane in range(self._shape.lanes) for ep, *_ in self._pieces(origin, lane)})
@@ -175,3 +218,27 @@ class RecordedRollouts:
         if episode.truncations[-1] and not episode.terminations[-1]:
             for final, column in zip(rollout.finals, rollout.observations):
                 final[at + count - 1, lane] = column[at + count, lane]
+
+
+class MeanReturn:
+    """Mean return of the last 100 episodes that ended in rollouts that were learned from."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_LATELY)
+
+    def add(self, returns: Iterable[Array]) -> float | None:
+        """Add the rollouts of an update, see RecordedRollouts.returns(); return the mean, None before 100 episodes."""
+        for rollout in returns:
+            self._last.extend(rollout[~np.isnan(rollout)].tolist())
+        return statistics.fmean(self._last) if len(self._last) == _LATELY else None
+
+    def restore(self, rollouts: Sequence[Sequence[Origin]], recorded: RecordedRollouts) -> None:
+        """Go on after these rollouts of all updates so far."""
+        found: deque[Array] = deque()
+        episodes = 0
+        for origin in (origin for update in reversed(rollouts) for origin in reversed(update)):
+            if episodes >= _LATELY:
+                break
+            found.appendleft(recorded.returns(origin))
+            episodes += int((~np.isnan(found[0])).sum())
+        self.add(found)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import time
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import msgpack
+from typing import Any, NamedTuple
 
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
+from gym_trace.errors import CorruptRun, InvalidOption, TraceNotFound
 from gym_trace.format.manifest import json_of
-from gym_trace.model.packing import unpack
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.storage.local import lock, open_regular, refuse_url, size_on_disk
+from gym_trace.proof.chain import Chain, ChainWriter, Entry
+from gym_trace.storage.local import open_regular, refuse_url
 from gym_trace.storage.staging import new_file
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 
-_MOST_ENTRY = 64 << 20  # bytes
-_HEAD = 16
-_PATIENCE = 60.0  # seconds for a learner to end after its driver
+START, WORKER, UPDATE, DROPPED, END = "start", "worker", "update", "dropped", "end"  # kinds of entries
+MEAN = "mean_return"  # of the last 100 episodes, among the facts of an update
+OF_ANOTHER = "of the policy before it took over another one"
 _MOST_JSON = 16 << 20
 _PUT_BACK = "put back a copy, or train again: events.jsonl has the settings, seed and steps, too"
 
@@ -48,27 +42,71 @@ class Update:
     told: dict[str, float] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
 
-    def packed(self) -> bytes:
-        rollouts = list(map(list, self.rollouts))
-        body: bytes = msgpack.packb([self.version, rollouts, self.steps, self.digest, self.told, self.changed])
-        return _head(len(body), zlib.crc32(body)) + body
+    def plain(self) -> list[Any]:
+        """Return the content of its entry in the log."""
+        return [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.told, self.changed]
 
     @classmethod
-    def unpacked(cls, body: bytes) -> Update:
-        """Raises ValueError, TypeError, OverflowError, CorruptTrace."""
-        version, rollouts, steps, digest, told, changed = unpack(body)
-        origins = tuple(Origin(str(writer), int(first), int(acted)) for writer, first, acted in rollouts)
+    def of(cls, content: Any) -> Update:
+        """Raises ValueError, TypeError, OverflowError."""
+        version, rollouts, steps, digest, told, changed = content
         if not isinstance(told, dict) or not isinstance(changed, dict):
             raise ValueError("no entry")
-        return cls(int(version), origins, int(steps), str(digest), told, changed)
+        return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), told, changed)
 
 
-def _head(size: int, checksum: int) -> bytes:
-    """Return the head of a body: with it, a MessagePack array of size, checksum and body.
+def origin_of(plain: Any) -> Origin:
+    """Return the place of a rollout. Raises ValueError, TypeError, OverflowError."""
+    writer, first, version = plain
+    return Origin(str(writer), int(first), int(version))
 
-    The size is there twice, which distinguishes an unfinished entry from one whose size was changed.
+
+class Dropped(NamedTuple):
+    """Rollout that was not learned from, and why."""
+
+    origin: Origin
+    reason: str
+
+
+@dataclass
+class Log:
+    """Entries of the log of a run, by kind.
+
+    Attributes:
+        starts: facts of each start of the learner. seeds: of the generator that draws the actions of each writer.
+        dropped: rollouts that were not learned from. end: facts of the end; None if the last entry is another one.
+        chained: whether each entry has the digest of the one before; False: some are of a release that had no chain.
+        head: digest of everything. count: number of entries.
     """
-    return b"\x93\xce%b\xce%b\xc6%b" % tuple(number.to_bytes(4, "big") for number in (size, checksum, size))
+
+    updates: list[Update] = field(default_factory=list)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    seeds: dict[str, int] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    chained: bool = True
+    head: bytes = b""
+    count: int = 0
+
+    def add(self, entry: Entry) -> None:
+        """Raises ValueError, TypeError, OverflowError."""
+        content = entry.content
+        self.head, self.count, self.end = entry.head, self.count + 1, None
+        if entry.kind in (UPDATE, ""):
+            update = Update.of(content)
+            if update.version != len(self.updates):
+                raise ValueError(f"version {update.version} follows version {len(self.updates) - 1}")
+            self.updates.append(update)
+            self.chained = self.chained and entry.kind == UPDATE
+        elif entry.kind == WORKER:
+            writer, seed = content
+            self.seeds[str(writer)] = int(seed)
+        elif entry.kind == DROPPED:
+            self.dropped += [Dropped(origin_of(plain), str(reason)) for *plain, reason in content]
+        elif entry.kind == START:
+            self.starts.append(dict(content))
+        elif entry.kind == END:
+            self.end = dict(content)
 
 
 class Run:
@@ -76,6 +114,7 @@ class Run:
 
     Attributes:
         path: pathlib.Path.
+        chain: the log as bytes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -84,8 +123,10 @@ class Run:
         self.path = Path(path).absolute()
         self.trace = self.path / "trace"
         self.checkpoints = self.path / "checkpoints"
-        self._log = self.path / "updates.msgpack"
         self._about = self.path / "run.json"
+        self.chain = Chain(
+            self.path / "updates.msgpack", self._raw_about, "run.json", lambda: f"restore a copy, or {anew(self)}"
+        )
         self._done = self.path / "done"
 
     def __repr__(self) -> str:
@@ -117,13 +158,10 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """Contents of run.json. Raises TraceNotFound, and CorruptTrace, also for links in the run."""
+        raw = self._raw_about()
         try:
-            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
-                raw = file.read(_MOST_JSON + 1)
             found = json_of(raw) if len(raw) <= _MOST_JSON else None
-        except FileNotFoundError:
-            raise TraceNotFound(f"{self.path}: no training run here") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
         for place in (self.trace, self.checkpoints, self._done):
             if place.is_symlink():
@@ -134,6 +172,15 @@ class Run:
         if not fits or not (steps is None or (type(steps) is int and 0 < steps < 1 << 62)):
             raise CorruptRun("invalid run settings", self._about, _PUT_BACK)
         return about
+
+    def _raw_about(self) -> bytes:
+        try:
+            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
+                return file.read(_MOST_JSON + 1)
+        except FileNotFoundError:
+            raise TraceNotFound(f"{self.path}: no training run here") from None
+        except OSError as error:
+            raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
 
     @property
     def settings(self) -> Settings:
@@ -163,48 +210,23 @@ class Run:
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
-    def updates(self) -> Iterator[Update]:
-        """Yield the updates from version 0, which the seed determines. An unfinished last one is skipped.
+    @property
+    def log(self) -> Log:
+        """All entries of the log. Raises CorruptTrace for a damaged or missing one."""
+        found = Log()
+        for entry in self.chain.entries():
+            try:
+                found.add(entry)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise self.chain.damaged(f"{error}, in the entry at byte {entry.at}") from error
+        return found
+
+    def updates(self) -> list[Update]:
+        """Return the updates from version 0, which the seed determines. An unfinished last one is skipped.
 
         Raises CorruptTrace for a damaged or missing one.
         """
-        for expected, (at, body) in enumerate(self._entries()):
-            try:
-                update = Update.unpacked(body)
-            except (ValueError, TypeError, OverflowError, CorruptTrace) as error:
-                raise self._damaged(f"{error} at byte {at}, of the update to version {expected}") from error
-            if update.version != expected:
-                raise self._damaged(f"version {update.version} follows version {expected - 1}")
-            yield update
-
-    def _damaged(self, problem: str) -> CorruptRun:
-        return CorruptRun(problem, self._log, f"restore a copy, or {anew(self)}")
-
-    def _entries(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the offset of each body, and the body."""
-        try:
-            fd = open_regular(self._log, os.O_RDONLY)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._damaged(f"cannot be read: {error.strerror}") from error
-        with open(fd, "rb") as file:
-            try:
-                whole, at = size_on_disk(fd, self._log), 0
-            except CorruptTrace as error:
-                raise self._damaged(error.problem) from error
-            while len(head := file.read(_HEAD)) == _HEAD:
-                size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
-                at += _HEAD
-                if head != _head(size, checksum) or size > _MOST_ENTRY:
-                    raise self._damaged(f"no entry at byte {at - _HEAD}")
-                if at + size > whole:
-                    return
-                body = file.read(size)
-                if zlib.crc32(body) != checksum:
-                    raise self._damaged(f"checksum mismatch of the entry at byte {at - _HEAD}")
-                yield at, body
-                at += size
+        return self.log.updates
 
     def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
         """Return the episodes that these versions were learned from, as a view of the trace; None: all versions.
@@ -217,7 +239,7 @@ class Run:
         trace, settings = open_trace(self.trace), self.settings
         shape = Shape.of(trace.observation_space, trace.action_space, settings.rollout, settings.num_envs, 0)
         recorded, found = RecordedRollouts(trace, shape), set[int]()
-        log = list(self.updates())
+        log = self.updates()
         wanted = slice(None) if versions is None else versions
         chosen = range(len(log))[wanted] if isinstance(wanted, slice) else [range(len(log))[wanted]]
         inside = set(chosen)
@@ -227,34 +249,24 @@ class Run:
                     found.update(recorded.episodes_of(origin))
         return trace[sorted(found)]
 
-    def open_log(self) -> BinaryIO:
-        """Open the log for append(), and cut off an unfinished entry.
+    def open_log(self) -> ChainWriter:
+        """Open the log to append entries, and cut off an unfinished one.
 
         Waits for the previous learner, which may still save. Raises OSError, CorruptTrace, InvalidOption.
         """
-        fd = open_regular(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the learner
+        log = self.chain.open()
         try:
-            until = time.monotonic() + _PATIENCE
-            while not lock(file.fileno()):
-                if time.monotonic() > until:
-                    raise InvalidOption(f"{self.path}: the previous learner still runs; wait for it to end")
-                time.sleep(0.05)
-            count = end = 0
-            for at, body in self._entries():
-                count, end = count + 1, at + len(body)
             newest = max(self.saved(), default=0)
-            if newest >= max(count, 1):
+            if newest >= max(len(self.updates()), 1):
                 raise CorruptRun(
                     f"ends before version {newest}, which has a checkpoint",
-                    self._log,
+                    self.chain.path,
                     "restore a copy, or remove the checkpoint to continue from here",
                 )
-            os.ftruncate(file.fileno(), end)
         except BaseException:
-            file.close()
+            log.close()
             raise
-        return file
+        return log
 
     def checkpoint(self, version: int) -> Path:
         """Return the path of the checkpoint of a version."""
@@ -313,15 +325,3 @@ def settings_now(run: Run) -> Settings:
     """Return the settings of the last version: in a population they change."""
     changes = [update.changed["settings"] for update in run.updates() if "settings" in update.changed]
     return settings_from(changes[-1]) if changes else run.settings
-
-
-def append(log: BinaryIO, update: Update) -> None:
-    """Add an update to the log, see Run.open_log(). Raises RecordingError, and leaves the log unchanged."""
-    entry = update.packed()
-    end = os.fstat(log.fileno()).st_size
-    try:
-        if log.write(entry) != len(entry):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        os.ftruncate(log.fileno(), end)
-        raise RecordingError(f"log of updates: write failed: {error.strerror}") from error

@@ -126,7 +126,8 @@ class Worker:
             version = acting.begin(split.number, token.version)
             split.shaping = self.shaping
             yield from split.collect(actor.slots.rollout(token.slot), acting, version)
-            actor.slots.set_origin(token.slot, split.origin)
+            actor.slots.returns(token.slot)[...] = split.returns
+            actor.slots.set_origin(token.slot, split.origin, split.seed if actor.desk is None else -1)
             split.envs.secure()
             put(actor.full, token)
             self.say("collected", split.told())
@@ -177,6 +178,7 @@ class Split:
         self._first_step = 0
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
         self._all = np.ones(self._lanes, bool)
+        self.returns = np.empty((self._steps, self._lanes))  # of episodes, at their last step
         self._state = np.zeros((self._lanes, plan.shape.state), np.float32)
         self._infos: dict[str, Any] = {}
         self._reset(self._all)
@@ -214,6 +216,8 @@ class Split:
         """Step all lanes; return rewards, terminations, truncations, and the lanes whose episode has ended."""
         self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
         self._first_step += 1
+        self._returns.add(rewards, self._all)
+        self._lengths += 1
         self._look()
         return rewards, terminations, truncations, terminations | truncations
 
@@ -223,10 +227,13 @@ class Split:
             options = {} if self.shaping is None else {"reward_shaping": self.shaping}
             self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes, **options})
             self._state[lanes] = 0.0
+            self._lengths[lanes] = 0
+            self._returns.take(lanes)
 
     def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
         """Fill a rollout; yield where another split may have its turn. Raises Stopped."""
         self.origin = Origin(self._writer, self._first_step, version)
+        self.returns[...] = np.nan
         rollout.state[...] = self._state
         for step in range(self._steps):
             begin = time.perf_counter()
@@ -241,22 +248,23 @@ class Split:
             rollout.actions[step], rollout.logprob[step] = drawn.actions, drawn.logprob
             versions = np.full(self._lanes, drawn.version, np.int64)
             notes = {"logprob": drawn.logprob, "value": drawn.values, "version": versions}
-            if step == 0 and self._state.size:
-                notes[STATE] = self._state
+            if step == 0:
+                self.origin = self.origin._replace(version=drawn.version)
+                if self._state.size:
+                    notes[STATE] = self._state
             between = time.perf_counter()
             self.envs.annotate(**notes)
             self._state = drawn.state
             rewards, terminations, truncations, lanes = self._step(self._form.to_batch(drawn.actions))
             rollout.rewards[step], rollout.terminations[step] = rewards, terminations
             rollout.truncations[step] = truncations
-            self._returns.add(rewards, self._all)
-            self._lengths += 1
             if lanes.any():
                 for final, leaf in zip(rollout.finals, self._leaves):
                     final[step, truncations] = picked(self._observations, leaf.path)[truncations]
                 objectives = self._objectives(lanes)
-                self._ended.extend(zip(self._returns.take(lanes), self._lengths[lanes].tolist(), objectives))
-                self._lengths[lanes] = 0
+                totals = self._returns.take(lanes)
+                self.returns[step, lanes] = totals
+                self._ended.extend(zip(totals, self._lengths[lanes].tolist(), objectives))
                 self._state = self._state.copy()
                 self._reset(lanes)
             self.seconds["acting"] += between - begin

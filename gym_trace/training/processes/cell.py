@@ -74,7 +74,7 @@ class Cell:
         self.stopping = False
         self._shaping = settings.reward_shaping
         self._pipes: list[Connection] = []  # our ends
-        self._lives = 0  # of the cell, so that the seeds of workers are new after each
+        self._lives = plan.life  # of the cell, so that the seeds of workers are new after each
 
     # -- beginnings ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,8 @@ class Turns:
         self._learner = LearnerProcess(control, plan, slots, weights, full, [free_in])
         self._learner.begin()
         control = _Control("worker", orders, self._said)
-        self._worker = Worker(Actor(plan, self._make_env, 0, 0, slots, weights, free, full_in), control)
+        own = replace(plan, seed=plan.seed + (plan.life << 32))
+        self._worker = Worker(Actor(own, self._make_env, 0, 0, slots, weights, free, full_in), control)
         self._worker.shaping = self._shaping
         self._rollouts = self._worker.rollouts()
 

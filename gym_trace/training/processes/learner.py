@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
 from gym_trace.storage.staging import replaced_file
-from gym_trace.training.learnt import learn_again, load_newest
-from gym_trace.training.network.learning import Learner
+from gym_trace.training.learnt import BEST, learn_again, load_newest
+from gym_trace.training.network.learning import Learner, kernels, made_with
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
-from gym_trace.training.rollouts import Origin, RecordedRollouts
-from gym_trace.training.run import Run, Update, anew, append
+from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
+from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, START, UPDATE, WORKER, Run, Update, anew
 from gym_trace.training.settings import ANY
 
 
@@ -47,6 +48,8 @@ class LearnerProcess:
         self._over = False
         self._dropped = 0
         self._least = 0  # rollouts of earlier versions are another policy's
+        self._mean, self._best = MeanReturn(), -math.inf
+        self._introduced: set[str] = set()  # writers in the log
         self._began = self._saved_at = self._milestone_at = time.monotonic()
 
     def run(self) -> None:
@@ -59,10 +62,12 @@ class LearnerProcess:
         run, learner = self._run, self._learner
         for staged in run.checkpoints.glob(".*.part"):  # left by a killed learner
             staged.unlink()
-        updates = list(run.updates())
+        log = run.log
+        updates, self._introduced = log.updates, set(log.seeds)
+        self._log.append(START, {"time": time.time(), "save_best": self._plan.save_best, **made_with(), **kernels()})
         if not updates:
             updates = [Update(0, (), 0, learner.digest())]
-            append(self._log, updates[0])
+            self._log.append(UPDATE, updates[0].plain())
         load_newest(learner, {version: run.checkpoint(version) for version in run.saved() if version < len(updates)})
         try:
             for _ in learn_again(run, learner, updates[learner.version :]):
@@ -70,6 +75,7 @@ class LearnerProcess:
         except CorruptTrace as error:
             raise CorruptTrace(f"{error}; or {anew(run)}") from error
         self._steps, self._seconds = updates[-1].steps, float(updates[-1].told.get("seconds", 0.0))
+        self._restore_best(updates)
         if learner.version == 0 and self._plan.begins:
             self._adopt(self._plan.begins)
         self._publish()
@@ -77,6 +83,17 @@ class LearnerProcess:
             self._free(slot)
         self.say("running", (learner.version, self._steps))
         self._idle_since = time.perf_counter()
+
+    def _restore_best(self, updates: Sequence[Update]) -> None:
+        """Continue the mean return of the last episodes; save the best version if a kill left that out."""
+        taken = max(update.version for update in updates if update.version == 0 or "checkpoint" in update.changed)
+        own = [update.rollouts for update in updates[taken:]]
+        if any(own):
+            self._mean.restore(own, RecordedRollouts(open_trace(self._run.trace), self._plan.shape))
+        means = {update.version: update.told[MEAN] for update in updates if MEAN in update.told}
+        self._best = max(means.values(), default=-math.inf)
+        if self._plan.save_best and means.get(updates[-1].version) == self._best:
+            self._save(BEST, best=self._best)
 
     def _publish(self) -> None:
         self._weights.publish(self._learner.version, self._learner.weights())
@@ -130,10 +147,18 @@ class LearnerProcess:
             except EOFError:  # driver and workers are gone
                 self._over = True
                 return
+            self._introduce(slot)
             if self._settings.lag == ANY:
                 self._arrived.append(slot)
             else:
                 self._waiting[slot // self._settings.slots_per_split].append(slot)
+
+    def _introduce(self, slot: int) -> None:
+        """Log the generator of a worker before its first rollout."""
+        writer, seed = self._slots.origin(slot).writer, self._slots.seed(slot)
+        if writer not in self._introduced and seed >= 0:
+            self._introduced.add(writer)
+            self._log.append(WORKER, [writer, seed])
 
     def _next(self) -> list[int] | None:
         """Return the slots of the next update; None if some are missing."""
@@ -153,11 +178,18 @@ class LearnerProcess:
         oldest = self._least
         if self._settings.lag == ANY:
             oldest = max(oldest, self._learner.version - self._settings.max_lag)
+        dropped = []
         for slots in (self._arrived, *self._waiting):
             for slot in [slot for slot in slots if self._slots.origin(slot).version < oldest]:
                 slots.remove(slot)
+                origin = self._slots.origin(slot)
+                is_other = origin.version < self._least
+                reason = OF_ANOTHER if is_other else f"more than max_lag={self._settings.max_lag} versions old"
+                dropped.append([*origin, reason])
                 self._dropped += 1
                 self._free(slot)
+        if dropped:
+            self._log.append(DROPPED, dropped)
 
     def _free(self, slot: int) -> None:
         worker = slot // self._each
@@ -174,8 +206,6 @@ class LearnerProcess:
             self._over = True
         elif kind == "restarted":
             self._restarted(*fact)
-        elif kind == "best":
-            self._save("best.safetensors", best=fact)
         elif kind == "save":
             self._save()
             self.say("saved", self._learner.version)
@@ -197,7 +227,9 @@ class LearnerProcess:
         learner = self._learner
         learner.adopt(changed, self._run.checkpoints)
         self._least = learner.version
-        append(self._log, Update(learner.version, (), self._steps, learner.digest(), {}, changed))
+        if "checkpoint" in changed:
+            self._mean = MeanReturn()  # another policy played the episodes before
+        self._log.append(UPDATE, Update(learner.version, (), self._steps, learner.digest(), {}, changed).plain())
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
@@ -213,7 +245,13 @@ class LearnerProcess:
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
         if self._plan.learn:
-            append(self._log, Update(learner.version, origins, self._steps, learner.digest(), losses))
+            mean = self._mean.add([self._slots.returns(slot) for slot in slots])
+            told = losses if mean is None else {**losses, MEAN: mean}
+            self._log.append(UPDATE, Update(learner.version, origins, self._steps, learner.digest(), told).plain())
+            if mean is not None and mean > self._best:
+                self._best = mean
+                if self._plan.save_best:
+                    self._save(BEST, best=mean)
             self._publish()
         for slot in slots:
             self._free(slot)

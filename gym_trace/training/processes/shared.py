@@ -33,6 +33,7 @@ class Plan:
         path: directory of the run. spaces: of observations and actions. weights: bytes of the network's weights.
         updates: limit of the run; None: no limit. learn: False only takes rollouts.
         begins: checkpoint of another run or policy that version 1 takes over, see Learner.adopt().
+        life: number of earlier starts of the run, so that workers have other seeds than then.
         objective: key of the last info of an episode whose value workers report; None: nothing.
     """
 
@@ -48,6 +49,8 @@ class Plan:
     checkpoint_seconds: float = 60.0
     keep: int = 3
     milestone_seconds: float | None = None
+    save_best: bool = True
+    life: int = 0
     objective: str | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -74,19 +77,28 @@ class Slots:
 
     def __init__(self, shape: Shape, count: int):
         self._names = list(shape.fields())
-        self._rooms = Rooms({**shape.fields(), "writer": ((), WRITER), "place": ((2,), np.int64)}, count)
+        own = {"writer": ((), WRITER), "place": ((3,), np.int64), "returns": ((shape.steps, shape.lanes), np.float64)}
+        self._rooms = Rooms({**shape.fields(), **own}, count)
 
     def rollout(self, slot: int) -> Rollout:
         """Return the arrays of a slot, in shared memory."""
         return Rollout.of({name: self._rooms.array(slot, name) for name in self._names})
 
+    def returns(self, slot: int) -> Array:
+        """Return the array of returns, (steps, lanes): of episodes at their last step, and NaN elsewhere."""
+        return self._rooms.array(slot, "returns")
+
     def origin(self, slot: int) -> Origin:
-        first_step, version = self._rooms.array(slot, "place").tolist()
+        first_step, version, _ = self._rooms.array(slot, "place").tolist()
         return Origin(self._rooms.array(slot, "writer").item().decode(), first_step, version)
 
-    def set_origin(self, slot: int, origin: Origin) -> None:
+    def seed(self, slot: int) -> int:
+        """Return the seed of the writer's generator of actions; -1 if a server draws them."""
+        return int(self._rooms.array(slot, "place")[2])
+
+    def set_origin(self, slot: int, origin: Origin, seed: int = -1) -> None:
         self._rooms.array(slot, "writer")[...] = origin.writer.encode()
-        self._rooms.array(slot, "place")[...] = origin.first_step, origin.version
+        self._rooms.array(slot, "place")[...] = origin.first_step, origin.version, seed
 
 
 class Weights:

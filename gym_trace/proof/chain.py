@@ -1,0 +1,183 @@
+"""Log of entries, each with the digest of the one before: what is changed, removed or put in between shows."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
+
+import msgpack
+
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError
+from gym_trace.model.packing import unpack
+from gym_trace.storage.local import lock, open_regular, size_on_disk
+
+_MOST_ENTRY = 64 << 20  # bytes
+_FRAME = 16
+_PATIENCE = 60.0  # seconds for the previous writer to end
+_DIGEST = 32  # bytes
+
+
+class Entry(NamedTuple):
+    """Entry of a log.
+
+    Attributes:
+        kind: "start", "update", "end" …; "" in logs of releases before the chain. content: plain data.
+        at, end: offsets of its body. head: digest of everything up to this entry.
+    """
+
+    kind: str
+    content: Any
+    at: int
+    end: int
+    head: bytes
+
+
+class Chain:
+    """Log in a file.
+
+    Args:
+        root: returns the bytes that the first entry follows, those of a file beside the log.
+        name: of that file. next_step: returns advice for a damaged log.
+    """
+
+    def __init__(self, path: Path, root: Callable[[], bytes], name: str, next_step: Callable[[], str]):
+        self.path = path
+        self._root, self._name, self._next_step = root, name, next_step
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries. An unfinished last one is skipped.
+
+        Raises CorruptTrace for a damaged one, and for one that does not follow the one before.
+        """
+        head = b""
+        for number, (at, body) in enumerate(self._bodies()):
+            head = head or digest(self._root())
+            try:
+                found = unpack(body)
+                if isinstance(found, list) and len(found) == 3 and isinstance(found[0], bytes):
+                    previous, kind, content = found
+                    if previous != head:
+                        raise self.damaged(
+                            f"the entry at byte {at} does not follow the one before"
+                            if number
+                            else f"{self._name} beside it has changed, or is of another log"
+                        )
+                else:
+                    kind, content = "", found
+            except (ValueError, TypeError, OverflowError) as error:
+                raise self.damaged(f"{error} at byte {at}") from error
+            except CorruptRun:
+                raise
+            except CorruptTrace as error:
+                raise self.damaged(f"{error.problem} at byte {at}") from error
+            head = digest(head, body)
+            yield Entry(str(kind), content, at, at + len(body), head)
+
+    def damaged(self, problem: str) -> CorruptRun:
+        """Return the error for a damaged log."""
+        return CorruptRun(problem, self.path, self._next_step())
+
+    def _bodies(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the offset of each body, and the body."""
+        try:
+            fd = open_regular(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.damaged(f"cannot be read: {error.strerror}") from error
+        with open(fd, "rb") as file:
+            try:
+                whole, at = size_on_disk(fd, self.path), 0
+            except CorruptTrace as error:
+                raise self.damaged(error.problem) from error
+            while len(head := file.read(_FRAME)) == _FRAME:
+                size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
+                at += _FRAME
+                if head != frame(size, checksum) or size > _MOST_ENTRY:
+                    raise self.damaged(f"no entry at byte {at - _FRAME}")
+                if at + size > whole:
+                    return
+                body = file.read(size)
+                if zlib.crc32(body) != checksum:
+                    raise self.damaged(f"checksum mismatch of the entry at byte {at - _FRAME}")
+                yield at, body
+                at += size
+
+    def open(self) -> ChainWriter:
+        """Open the log to append entries, and cut off an unfinished one.
+
+        Waits for the previous writer, which may still save. Raises OSError, CorruptTrace, InvalidOption.
+        """
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the writer
+        try:
+            until = time.monotonic() + _PATIENCE
+            while not lock(file.fileno()):
+                if time.monotonic() > until:
+                    raise InvalidOption(f"{self.path}: another process still writes to it; wait for it to end")
+                time.sleep(0.05)
+            head, end = digest(self._root()), 0
+            for entry in self.entries():
+                head, end = entry.head, entry.end
+            os.ftruncate(file.fileno(), end)
+        except BaseException:
+            file.close()
+            raise
+        return ChainWriter(file, head)
+
+
+class ChainWriter:
+    """Open log, locked for other writers.
+
+    Attributes:
+        head: digest of everything so far.
+    """
+
+    def __init__(self, file: BinaryIO, head: bytes):
+        self._file, self.head = file, head
+
+    def append(self, kind: str, content: Any) -> None:
+        """Add an entry. Raises RecordingError, and leaves the log unchanged."""
+        body: bytes = msgpack.packb([self.head, kind, content])
+        entry = frame(len(body), zlib.crc32(body)) + body
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(entry) != len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), end)
+            raise RecordingError(f"log of updates: write failed: {error.strerror}") from error
+        self.head = digest(self.head, body)
+
+    def close(self) -> None:
+        """Close the file, and release the lock."""
+        self._file.close()
+
+    def __enter__(self) -> ChainWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def digest(*parts: bytes) -> bytes:
+    """Return the BLAKE2b digest of bytes, 32 bytes."""
+    found = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+def frame(size: int, checksum: int) -> bytes:
+    """Return the head of a body: with it, a MessagePack array of size, checksum and body.
+
+    The size is there twice, which distinguishes an unfinished entry from one whose size was changed.
+    """
+    return b"\x93\xce%b\xce%b\xc6%b" % tuple(number.to_bytes(4, "big") for number in (size, checksum, size))

@@ -1,0 +1,37 @@
+"""Result of a proof, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Proof:
+    """What was proved of a run, and what was not.
+
+    Attributes:
+        versions: number of versions that were learned again and match. of: number of all.
+        differs: the first difference; "" without one.
+        checkpoints: how many were compared, tensor by tensor.
+        proved: one sentence for each thing that was proved.
+        unproved: one sentence for each thing that was not, with the reason; first what no proof can cover.
+        notes: other possible reasons of a difference, such as another version of PyTorch.
+        doing: what is being compared; done, out_of: how far it is.
+    """
+
+    versions: int = 0
+    of: int = 0
+    differs: str = ""
+    checkpoints: int = 0
+    proved: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    doing: str = "version"
+    done: int = 0
+    out_of: int = 0
+
+
+LIMITS = (
+    "who made the run, and when: an anchor that was published (--anchor) is evidence of both",
+    "runs that were made and thrown away: another seed may have been tried before",
+)

@@ -1,0 +1,378 @@
+"""Proof of a run: every version learned again, every step computed again by the version that acted. Needs PyTorch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged, TraceError
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import open_trace
+from gym_trace.proof.anchors import check_anchor
+from gym_trace.proof.recorded import check_bytes, check_files, replay
+from gym_trace.proof.result import LIMITS, Proof
+from gym_trace.showing.words import count
+from gym_trace.training.accounts import left_over, recorded_rollouts, rollouts_of
+from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
+from gym_trace.training.network.learning import REMOVE, Learner, made_with, read_checkpoint
+from gym_trace.training.network.model import tensors
+from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
+from gym_trace.training.run import MEAN, Log, Run, Update, runs_in
+from gym_trace.training.settings import Settings
+
+_TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
+_NOT_COMPUTED = {"seconds", MEAN}  # by an update
+
+OnProgress = Callable[[Proof], Any] | None
+
+
+class _Interrupted(Exception):
+    """on_progress asked for the end."""
+
+
+def verify_run(
+    directory: str | os.PathLike[str],
+    on_progress: OnProgress = None,
+    *,
+    trust: bool = False,
+    replays: bool = True,
+    make_env: Callable[[], Any] | None = None,
+    anchor: str | None = None,
+) -> Proof:
+    """Prove that the weights of a run follow from its trace, and the trace from the weights.
+
+    Learns all versions again and compares them, their losses and the checkpoints; computes logprob and value of each
+    recorded step again by the version that acted; accounts for every step of the trace; plays the episodes in their
+    environment. Verifies the policies of a population in turn.
+
+    Args:
+        on_progress: called after each version and episode; a truthy result ends it.
+        trust: allow imports and calls that only the run names.
+        replays: whether to play the episodes again. make_env: makes their environment; None: the recorded one.
+        anchor: file with the head of the log, or "git-note"; see write_anchor().
+
+    Raises:
+        TraceNotFound, CorruptTrace: no run, or damaged.
+        InvalidOption: it names a model, and is not trusted.
+    """
+    proof = Proof(unproved=list(LIMITS))
+    for run in runs_in(directory):
+        _RunProof(run, proof, on_progress, trust).make(replays, make_env, anchor)
+        if proof.differs:
+            break
+    return proof
+
+
+class _RunProof:
+    """Adds the proof of a run to that of the runs before."""
+
+    def __init__(self, run: Run, proof: Proof, on_progress: OnProgress, trust: bool):
+        self._run, self._proof, self._on_progress, self._trust = run, proof, on_progress, trust
+        self._about, self._settings, self._log = run.about, run.settings, run.log
+        self._updates = self._log.updates
+        if not self._updates:
+            raise CorruptRun("has no versions", run.path, "learning has not started; run 'gym-trace train --resume'")
+        self._trace = open_trace(run.trace)
+        if not len(self._trace):
+            raise CorruptTrace("has no episodes", run.trace)
+
+    def make(self, replays: bool, make_env: Callable[[], Any] | None, anchor: str | None) -> None:
+        run, proof = self._run, self._proof
+        proof.of += len(self._updates)
+        proof.doing, proof.done, proof.out_of = "version", 0, len(self._updates)
+        made = [made for made in (self._about.get("made_with"), *self._log.starts) if isinstance(made, dict)]
+        notes = [
+            f"{name} was {then}, is {now} here"
+            for name, now in made_with().items()
+            for then in dict.fromkeys(one.get(name) for one in made or [{}])
+            if then != now
+        ]
+        proof.notes = list(dict.fromkeys([*proof.notes, *notes]))
+        check_bytes(run.trace, proof)
+        try:
+            self._check_chain(anchor)
+            self._check_environment()
+            self._check_versions(exact=not notes)
+            self._check_account()
+            self._check_end()
+            if replays:
+                replay(self._trace, proof, make_env, self._trust, self._on_progress)
+            else:
+                proof.unproved.append("the episodes in their environment: --no-replay")
+        except _Interrupted:
+            proof.differs = "it was interrupted"
+        except (TraceError, MemoryError) as error:
+            proof.differs = str(error) or "not enough memory"
+
+    def _check_chain(self, anchor: str | None) -> None:
+        run, proof, log = self._run, self._proof, self._log
+        if log.chained:
+            entries = f"{log.count:,} entries, each with the digest of the one before, from run.json on"
+            proof.proved.append(f"log: {entries}")
+        else:
+            proof.unproved.append("order and end of the log, best, discarded rollouts: an older release wrote it")
+        if anchor is not None:
+            check_anchor(run.chain, anchor)
+            proof.proved.append(f"log: continues the anchor of {anchor}")
+
+    def _check_environment(self) -> None:
+        """Compare the environment in run.json with the recorded one."""
+        named, spec = self._about.get("environment"), self._trace.env_spec
+        named = named if isinstance(named, dict) else {}
+        if named.get("id") and named["id"].rpartition(":")[2] != spec.get("id"):
+            raise ReplayDiverged(f"{self._run.path / 'run.json'}: the environment is {named['id']}, and the trace was "
+                                 f"recorded in {spec.get('id')}")  # fmt: skip
+
+    # -- versions -----------------------------------------------------------------------------------------------------
+
+    def _check_versions(self, exact: bool) -> None:
+        run, proof, log, settings = self._run, self._proof, self._log, self._settings
+        learner = fresh(run, self._trust, device=None)
+        recorded = recorded_rollouts(self._trace, settings, learner.shape.state)
+        acting = _Acting(log, recorded, settings, exact and settings.inference == "actor")
+        best, saved = _Best(recorded, log.chained), checkpoint_files(run)
+        steps = 0
+        for update, losses in learn_again(run, learner, self._updates):
+            steps += settings.batch_steps if update.rollouts else 0
+            self._compare(update, losses, steps)
+            best.add(update)
+            for path in [path for path, version in saved.items() if version == update.version]:
+                _compare_checkpoint(path, learner)
+                proof.checkpoints += 1
+            acting.check(update.version, learner)
+            proof.versions, proof.done = proof.versions + 1, proof.done + 1
+            self._tell()
+        later = [version for version in saved.values() if version >= len(self._updates)]
+        if later:
+            raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
+        acting.finish()
+        proof.proved.append(
+            f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')} learned again, bit for bit; "
+            "losses and steps, too"
+        )
+        proof.proved.append(acting.told())
+        proof.unproved += acting.unproved
+        best.check(saved.get(run.checkpoints / BEST), proof, is_open=log.end is None)
+        begun = [update.changed["checkpoint"] for update in self._updates if "checkpoint" in update.changed]
+        proof.unproved += [f"how the weights of {name} were learned: another run" for name in dict.fromkeys(begun)]
+
+    def _compare(self, update: Update, losses: dict[str, float] | None, steps: int) -> None:
+        """Compare what the log says of an update."""
+        where = f"{self._run.path}: version {update.version}"
+        if update.steps != steps:
+            raise ReplayDiverged(f"{where}: the log says {update.steps:,} steps, and the updates so far have {steps:,}")
+        if losses is None:
+            return
+        names = losses.keys() | (update.told.keys() - _NOT_COMPUTED if self._log.chained else set())
+        for name in sorted(names):
+            if (then := update.told.get(name)) != (now := losses.get(name)) and (self._log.chained or then is not None):
+                raise ReplayDiverged(f"{where}: {name} is {then} in the log, and {now} when learned again")
+
+    def _tell(self) -> None:
+        if self._on_progress is not None and self._on_progress(self._proof):
+            raise _Interrupted
+
+    # -- account and end ----------------------------------------------------------------------------------------------
+
+    def _check_account(self) -> None:
+        """Check that each step of the trace was learned from once, or is left over."""
+        log, settings, proof = self._log, self._settings, self._proof
+        recorded = recorded_rollouts(self._trace, settings)
+        counts = recorded.counts()
+        found = left_over(log, counts, settings)
+        last = len(self._updates) - 1
+        for left in found:
+            acted = recorded.last_version(left.writer, left.begin, left.end)
+            if acted > last:
+                raise ReplayDiverged(f"{self._run.trace}: version {acted} acted in steps {left.begin} to {left.end} of "
+                                     f"writer {left.writer}, and the log ends with version {last}")  # fmt: skip
+        if log.end is not None and [list(left) for left in found] != log.end.get("left"):
+            raise ReplayDiverged(f"{self._run.trace}: the steps that were not learned from are not those that the log "
+                                 "names; episodes are missing")  # fmt: skip
+        lanes = settings.num_envs
+        learnt = sum(len(update.rollouts) for update in self._updates) * settings.rollout_steps
+        reasons: dict[str, int] = {}
+        for left in found:
+            reasons[left.reason] = reasons.get(left.reason, 0) + (left.end - left.begin) * lanes
+        for dropped in log.dropped:
+            reasons[dropped.reason] = reasons.get(dropped.reason, 0) + settings.rollout_steps
+        not_learnt = "".join(f"; {steps:,} not: {reason}" for reason, steps in reasons.items())
+        proof.proved.append(f"{count(learnt, 'step')} learned from once{not_learnt}")
+
+    def _check_end(self) -> None:
+        run, log, proof = self._run, self._log, self._proof
+        if log.end is None:
+            if log.chained and run.is_done:
+                raise ReplayDiverged(f"{run.path}: the run is done, and its log has no end: it was cut")
+            if log.chained:
+                proof.unproved.append(
+                    f"the end: the log has none, because the run was killed, or still runs; what followed version "
+                    f"{len(self._updates) - 1} may be missing"
+                )
+            return
+        check_files(run.trace, log.end.get("files"))
+        stopped, limit, steps = log.end.get("stopped"), self._about.get("steps"), self._updates[-1].steps
+        if stopped == "done" and limit is not None and steps < limit:
+            raise ReplayDiverged(f"{run.path}: the run ended as done after {steps:,} of {limit:,} steps")
+        words = {"done": "done", "return": "reached its return", "seconds": "reached its time"}
+        why = words.get(str(stopped), "stopped")
+        proof.proved.append(f"the end: {why} after {count(steps, 'step')}; the files of the trace are those of the end")
+
+
+class _Acting:
+    """Computes logprob and value of recorded steps again, by the version that the log says has acted.
+
+    exact: compare bit for bit, and actions with those drawn from the generator of the worker.
+    """
+
+    def __init__(self, log: Log, recorded: RecordedRollouts, settings: Settings, exact: bool):
+        self._recorded, self._settings, self._exact = recorded, settings, exact
+        self._generators = {
+            writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact and seed >= 0
+        }
+        self._states: dict[tuple[str, int], Array] = {}  # recurrent, before these steps of a writer
+        self._waiting: dict[int, list[tuple[Origin, range]]] = {}  # by version
+        self._steps = self._drawn = 0
+        self.unproved: list[str] = []
+        for origin, _ in sorted(rollouts_of(log)):
+            for version, steps in self._runs(origin):
+                self._waiting.setdefault(version, []).append((origin, steps))
+        if not exact:
+            self.unproved.append("that actions were drawn by a generator: a server, or other kernels, drew them")
+        elif len(log.seeds) < len({origin.writer for origin, _ in rollouts_of(log)}):
+            self.unproved.append("that actions were drawn by a generator: the log lacks seeds of workers")
+
+    def _runs(self, origin: Origin) -> Iterator[tuple[int, range]]:
+        """Yield the versions that the trace says acted in a rollout, one after the other, with their steps."""
+        versions = self._recorded.annotated(origin, "version").astype(np.int64)
+        first = versions[:, 0]
+        wrong = (versions != first[:, None]).any() or (self._settings.inference == "actor" and len(set(first)) > 1)
+        if first[0] != origin.version or wrong:
+            said = ", ".join(map(str, sorted(set(versions.ravel().tolist()))))
+            raise ReplayDiverged(
+                f"steps {origin.first_step} to {origin.first_step + len(versions)} of writer {origin.writer}: the log "
+                f"says that version {origin.version} acted, and the trace says {said}"
+            )
+        bounds = [0, *(np.flatnonzero(np.diff(first)) + 1).tolist(), len(first)]
+        for begin, end in pairwise(bounds):
+            yield int(first[begin]), range(begin, end)
+
+    def check(self, version: int, learner: Learner) -> None:
+        """Check the steps in which this version, which the learner has, acted. Raises ReplayDiverged."""
+        with _one_thread(), torch.inference_mode():
+            for origin, steps in self._waiting.pop(version, []):
+                self._check(origin, steps, learner)
+
+    def _check(self, origin: Origin, steps: range, learner: Learner) -> None:
+        rollout = self._recorded.read(origin)
+        values = self._recorded.annotated(origin, "value").astype(np.float32)
+        model, generator = learner.model, self._generators.get(origin.writer)
+        device = "cpu" if self._settings.inference == "actor" else self._settings.device
+        place = origin.writer, origin.first_step + steps.start
+        state = self._states.pop(place, rollout.state)
+        if not steps.start and state.tobytes() != rollout.state.tobytes() and self._exact:
+            raise ReplayDiverged(f"{self._named(origin, 0)}: state differs when computed again")
+        if device == "cpu":
+            model.cpu()
+        for step in steps:
+            observed = tensors([column[step] for column in rollout.observations], device)
+            distribution, value, after = model(observed, torch.from_numpy(state).to(device))
+            if generator is not None:
+                drawn = distribution.sample(generator).numpy()
+                self._compare(origin, step, "action", rollout.actions[step], drawn)
+                self._drawn += len(drawn)
+            actions = torch.from_numpy(rollout.actions[step]).to(device)
+            self._compare(origin, step, "logprob", rollout.logprob[step], distribution.log_prob(actions).cpu().numpy())
+            self._compare(origin, step, "value", values[step], model.value(value).cpu().numpy())
+            state = after.cpu().numpy().copy()
+            state[rollout.terminations[step] | rollout.truncations[step]] = 0.0
+            self._steps += len(values[step])
+        model.to(self._settings.device)
+        if state.size:
+            self._states[origin.writer, origin.first_step + steps.stop] = state
+
+    def _compare(self, origin: Origin, step: int, name: str, recorded: Array, now: Array) -> None:
+        is_same = recorded.tobytes() == now.tobytes() or np.array_equal(recorded, now)
+        if not is_same and not (not self._exact and np.allclose(now, recorded, _TOLERANCE, _TOLERANCE)):
+            by = float(np.abs(recorded.astype(float) - now).max())
+            raise ReplayDiverged(f"{self._named(origin, step)}: {name} differs by {by:.3g} from what version "
+                                 f"{origin.version}, which is said to have acted, computes")  # fmt: skip
+
+    def _named(self, origin: Origin, step: int) -> str:
+        return f"step {origin.first_step + step} of writer {origin.writer}"
+
+    def finish(self) -> None:
+        """Raises ReplayDiverged if a version acted that the log does not have."""
+        for version, rollouts in self._waiting.items():
+            raise ReplayDiverged(f"{self._named(rollouts[0][0], 0)}: version {version} acted, which the log lacks")
+
+    def told(self) -> str:
+        how = "bit for bit" if self._exact else f"within {_TOLERANCE:g}"
+        drawn = f"; {count(self._drawn, 'action')} as its generator drew them" if self._drawn else ""
+        return (
+            f"logprob and value of {count(self._steps, 'step')} as the version that acted computes them, {how}{drawn}"
+        )
+
+
+class _Best:
+    """Recomputes the mean returns of the last 100 episodes, and which version is the best."""
+
+    def __init__(self, recorded: RecordedRollouts, chained: bool):
+        self._recorded, self._mean, self._chained = recorded, MeanReturn(), chained
+        self._best: tuple[float, int] | None = None
+        self._second: tuple[float, int] | None = None  # the best before that
+        self._last = 0
+
+    def add(self, update: Update) -> None:
+        """Raises ReplayDiverged if the log has another mean."""
+        self._last = update.version
+        if "checkpoint" in update.changed:
+            self._mean = MeanReturn()
+        mean = self._mean.add(self._recorded.returns(origin) for origin in update.rollouts)
+        mean = mean if update.rollouts else None
+        then = update.told.get(MEAN)
+        if then != mean and (then is not None or self._chained):
+            raise ReplayDiverged(f"version {update.version}: {MEAN} is {then} in the log, and {mean} in the trace")
+        if MEAN in update.told and mean is not None and (self._best is None or mean > self._best[0]):
+            self._best, self._second = (mean, update.version), self._best
+
+    def check(self, saved: int | None, proof: Proof, is_open: bool) -> None:
+        """Check the version of the best checkpoint. is_open: the run was killed, perhaps before it was written."""
+        if saved is None or self._best is None:
+            if saved is not None:
+                proof.unproved.append("that best.safetensors is the best version: the log has no mean returns")
+            return
+        mean, version = self._best
+        is_late = is_open and version == self._last and self._second is not None and saved == self._second[1]
+        if saved != version and not is_late:
+            raise ReplayDiverged(
+                f"{BEST}: is version {saved}; version {version} has the largest mean return, {mean:.6g}"
+            )
+        proof.proved.append(f"{BEST}: version {saved}, with the largest mean return of 100 episodes, {mean:.6g}")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread, as workers do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compare_checkpoint(path: Path, learner: Learner) -> None:
+    """Raise CorruptTrace for a checkpoint with other tensors."""
+    _, found = read_checkpoint(path)
+    mine = learner.tensors()
+    for name in sorted({*mine, *found}):
+        if name not in mine or name not in found or not torch.equal(mine[name], found[name]):
+            raise CorruptRun(f"{name} differs when relearned", path, REMOVE)
