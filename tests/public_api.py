@@ -21,7 +21,7 @@ import gymnasium
 
 MODULES = (
     *("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback"),
-    *("gym_trace.training", "gym_trace.viewer"),
+    *("gym_trace.proof", "gym_trace.training", "gym_trace.viewer"),
     *(("gym_trace.pettingzoo",) if importlib.util.find_spec("pettingzoo") else ()),
 )
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")

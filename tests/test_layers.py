@@ -36,6 +36,7 @@ LAYERS = [
     {"integrity", "replay", "statistics", "editing"},
     {"processes", "linting"},
     {"video", "collecting", "formats", "playing"},
+    {"proof"},
     {"adapters"},
     {"training"},
     {"viewer"},

@@ -1,4 +1,4 @@
-"""How a proof is printed."""
+"""Output of a proof."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def write_anchor(chain: Chain, where: str) -> str:
 def check_anchor(chain: Chain, where: str) -> None:
     """Check that the log continues every anchor that a file, or the notes of a git repository, have of it.
 
-    Raises ReplayDiverged if there is none, or if one is not in the log; InvalidOption.
+    Raises ReplayDiverged if they are missing, or if one is not in the log; InvalidOption.
     """
     entries = list(chain.entries())
     first = entries[0].head.hex() if entries else ""

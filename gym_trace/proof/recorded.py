@@ -1,4 +1,4 @@
-"""What is proved of a trace by itself: its bytes, and its episodes in their environment."""
+"""Checks of a trace by itself: its bytes, and its episodes in their environment."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Proof:
-    """What was proved of a run, and what was not.
+    """Things that were proved of a run, and those that were not.
 
     Attributes:
         versions: number of versions that were learned again and match. of: number of all.

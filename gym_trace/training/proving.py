@@ -30,8 +30,6 @@ from gym_trace.training.settings import Settings
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
 _NOT_COMPUTED = {"seconds", MEAN}  # by an update
 
-OnProgress = Callable[[Proof], Any] | None
-
 
 class _Interrupted(Exception):
     """on_progress asked for the end."""
@@ -39,7 +37,7 @@ class _Interrupted(Exception):
 
 def verify_run(
     directory: str | os.PathLike[str],
-    on_progress: OnProgress = None,
+    on_progress: Callable[[Proof], Any] | None = None,
     *,
     trust: bool = False,
     replays: bool = True,
@@ -73,9 +71,9 @@ def verify_run(
 class _RunProof:
     """Adds the proof of a run to that of the runs before."""
 
-    def __init__(self, run: Run, proof: Proof, on_progress: OnProgress, trust: bool):
+    def __init__(self, run: Run, proof: Proof, on_progress: Callable[[Proof], Any] | None, trust: bool):
         self._run, self._proof, self._on_progress, self._trust = run, proof, on_progress, trust
-        self._about, self._settings, self._log = run.about, run.settings, run.log
+        self._about, self._settings, self._log = run.about, run.trusted_settings(trust), run.log
         self._updates = self._log.updates
         if not self._updates:
             raise CorruptRun("has no versions", run.path, "learning has not started; run 'gym-trace train --resume'")
@@ -99,8 +97,9 @@ class _RunProof:
         try:
             self._check_chain(anchor)
             self._check_environment()
+            account = self._account()
             self._check_versions(exact=not notes)
-            self._check_account()
+            proof.proved.append(account)
             self._check_end()
             if replays:
                 replay(self._trace, proof, make_env, self._trust, self._on_progress)
@@ -181,11 +180,15 @@ class _RunProof:
 
     # -- account and end ----------------------------------------------------------------------------------------------
 
-    def _check_account(self) -> None:
-        """Check that each step of the trace was learned from once, or is left over."""
-        log, settings, proof = self._log, self._settings, self._proof
+    def _account(self) -> str:
+        """Check that each step of the trace was learned from once, or is left over; return the numbers."""
+        log, settings = self._log, self._settings
         recorded = recorded_rollouts(self._trace, settings)
         counts = recorded.counts()
+        for origin, what in rollouts_of(log):
+            if counts.get(origin.writer, 0) < (stop := origin.first_step + settings.rollout):
+                raise ReplayDiverged(f"{self._run.trace}: lacks steps {origin.first_step} to {stop} of writer "
+                                     f"{origin.writer}, of {what}")  # fmt: skip
         found = left_over(log, counts, settings)
         last = len(self._updates) - 1
         for left in found:
@@ -204,7 +207,7 @@ class _RunProof:
         for dropped in log.dropped:
             reasons[dropped.reason] = reasons.get(dropped.reason, 0) + settings.rollout_steps
         not_learnt = "".join(f"; {steps:,} not: {reason}" for reason, steps in reasons.items())
-        proof.proved.append(f"{count(learnt, 'step')} learned from once{not_learnt}")
+        return f"{count(learnt, 'step')} learned from once{not_learnt}"
 
     def _check_end(self) -> None:
         run, log, proof = self._run, self._log, self._proof

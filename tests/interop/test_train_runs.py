@@ -28,7 +28,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, Traini
 from gym_trace.training import Run, Trained, verify_run
 from gym_trace.training.learnt import fresh
 from gym_trace.training.rollouts import Origin
-from gym_trace.training.run import Update, append
+from gym_trace.training.run import UPDATE, Update
 
 STEPS = 512  # four versions after the first
 
@@ -146,11 +146,15 @@ ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --
 REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
-    "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be relearned", "steps 0"),
+    "rollouts": (
+        lambda run: [path.unlink() for path in of_writer(run)],
+        "lacks steps 0 to 16 of writer a0-",
+        "of version 1",
+    ),
     "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator differs when", REMOVE),
     "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: invalid checkpoint", REMOVE),
     "log": (lambda run: flip(run / "updates.msgpack", -9), "updates.msgpack: checksum mismatch", ANOTHER),
-    "half a log": (lambda run: os.truncate(run / "updates.msgpack", 200), "the log ends before version", "checkpoint"),
+    "half a log": (lambda run: os.truncate(run / "updates.msgpack", 700), "the log ends before version", "checkpoint"),
     "run.json": (lambda run: os.truncate(run / "run.json", 99), "run.json: cannot be read", "put back a copy"),
 }
 
@@ -306,11 +310,11 @@ def test_a_full_disk_leaves_log_and_checkpoints_unchanged(run: Path, disk: Path)
         filler = fill(disk)
         update = Update(5, (Origin("w" * 9000, 0, 0),), 0, "")
         with pytest.raises(RecordingError, match="log of updates: write failed: No space left on device"):
-            append(log, update)
+            log.append(UPDATE, update.plain())
         assert digests(disk / "r") == before
         with pytest.raises(RecordingError, match=r"a checkpoint cannot be written to .*: No space left on device"):
             fresh(full, False).save(full.checkpoints / "new")
         assert not (full.checkpoints / "new").exists()
         filler.unlink()
-        append(log, update)
+        log.append(UPDATE, update.plain())
     assert len(digests(disk / "r")) == len(before) + 1

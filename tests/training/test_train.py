@@ -10,16 +10,18 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
+from gym_trace.proof.chain import frame
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, Shape
-from gym_trace.training.run import Run, Update, _head, append, runs_in
+from gym_trace.training.run import UPDATE, Run, Update, runs_in
 from gym_trace.training.settings import Settings, settings_from
 
 HUGE = "9" * 400
@@ -35,7 +37,7 @@ def run(tmp_path: Path) -> Run:
     run.create(Settings(), 7, steps=640)
     with run.open_log() as log:
         for update in UPDATES:
-            append(log, update)
+            log.append(UPDATE, update.plain())
     return run
 
 
@@ -147,14 +149,14 @@ def log_of(run: Run) -> Path:
 
 
 def test_a_log_cut_anywhere_has_the_updates_that_were_whole_and_goes_on(run: Run) -> None:
-    data, ends = log_of(run).read_bytes(), np.cumsum([len(update.packed()) for update in UPDATES])
+    data, ends = log_of(run).read_bytes(), np.array([entry.end for entry in run.chain.entries()])
     for end in range(len(data)):
         log_of(run).write_bytes(data[:end])
         whole = int((ends <= end).sum())
         assert list(run.updates()) == UPDATES[:whole]
         with run.open_log() as log:
             for update in UPDATES[whole:]:
-                append(log, update)
+                log.append(UPDATE, update.plain())
         assert log_of(run).read_bytes() == data
 
 
@@ -170,12 +172,40 @@ def test_a_flipped_bit_anywhere_in_the_log_is_found(run: Run) -> None:
 def test_a_log_that_lost_whole_updates_is_not_gone_on_with_before_the_newest_checkpoint(run: Run) -> None:
     run.checkpoint(3).touch()
     run.open_log().close()
-    log_of(run).write_bytes(b"".join(update.packed() for update in UPDATES[:3]))
+    data, ends = log_of(run).read_bytes(), [entry.end for entry in run.chain.entries()]
+    log_of(run).write_bytes(data[: ends[2]])
     with pytest.raises(CorruptTrace, match="ends before version 3"):
         run.open_log()
-    log_of(run).write_bytes(b"".join(update.packed() for update in (*UPDATES[:2], UPDATES[3])))
-    with pytest.raises(CorruptTrace, match="version 3 follows version 1"):
-        list(run.updates())
+    for changed in (data[: ends[1]] + data[ends[2] :], data[: ends[1]] + data[ends[0] :], data[ends[0] :]):
+        log_of(run).write_bytes(changed)
+        with pytest.raises(CorruptTrace, match=r"does not follow the one before|run\.json beside it has changed"):
+            run.updates()
+
+
+def test_a_log_of_before_the_chain_is_read_and_goes_on_as_one(run: Run) -> None:
+    with log_of(run).open("wb") as file:
+        for update in UPDATES:
+            body = msgpack.packb(update.plain())
+            file.write(frame(len(body), zlib.crc32(body)) + body)
+    assert (run.updates(), run.log.chained) == (UPDATES, False)
+    more = Update(4, (), 256, "4")
+    with run.open_log() as log:
+        log.append(UPDATE, more.plain())
+    assert run.updates() == [*UPDATES, more]
+    old = run.chain.entries().__next__()
+    data = bytearray(log_of(run).read_bytes())
+    body = msgpack.packb(Update(0, (), 0, "ac").plain())
+    data[: old.end] = frame(len(body), zlib.crc32(body)) + body
+    log_of(run).write_bytes(data)
+    with pytest.raises(CorruptTrace, match="does not follow the one before"):
+        run.updates()
+
+
+def test_a_log_belongs_to_its_settings(run: Run) -> None:
+    about = run.path / "run.json"
+    about.write_text(about.read_text().replace('"seed": 7', '"seed": 8'))
+    with pytest.raises(CorruptTrace, match=r"run.json beside it has changed, or is of another log; restore a copy"):
+        run.updates()
 
 
 def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: Run) -> None:
@@ -184,20 +214,22 @@ def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: R
 
         def __init__(self, file: Any):
             self._file = file
-            self.fileno = file.fileno
+            self.fileno, self.close = file.fileno, file.close
 
         def write(self, data: bytes) -> int:
             return int(self._file.write(data[: len(data) // 2]))
 
     data = log_of(run).read_bytes()
-    with run.open_log() as log, pytest.raises(RecordingError, match="No space"):
-        append(Full(log), UPDATES[3])  # type: ignore[arg-type]
+    with run.open_log() as log:
+        log._file = Full(log._file)  # type: ignore[assignment]
+        with pytest.raises(RecordingError, match="No space"):
+            log.append(UPDATE, UPDATES[3].plain())
     assert log_of(run).read_bytes() == data
 
 
 def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.training.run._PATIENCE", 0.1)
-    with run.open_log(), pytest.raises(InvalidOption, match="the previous learner still runs"):
+    monkeypatch.setattr("gym_trace.proof.chain._PATIENCE", 0.1)
+    with run.open_log(), pytest.raises(InvalidOption, match="another process still writes to it"):
         run.open_log()
     run.open_log().close()
 
@@ -263,7 +295,7 @@ def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
     begin = b"\x96\x00\x90\x00\xa0\x81\xa0\xdd" + (size - 13).to_bytes(4, "big")  # of losses: a list of zeros
     body = begin + bytes(size - 13) + b"\x80"
     with log_of(run).open("wb") as file:
-        file.write(_head(size, zlib.crc32(body)) + begin)
+        file.write(frame(size, zlib.crc32(body)) + begin)
         file.seek(16 + size - 1)
         file.write(body[-1:])
     with pytest.raises(CorruptTrace, match="are on disk"):
@@ -275,7 +307,7 @@ def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
 def test_an_update_of_very_many_lists_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
     body = b"\x96\x00\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000 + b"\x00\xa0\x80\x80"
-    log_of(run).write_bytes(_head(len(body), zlib.crc32(body)) + body)
+    log_of(run).write_bytes(frame(len(body), zlib.crc32(body)) + body)
     with pytest.raises(CorruptTrace, match="lists and maps"):
         list(run.updates())
 
