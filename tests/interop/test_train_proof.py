@@ -319,7 +319,7 @@ def test_every_byte_of_a_manifest_counts(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["run.json", "an entry", "the end", "a file"])
-def test_what_the_chain_holds_cannot_be_changed_without_it(copy: Path, change: str) -> None:
+def test_a_change_of_settings_entries_or_files_shows_in_the_chain(copy: Path, change: str) -> None:
     if change == "run.json":
         about = json.loads((copy / "run.json").read_text())
         (copy / "run.json").write_text(json.dumps(about))
