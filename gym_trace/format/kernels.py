@@ -12,9 +12,9 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms, wire
 from gym_trace.model.values import Array
 
-__all__ = ["COMPILED", "crc32", "shuffle", "undo_changes", "undo_shuffle", "undo_xor"]
+__all__ = ["COMPILED", "crc32", "log_places", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
 
-_ABI = 1  # ABI of the compiled module that matches this version
+_ABI = 2  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -25,9 +25,17 @@ undo_shuffle = transforms.undo_shuffle
 undo_xor = transforms.undo_xor
 
 
+log_places: Any = None  # compiled alone: gym_trace.ring.log.places() has the twin
+
+
+def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
+    """Return memory[begin:end] for each of begins and ends, (n,) int64."""
+    return [bytes(memory[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
+
+
 def _select(kernels: Any) -> None:
     """Use the compiled functions. Arrays are C-contiguous and (rows, row size), of bytes."""
-    global COMPILED, crc32, shuffle, undo_changes, undo_shuffle, undo_xor
+    global COMPILED, crc32, log_places, shuffle, slices, undo_changes, undo_shuffle, undo_xor
 
     def compiled_shuffle(flat: Array, item_size: int) -> Array:
         planes = np.empty(flat.size, np.uint8)
@@ -49,6 +57,7 @@ def _select(kernels: Any) -> None:
         except ValueError as error:
             raise CorruptTrace(str(error)) from error
 
+    log_places, slices = kernels.log_places, kernels.slices
     COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
     undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
 

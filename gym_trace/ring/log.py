@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.format import kernels
 from gym_trace.model.values import Array
 
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
@@ -79,8 +80,14 @@ def clear(memory: memoryview, at: int) -> None:
     _put_commit(memory, at + _COMMIT_AT, 0)
 
 
-def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
-    """Return the offsets of the complete entries of a log, in order."""
+def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Array:
+    """Return the offsets (entries,) int64 of the complete entries of a log, in order."""
+    if kernels.COMPILED:
+        return np.frombuffer(kernels.log_places(memory, begin, end, sequence), np.int64)
+    return np.array(_places(memory, begin, end, sequence), np.int64)
+
+
+def _places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
     at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, list[int]()
     ahead = 1
     while at + size <= end:
@@ -115,13 +122,13 @@ def entry_at(memory: memoryview, at: int) -> Entry:
 def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Iterator[Entry]:
     """Yield the complete entries of a log, in order."""
     view = memoryview(memory)
-    return (entry_at(view, at) for at in places(view, begin, end, sequence))
+    return (entry_at(view, at) for at in places(view, begin, end, sequence).tolist())
 
 
-def headers(memory: memoryview, at: list[int]) -> Array:
+def headers(memory: memoryview, at: Array) -> Array:
     """Return the entries at these offsets, without payloads, as an array of dtype HEADER."""
-    first = at[0] % 8 if at else 0
+    first = int(at[0]) % 8 if len(at) else 0
     words = np.frombuffer(memory, np.uint64, (len(memory) - first) // 8, first)
-    chosen = np.array(at, np.int64)[:, None] // 8 + np.arange(ENTRY.size // 8)
+    chosen = at[:, None] // 8 + np.arange(ENTRY.size // 8)
     table: Array = words[chosen].view(HEADER)[:, 0]
     return table

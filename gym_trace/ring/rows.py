@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import wire
+from gym_trace.format import kernels, wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.model.deltas import DeltaRows, Slot, joined_changes, word_of
 from gym_trace.model.layout import Path
@@ -112,6 +114,26 @@ class RowDecoder:
         return count
 
 
+@dataclass
+class _Logged:
+    """The values of a column that are in the log: the row, kind, a and payload of each entry."""
+
+    rows: Array
+    kinds: Array
+    counts: Array
+    payloads: list[bytes]
+
+    @cached_property
+    def by_row(self) -> dict[int, _Value]:
+        """The last value of each row."""
+        return dict(zip(self.rows.tolist(), zip(self.kinds.tolist(), self.counts.tolist(), self.payloads)))
+
+    def are_of(self, rows: Array) -> bool:
+        """Return True if the first values are those of rows, which ascend: one each, in order."""
+        count = len(rows)
+        return np.array_equal(self.rows[:count], rows) and bool((self.rows[count:] > rows[-1]).all())
+
+
 class _Content:
     """The fragments and columns of a slab.
 
@@ -125,7 +147,7 @@ class _Content:
         columns: list[Column],
         observations: int,
         slab: memoryview,
-        log: list[int],
+        log: Array,
         end: int,
         complaints: dict[str, str],
     ):
@@ -133,19 +155,18 @@ class _Content:
         self.starts: list[bytes] = []
         self._leads: Sequence[int] = []
         self._start, self.running, self._next_step = Start(0, wire.NO_SEED, 0, 0), False, 0
-        self._values: dict[int, dict[int, _Value]] = {}  # by column and row
+        self._values: dict[int, _Logged] = {}  # by column
         self._reward_types: list[tuple[int, np.dtype[Any]]] = []
         table = headers(slab, log)
         is_value = (table["kind"] >= VALUE) & (table["kind"] <= WHOLE)
         if is_value.any():
-            at = np.array(log)
-            self._take_values(slab, table[is_value], at[is_value])
-            table, log = table[~is_value], at[~is_value].tolist()
+            self._take_values(slab, table[is_value], log[is_value])
+            table, log = table[~is_value], log[~is_value]
         if (fragments := self._whole_episodes(slab, log, table)) is not None:
             self.fragments = fragments
             return
         marks: list[Entry] = []
-        for entry in (entry_at(slab, at) for at in log):
+        for entry in (entry_at(slab, at) for at in log.tolist()):
             kind = entry.kind
             if kind == REWARD_TYPE:
                 dtype = dtype_from(bytes(entry.payload).decode("ascii", "replace"))
@@ -164,13 +185,12 @@ class _Content:
         """Collect the values in the log. table: their entries. at: offsets of the entries."""
         begins = at + ENTRY.size
         ends = begins + table["length"]
-        payloads = [bytes(slab[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
-        values = list(zip(table["kind"].tolist(), table["a"].tolist(), payloads))
         for column in sorted(set(table["column"].tolist())):  # np.unique would import numpy.ma within a step
             of = np.flatnonzero(table["column"] == column)
-            self._values[column] = dict(zip(table["row"][of].tolist(), [values[i] for i in of.tolist()]))
+            rows, kinds, counts = (table[name][of] for name in ("row", "kind", "a"))
+            self._values[column] = _Logged(rows, kinds, counts, kernels.slices(slab, begins[of], ends[of]))
 
-    def _whole_episodes(self, slab: memoryview, log: list[int], marks: Array) -> Array | None:
+    def _whole_episodes(self, slab: memoryview, log: Array, marks: Array) -> Array | None:
         """Vectorized _fragments() for logs of alternating starts and ends; None for other logs.
 
         marks: the log entries, without payloads.
@@ -179,7 +199,7 @@ class _Content:
         goes_on = len(marks) > 0 and marks["kind"][0] == CONTINUE
         before = marks[:1] if goes_on and marks["flags"][0] == RUNNING else marks[:0]
         marks = marks[int(goes_on) :]
-        if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, log[-1])):
+        if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, int(log[-1]))):
             marks = marks[:-1]  # its row is incomplete
         first = len(before)
         starts, ends = marks[first::2], marks[1 - first :: 2]
@@ -207,7 +227,9 @@ class _Content:
         over["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
         over["outcome"], over["duration"] = ends["a"], ends["d"] - of["d"][: len(ends)]
         over["clock_drift"] = ends["c"] - ends["d"] - (of["c"] - of["d"])[: len(ends)]
-        self.starts = [bytes(entry_at(slab, at).payload) for at in log[int(goes_on) + first :: 2][: len(starts)]]
+        self.starts = [
+            bytes(entry_at(slab, at).payload) for at in log[int(goes_on) + first :: 2][: len(starts)].tolist()
+        ]
         self._leads, last = starts["row"].tolist(), of[-1]
         self._start = Start(int(last["a"]), wire.NO_SEED, int(last["c"]), int(last["d"]))
         self.running = len(ends) < len(of)
@@ -279,14 +301,14 @@ class _Content:
             columns["rewards",] = self._rewards(rewards, rows, reward, steps)
             if rewards + 1 in self._values:
                 columns["infos",] = self._packed_values(rewards + 1, steps, pack({}))
-            self._add_annotations(columns, self._values.get(rewards + 2, {}), steps)
+            self._add_annotations(columns, self._by_row(rewards + 2), steps)
         return columns
 
     def pending(self, row: Array) -> Pending:
         """Return the pending action, in the row after the last complete one."""
         leaves: list[Any] = []
         for number, column in enumerate(self._columns[self._observations :], self._observations):
-            entry = self._values.get(number, {}).get(self._end)
+            entry = self._by_row(number).get(self._end)
             if entry is not None and entry[0] == VALUE:
                 leaves.append(unpack(entry[2]))
             elif column.dtype is None:
@@ -295,18 +317,18 @@ class _Content:
                 raw = row[column.offset : column.offset + column.row_size]
                 leaves.append(np.frombuffer(raw.tobytes(), column.dtype).reshape(column.shape)[()])
             else:
-                known = sorted(self._values.get(number, {}))
+                known = sorted(self._by_row(number))
                 value = self._deltas(number, column, np.array(known)) if known else None
                 arrays = list(value.arrays(1)) if isinstance(value, DeltaRows) else []
                 leaves.append(arrays[-1].view(column.dtype).reshape(column.shape) if arrays else None)
         return Pending(self._start.episode, 0, self._next_step, leaves)
 
     def _column(self, number: int, column: Column, rows: Array, of: Array) -> AnyRows:
-        odd = self._values.get(number, {})
         if column.dtype is None:
             return self._packed_values(number, of, _NIL)
         if column.offset is None:
             return self._deltas(number, column, of)
+        odd = self._by_row(number)
         width = column.row_size
         raw = rows[:, column.offset : column.offset + width]
         raw = np.ascontiguousarray(raw if len(of) == len(rows) else raw[of])
@@ -319,7 +341,7 @@ class _Content:
     def _deltas(self, number: int, column: Column, of: Array) -> AnyRows:
         dtype, size, word = column.dtype, column.row_size, word_of(column.row_size).itemsize
         assert dtype is not None
-        entries_of, odd = self._values.get(number, {}), False
+        entries_of, odd = self._by_row(number), False
         slots: list[Slot] = []
         for row in of.tolist():
             entry = entries_of.get(row)
@@ -344,7 +366,7 @@ class _Content:
         return typed_or_values(column.path, values, self._complaints)
 
     def _rewards(self, number: int, rows: Array, offset: int, steps: Array) -> AnyRows:
-        odd = self._values.get(number, {})
+        odd = self._by_row(number)
         types = [(row, dtype) for row, dtype in self._reward_types if row <= steps[-1]]
         raw = rows[steps, offset : offset + 8]
         if not odd and len(types) == 1 and types[0][0] <= steps[0]:
@@ -365,8 +387,15 @@ class _Content:
         return typed_or_values(("rewards",), values, self._complaints)
 
     def _packed_values(self, number: int, of: Array, missing: bytes) -> list[bytes]:
-        values, none = self._values.get(number, {}), (VALUE, 0, missing)
+        logged = self._values.get(number)
+        if logged is not None and logged.are_of(of):
+            return logged.payloads[: len(of)]
+        values, none = self._by_row(number), (VALUE, 0, missing)
         return [values.get(row, none)[2] for row in of.tolist()]
+
+    def _by_row(self, number: int) -> dict[int, _Value]:
+        logged = self._values.get(number)
+        return {} if logged is None else logged.by_row
 
     def _add_annotations(self, columns: dict[Path, AnyRows], notes: dict[int, _Value], steps: Array) -> None:
         unpacked = {row: as_map(unpack(entry[2])) for row, entry in notes.items() if row < self._end}

@@ -1,4 +1,4 @@
-/* The inner loops of gym_trace/format in C: checksums, and the transforms of gym_trace/format/transforms.py.
+/* The inner loops of gym_trace/format in C: checksums, the transforms of gym_trace/format/transforms.py, and logs of rings.
  *
  * gym_trace/format/kernels.py documents them, and has the same functions in Python. Arguments are buffers whose sizes
  * are checked here; nothing else is read or written. The interpreter lock is released for large ones.
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 1 /* must equal the number in gym_trace/format/kernels.py */
+#define ABI 2 /* must equal the number in gym_trace/format/kernels.py */
 #define LARGE (1 << 15) /* bytes worth releasing the interpreter lock for */
 #define AT_ONCE (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
 
@@ -540,12 +540,102 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- logs of rings ------------------------------------------------------------------------------------------------- */
+
+#define ENTRY_SIZE 56 /* of gym_trace/ring/log.py: a length after 4 bytes, and a mark in the last 8 */
+
+/* log_places(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
+static PyObject *log_places(PyObject *self, PyObject *args)
+{
+    Py_buffer memory;
+    Py_ssize_t at, end;
+    unsigned long long sequence;
+    if (!PyArg_ParseTuple(args, "y*nnK", &memory, &at, &end, &sequence)) {
+        return NULL;
+    }
+    const uint8_t *bytes = memory.buf;
+    int64_t *found = NULL;
+    size_t count = 0, space = 0;
+    if (at < 0 || end > memory.len) {
+        PyErr_SetString(PyExc_ValueError, "a log outside the memory");
+    }
+    else {
+        for (uint64_t mark = (sequence << 32) + 1; at <= end - ENTRY_SIZE; mark++) {
+            uint32_t length;
+            uint64_t there;
+            memcpy(&length, bytes + at + 4, 4);
+            memcpy(&there, bytes + at + ENTRY_SIZE - 8, 8);
+            int64_t following = at + ENTRY_SIZE + (((int64_t)length + 7) & ~(int64_t)7);
+            if (there != mark || following > end) {
+                break;
+            }
+            if (count == space) {
+                space = space ? 2 * space : 1024;
+                int64_t *more = PyMem_Realloc(found, space * sizeof *found);
+                if (more == NULL) {
+                    PyErr_NoMemory();
+                    break;
+                }
+                found = more;
+            }
+            found[count++] = at;
+            at = (Py_ssize_t)following;
+        }
+    }
+    PyObject *result = NULL;
+    if (!PyErr_Occurred()) {
+        result = PyBytes_FromStringAndSize((const char *)found, (Py_ssize_t)(count * sizeof *found));
+    }
+    PyMem_Free(found);
+    PyBuffer_Release(&memory);
+    return result;
+}
+
+/* slices(memory, begins, ends): a list of bytes; begins and ends are int64. */
+static PyObject *slices(PyObject *self, PyObject *args)
+{
+    Py_buffer memory, begins, ends;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &memory, &begins, &ends)) {
+        return NULL;
+    }
+    const int64_t *begin = begins.buf, *end = ends.buf;
+    Py_ssize_t count = begins.len / 8;
+    PyObject *result = NULL;
+    if (begins.len != ends.len || begins.len % 8) {
+        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+    }
+    else {
+        result = PyList_New(count);
+    }
+    for (Py_ssize_t i = 0; result != NULL && i < count; i++) {
+        PyObject *slice = NULL;
+        if (begin[i] < 0 || begin[i] > end[i] || end[i] > memory.len) {
+            PyErr_SetString(PyExc_ValueError, "a slice outside the memory");
+        }
+        else {
+            slice = PyBytes_FromStringAndSize((const char *)memory.buf + begin[i], (Py_ssize_t)(end[i] - begin[i]));
+        }
+        if (slice == NULL) {
+            Py_CLEAR(result);
+        }
+        else {
+            PyList_SET_ITEM(result, i, slice);
+        }
+    }
+    PyBuffer_Release(&memory);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&ends);
+    return result;
+}
+
 static PyMethodDef functions[] = {
     {"crc32", (PyCFunction)(void (*)(void))crc32_, METH_FASTCALL, NULL},
     {"shuffle", shuffle_, METH_VARARGS, NULL},
     {"undo_shuffle", undo_shuffle, METH_VARARGS, NULL},
     {"undo_xor", undo_xor, METH_VARARGS, NULL},
     {"undo_changes", undo_changes, METH_VARARGS, NULL},
+    {"log_places", log_places, METH_VARARGS, NULL},
+    {"slices", slices, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
