@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, transforms
+from gym_trace.ring import log
 
 compiled = pytest.importorskip("gym_trace.format._kernels", reason="the C modules were not compiled")
 
@@ -120,3 +121,30 @@ def test_gym_trace_pure_selects_the_functions_in_python() -> None:
         environ = {**os.environ, "GYM_TRACE_PURE": pure}
         ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
         assert ran.stdout.strip() == said
+
+
+@given(lengths=st.lists(st.integers(0, 40), max_size=200), cut=st.integers(0, 400), seed=SEEDS, wrong=st.booleans())
+def test_logs_are_walked_and_cut_like_in_python(lengths: list[int], cut: int, seed: int, wrong: bool) -> None:
+    memory, at, sequence = memoryview(bytearray(16 + sum(map(log.size_of, lengths)) + log.ENTRY.size)), 16, 3
+    for number, length in enumerate(lengths):
+        at = log.put(memory, at, (sequence << 32) + number + 1, number, 6, bytes(length), 0, 0, 0, 0, 0, 0)
+    if wrong:
+        noise = np.random.default_rng(seed).integers(0, len(memory), 3)
+        for place in noise.tolist():
+            memory[place] ^= 0x55
+    end = max(16, len(memory) - cut)
+    found = log.places(memory, 16, end, sequence)
+    assert found.tolist() == log._places(memory, 16, end, sequence)
+    begins = found + log.ENTRY.size
+    ends = begins + log.headers(memory, found)["length"]
+    assert compiled.slices(memory, begins, ends) == [bytes(memory[a:b]) for a, b in zip(begins.tolist(), ends.tolist())]
+
+
+def test_a_slice_or_a_log_outside_the_memory_is_refused() -> None:
+    one, far = np.array([1], np.int64), np.array([9], np.int64)
+    for begins, ends in ((one, far), (far, one), (-one, one), (one, np.zeros(2, np.int64))):
+        with pytest.raises(ValueError, match=r"outside the memory|two sizes"):
+            compiled.slices(b"12345678", begins, ends)
+    for begin, end in ((-1, 8), (0, 9)):
+        with pytest.raises(ValueError, match="outside the memory"):
+            compiled.log_places(b"12345678", begin, end, 1)
