@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -135,11 +136,12 @@ def _print_spreads(summary: Summary) -> None:
 
 
 def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:
-    """The return, or that of each objective of rewards that are several numbers; and the length."""
+    """The return, or that of each objective of rewards that are several numbers; that of each agent; the length."""
     objectives = summary["objectives"]
     if summary["return"]["count"] or not objectives:
         yield "return", summary["return"]
     yield from ((f"return[{i}]", spread) for i, spread in enumerate(objectives))
+    yield from ((f"return[{show.printable(json.dumps(name))}]", spread) for name, spread in summary["agents"].items())
     yield "length", summary["length"]
 
 

@@ -119,7 +119,8 @@ class AgentEpisode:
 
     Of a parallel environment, a step is each step of the environment before which the agent was there. Of an AEC
     environment it is each turn of the agent, and rewards and flags are those that env.last() gave at its next turn: a
-    reward is what came in between. The last, dead step of an agent has no action and is not counted.
+    reward is what came in between. The last, dead step of an agent has no action and is not counted. A reward that an
+    agent is given with its first observation belongs to none of its steps, and is only in the columns of the episode.
 
     Attributes:
         name: of the agent.

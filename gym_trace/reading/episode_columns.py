@@ -16,6 +16,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.printable import printable
+from gym_trace.reading.agent_returns import AgentReturns, agent_returns
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
@@ -58,6 +59,8 @@ class EpisodeColumns:
             near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
             raise InvalidOption(f"no column {name!r}; {instead}")
+        if name == "return" and len(keys) == 1 and self._agents.names:
+            return self._of_agent(keys[0])
         if name == "return" and len(keys) == 1 and isinstance(keys[0], int):
             return self._objective(keys[0])
         if keys:
@@ -129,6 +132,17 @@ class EpisodeColumns:
         if not 0 <= index < found.shape[1]:
             raise NoSuchKey(f"no objective {index}; use 0 to {found.shape[1] - 1}")
         return numbers(found[:, index])
+
+    @cached_property
+    def _agents(self) -> AgentReturns:
+        return agent_returns(self._content, self._scan)
+
+    def _of_agent(self, name: Any) -> Column:
+        names = self._agents.names
+        if name not in names:
+            raise NoSuchKey(printable(f"no agent {name!r}; there are {', '.join(map(repr, names[:_NAMED]))}"))
+        values = self._agents.values[:, names.index(name)]
+        return numbers(np.where(np.isnan(values), 0.0, values), ~np.isnan(values))
 
     def _are_several(self) -> bool:
         """Return True if rewards are several numbers each, so that no episode has a return; the first one decides."""

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.model.agents import Name
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.reading.agent_returns import agent_returns
 from gym_trace.reading.episode_columns import complete_rows, objective_returns
 from gym_trace.reading.episode_table import Columns, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
@@ -53,8 +55,9 @@ def summarize(
         return, length: of complete episodes (in groups by outcome, of all episodes with a step): count, mean, std (of
         the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (numbers of
         episodes skipped for such a return). objectives: if rewards are several numbers each, one such entry per
-        objective; otherwise empty. return_curve: mean returns of consecutive, equally large groups of complete
-        episodes, in the order of their start.
+        objective; otherwise empty. agents: such an entry for the return of each agent, by its name, of the episodes in
+        which it was there; empty for a single agent. return_curve: mean returns of consecutive, equally large groups of
+        complete episodes, in the order of their start.
 
         duration, in seconds: wall (first start to last end), episodes (sum over ended episodes), running (time with at
         least one of these episodes running).
@@ -79,9 +82,10 @@ def summarize(
     trace = as_trace(trace)
     codes = outcome_codes(trace.content)
     names, of_writer, groups = grouping(trace, by, codes)
-    facts = facts_of(trace, codes, groups)
+    agents = agent_returns(trace.content, trace.scan)
+    facts = facts_of(trace, codes, groups, agents.values)
     files = trace.readers if trace.whole is trace else None  # a view shares the files
-    summary = {"directory": str(trace.directory), **_summary(facts, len(trace), files)}
+    summary = {"directory": str(trace.directory), **_summary(facts, agents.names, len(trace), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     if by is not None:
         parts = np.bincount(groups, minlength=len(names)).tolist()
@@ -93,7 +97,9 @@ def summarize(
             if by == "outcome" and not len(members[i]):
                 continue
             own = [writer for writer, group in zip(trace.readers, of_writer) if group == i]
-            found = _summary(facts.take(members[i]), parts[i], own if are_own and own else None, by == "outcome")
+            found = _summary(
+                facts.take(members[i]), agents.names, parts[i], own if are_own and own else None, by == "outcome"
+            )
             summary["groups"][name] = found
     if columns:
         whole = ColumnValues()
@@ -133,6 +139,7 @@ class Facts(NamedTuple):
     lengths: Array  # as steps; for recordings with statistics only, the recorded length
     returns: Array
     objectives: Array  # returns of several numbers, one column per objective
+    agents: Array  # returns of agents, one column per agent
     complete: Array  # see complete_rows
     start: Array  # ns; the smallest int64 if unknown
     end: Array
@@ -156,8 +163,11 @@ def by_episode(table: Columns) -> tuple[Array, Array]:
     return order, np.flatnonzero(opens)
 
 
-def facts_of(trace: Trace, codes: Array, groups: Array) -> Facts:
-    """Return the facts of each episode. codes, groups: outcome and group of each row of trace.episodes."""
+def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = None) -> Facts:
+    """Return the facts of each episode.
+
+    codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes.
+    """
     table = trace.content
     order, begin = by_episode(table)
     first = order[begin]
@@ -169,16 +179,21 @@ def facts_of(trace: Trace, codes: Array, groups: Array) -> Facts:
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
         objectives = np.add.reduceat(objectives, begin, axis=0)
+    of_agents = np.empty((len(order), 0)) if agents is None else agents[order]
+    if len(begin) < len(table):
+        of_agents = np.add.reduceat(of_agents, begin, axis=0)
     bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
     complete = complete_rows(table, trace.readers, first, lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]
-    return Facts(group, outcome, steps, lengths, returns, objectives, complete, start, end, duration)
+    return Facts(group, outcome, steps, lengths, returns, objectives, of_agents, complete, start, end, duration)
 
 
-def _summary(facts: Facts, parts: int, writers: list[WriterReader] | None, of_outcome: bool = False) -> dict[str, Any]:
+def _summary(
+    facts: Facts, agents: list[Name], parts: int, writers: list[WriterReader] | None, of_outcome: bool = False
+) -> dict[str, Any]:
     """writers: those whose files have these episodes and no others; None: the files are shared."""
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
@@ -196,6 +211,7 @@ def _summary(facts: Facts, parts: int, writers: list[WriterReader] | None, of_ou
         "complete": int(np.count_nonzero(facts.complete)),
         "return": _spread(counted.returns[~several]),
         "length": _spread(counted.lengths),
+        "agents": {str(name): _spread(values[~np.isnan(values)]) for name, values in zip(agents, counted.agents.T)},
         "objectives": [_spread(objective) for objective in counted.objectives[several].T],
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
         "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},

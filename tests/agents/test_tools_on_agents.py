@@ -29,6 +29,7 @@ from gym_trace import (
     import_trace,
     lint_trace,
     open_trace,
+    summarize,
     verify_trace,
 )
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
@@ -216,3 +217,40 @@ def test_the_viewer_saves_a_page_of_agents(tmp_path: Path, kind: Any) -> None:
     made(tmp_path / "trace", kind, 1)
     save_page(tmp_path / "trace", target=tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_statistics_and_conditions_know_the_return_of_each_agent(tmp_path: Path, kind: Any) -> None:
+    made(tmp_path, kind, 8)
+    trace = open_trace(tmp_path)
+    found = summarize(trace)["agents"]
+    for name in trace[0]._joint.names:
+        returns = [episode._joint.rewards[:, episode._joint.names.index(name)].sum() for episode in trace]
+        assert found[name]["mean"] == pytest.approx(np.mean(returns))
+        most = float(sorted(returns)[-3])
+        chosen = trace.select(f'return["{name}"] >= {most!r}', sort=f'-return["{name}"]')
+        assert sorted(chosen.chosen.tolist()) == [i for i, value in enumerate(returns) if value >= most]
+    assert f'return["{trace[0].agents[0]}"]' in ok("stats", tmp_path).output
+    assert "no agent 'fox'" in command("ls", tmp_path, "--where", 'return["fox"] > 0').output
+
+
+def test_an_agent_that_was_not_there_has_no_return(tmp_path: Path) -> None:
+    made(tmp_path, Meadow, 2, most=1)  # cut before the second hare comes
+    trace = open_trace(tmp_path)
+    assert len(trace.select('return["hare_1"] is None')) == 2
+    assert len(trace.select('return["hare_0"] == -0.25')) == 2
+
+
+def test_agents_without_columns_of_their_own_have_returns_too(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pettingzoo.test.example_envs import generated_agents_parallel_v0
+
+        with closing(record(generated_agents_parallel_v0.parallel_env(max_cycles=20), tmp_path)) as env:
+            play_parallel(env, 0, chooser(0), 100)
+    trace = open_trace(tmp_path)
+    agents = summarize(trace, by="outcome")["groups"]["closed"]["agents"]
+    assert len(agents) == len(trace[0].agents)
+    for name, spread in agents.items():
+        columns = trace[0]._joint
+        assert spread["mean"] == columns.rewards[:, columns.names.index(name)].sum()
+        assert len(trace.select(f'return["{name}"] == {spread["mean"]!r}')) == 1
