@@ -145,9 +145,9 @@ class RecordedAEC(BaseWrapper):
         return self._joint.answer
 
     def observe(self, agent: Any) -> Any:
-        if agent != self.env.agent_selection or not self._may_hand_out():
-            return self.env.observe(agent)
-        return self._joint.answer[0]
+        if self._unseen and agent == self.env.agent_selection and self._may_hand_out():
+            return self._joint.answer[0]
+        return self.env.observe(agent)
 
     def agent_iter(self, max_iter: int = 2**63) -> Any:
         return self.env.agent_iter(max_iter)
@@ -333,7 +333,7 @@ class ReplayAEC(_Played, AECEnv):
         if self._is_over:  # the recording ends here, and only agents are left to be removed
             self._was_dead_step(action)
             return
-        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action))
+        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action, self.agent_selection))
         self._is_over, row = terminated or truncated, _Row(observed, infos)
         if self._is_over:
             row.truncate()

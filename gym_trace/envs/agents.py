@@ -83,6 +83,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self.metadata.setdefault("render_modes", self.metadata.get("render.modes", []))
         self.render_mode = getattr(env, "render_mode", None)
         self.answer: Any = None
+        self._turn_of: Any = None  # the agent to act, of an AEC environment
         self._actual: tuple[Any] | None = None  # the action to pass on, instead of a decoded one
         self._flags = False, False  # of the agents that were there last
         known = _known_spaces(env)
@@ -143,8 +144,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if self.kind == PARALLEL:
             self.answer = answer
             observations, infos = answer
-            return self._row(observations, {}, {}, {}, infos)[0], _by_name(infos)
-        return self._turn(), _by_name(self.inner.infos)
+            return self._row(self.inner.agents, observations, {}, {}, {}, infos)[0], _by_name(infos)
+        row, _, infos, _ = self._turn()
+        return row, infos
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[Any, Any]]:
         """Take a step of a parallel environment, or a turn of an AEC environment."""
@@ -154,13 +156,14 @@ class JointEnv(gymnasium.Env[Any, Any]):
         if self.kind == PARALLEL:
             self.answer = answer
             observations, rewards, terminations, truncations, infos = answer
-            row, _ = self._row(observations, rewards, terminations, truncations, infos)
-            dead = all(terminations.get(agent) or truncations.get(agent) for agent in self.inner.agents)
+            agents = self.inner.agents
+            row, _ = self._row(agents, observations, rewards, terminations, truncations, infos)
+            dead = all(terminations.get(agent) or truncations.get(agent) for agent in agents)
             terminated, truncated = any(terminations.values()), any(truncations.values())
             return row, _sum(rewards), dead and terminated, dead and truncated, _by_name(infos)
-        row, inner = self._turn(), self.inner
-        terminated, truncated = self._flags if not inner.agents else (False, False)
-        return row, _sum(inner.rewards), terminated, truncated, _by_name(inner.infos)
+        row, reward, infos, is_over = self._turn()
+        terminated, truncated = self._flags if is_over else (False, False)
+        return row, reward, terminated, truncated, infos
 
     def render(self) -> Any:
         return self.inner.render()
@@ -179,25 +182,29 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> dict[Any, Any]:
-        """Return the row of an AEC environment: what its last() gives, and what is known of all agents."""
+    def _turn(self) -> tuple[dict[Any, Any], Any, dict[Any, Any], bool]:
+        """Return the row of an AEC environment, the sum of the rewards, the infos, and whether no agent is left.
+
+        The row has what last() gives, and what is known of all agents. Each attribute is asked for once: wrappers make
+        it slow.
+        """
         inner = self.inner
-        if not inner.agents:
-            self.answer = None
-            row, told = self._row({}, inner.rewards, inner.terminations, inner.truncations, inner.infos)
+        agents, rewards, infos = inner.agents, inner.rewards, inner.infos
+        terminations, truncations = inner.terminations, inner.truncations
+        self._turn_of, self.answer = (inner.agent_selection, inner.last()) if agents else (None, None)
+        observed = {} if self.answer is None else {self._turn_of: self.answer[0]}
+        row, told = self._row(agents, observed, rewards, terminations, truncations, infos)
+        if self.answer is None:
             told |= {TURN: -1, REWARD: np.float64(0)}
-            return row
-        agent = inner.agent_selection
-        self.answer = answer = inner.last()
-        self._flags = any(inner.terminations.values()), any(inner.truncations.values())
-        row, told = self._row({agent: answer[0]}, inner.rewards, inner.terminations, inner.truncations, inner.infos)
-        names: Any = told.get(NAMES, self.names)
-        told[TURN] = names.index(name_of(agent))
-        told[REWARD] = _number(answer[1])
-        return row
+        else:
+            self._flags = any(terminations.values()), any(truncations.values())
+            names: Any = told.get(NAMES, self.names)
+            told |= {TURN: names.index(name_of(self._turn_of)), REWARD: _number(self.answer[1])}
+        return row, _sum(rewards), _by_name(infos), not agents
 
     def _row(
         self,
+        agents: Iterable[Any],
         observations: Mapping[Any, Any],
         rewards: Mapping[Any, Any],
         terminations: Mapping[Any, Any],
@@ -207,11 +214,11 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return a row, and what it says of the agents."""
         given = ((OBSERVED, observations), (REWARDED, rewards), (TERMINATION, terminations), (TRUNCATION, truncations),
                  (INFORMED, infos))  # fmt: skip
-        known, names = self.names, [name_of(agent) for agent in self.inner.agents]
+        known, names = self.names, [name_of(agent) for agent in agents]
         number = _numbered(known or ())
         bits: dict[Name, int] = dict.fromkeys(names, 0)
-        for bit, agents in given:
-            for agent in agents:
+        for bit, those in given:
+            for agent in those:
                 name = name_of(agent)
                 bits[name] = bits.get(name, 0) | bit
         is_free = known is None or not all(name in number for name in bits)
@@ -248,12 +255,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def encoded(self, action: Any) -> dict[Any, Any]:
-        """Return the row of what is passed to inner.step()."""
+    def encoded(self, action: Any, agent: Any = None) -> dict[Any, Any]:
+        """Return the row of what is passed to inner.step(). agent: of an AEC environment, the one to act, if any."""
         if self.kind == PARALLEL:
             given = {name_of(agent): value for agent, value in action.items()}
         else:
-            given = {name_of(self.inner.agent_selection): action} if self.inner.agents else {}
+            given = {} if agent is None else {name_of(agent): action}
         if self.names is None or not all(name in self._action_fillers for name in given):
             return given
         row = dict(self._action_fillers)
@@ -283,7 +290,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     def passed_on(self, action: Any) -> dict[Any, Any]:
         """Return the row of an action, and pass the action itself to inner.step() at the next step."""
         self._actual = (action,)
-        return self.encoded(action)
+        return self.encoded(action, self._turn_of)
 
 
 def kind_of(env: Any) -> str:
