@@ -223,10 +223,10 @@ def replay(
         InvalidOption: no episode can be played, an argument is invalid, or the trace is of single agents.
     """
     played = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
-    kinds = {reader.about.agents.get("kind") for reader in played.trace.readers}
-    if kinds == {AEC}:
+    kinds = [reader.about.agents.get("kind") for reader in played.trace.readers]
+    if all(kind == AEC for kind in kinds):
         return ReplayAEC(played)
-    if kinds == {PARALLEL}:
+    if all(kind == PARALLEL for kind in kinds):
         return ReplayParallel(played)
     raise InvalidOption(f"{played.trace.directory}: not a trace of many agents of one kind; use gym_trace.ReplayEnv")
 

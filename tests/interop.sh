@@ -53,7 +53,7 @@ for name in $only; do
         } || failed=1
         ;;
     main)
-        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,mcap,rerun,train \
+        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,pettingzoo,mcap,rerun,train \
             "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
             rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' &&  # older ones cannot pickle functions of Python 3.11

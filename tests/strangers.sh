@@ -26,7 +26,7 @@ suite() { # name, pytest arguments ...
 }
 
 environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
-    gymnax six 'pettingzoo[butterfly]' mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
+    gymnax six 'pettingzoo[butterfly,classic,sisl]' mpe2 mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
 suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py \
     --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py "$@"
 # Gymnasium's own tests, with a recorder injected. What it uploads to PyPI has none of those for vectors and wrappers.

@@ -16,9 +16,17 @@ from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
 
 
-def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
-    """Return the episodes that have ended and have steps. Raises InvalidOption if no episode has."""
+def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:
+    """Return the episodes that have ended and have steps.
+
+    Raises InvalidOption if no episode has, and for episodes of many agents unless `many`.
+    """
     opened = as_trace(trace)
+    if not many and any(reader.about_or_empty.agents for reader in opened.readers):
+        raise InvalidOption(
+            f"{opened.directory}: holds many agents, and this library takes one; use gym_trace.adapters.rllib, or the "
+            'arrays of episode["NAME"]'
+        )
     has_ended: Array = (opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)
     chosen = opened[has_ended]
     if not len(chosen):

@@ -75,7 +75,7 @@ class JointColumns:
                 raise ValueError
             self.turn = np.asarray(told[TURN]).astype(np.int64) if TURN in told else None
             self.reward = np.asarray(told[REWARD]) if TURN in told else None
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise TraceError("agents: the episode is of a single agent, or its rows are malformed") from error
 
     def observed(self, name: Name, rows: Array) -> Any:
@@ -126,6 +126,7 @@ class AgentEpisode:
         name: of the agent.
         episode: the Episode of all agents.
         times: (N,) int64, the step of the environment that each action was given to.
+        rows: (N + 1,) int64, the rows of the environment's observations that hold the agent's; -1 for an unknown one.
         has_final_observation: False if the recording does not have the observation after the last action, because the
             agent had no further turn. The last row of observations is then NaN, 0 or None, and the last reward is
             what had come by then.
@@ -150,6 +151,7 @@ class AgentEpisode:
             after, first = following, turns[:1]
         self._first = self.times[:1] if len(self.times) else first
         self._after = after  # row of observations after each action; -1: the agent had no further turn
+        self.rows: Array = np.concatenate([self._first, after])
         known = columns.given[after, self._number] & OBSERVED > 0
         self._known = known & (after >= 0)
         self.has_final_observation = bool(self._known[-1]) if len(after) else True

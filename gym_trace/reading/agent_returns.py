@@ -15,6 +15,8 @@ from gym_trace.model.values import Array
 from gym_trace.reading.content import Content
 from gym_trace.reading.writer_reader import WriterReader
 
+_MOST = 1 << 26  # returns in memory
+
 Scan = Callable[..., Iterator[Episode]]
 
 
@@ -28,7 +30,8 @@ class AgentReturns(NamedTuple):
 def agent_returns(content: Content, scan: Scan) -> AgentReturns:
     """Return the sum of the rewards of each agent in each episode; no names if all are of single agents.
 
-    It reads two columns. Damaged chunks are passed over. scan: Trace.scan, for agents without columns of their own.
+    It reads two columns. Damaged chunks are passed over. For more than 2^26 returns it returns no names.
+    scan: Trace.scan, for agents without columns of their own.
     """
     names: dict[Name, int] = {}
     found: list[tuple[list[Name], Array, Array]] = []  # names, rows of content, values
@@ -49,6 +52,8 @@ def agent_returns(content: Content, scan: Scan) -> AgentReturns:
     for own, _, _ in found:
         for name in own:
             names.setdefault(name, len(names))
+    if len(content) * len(names) > _MOST:
+        return AgentReturns([], np.empty((len(content), 0)))
     values = np.full((len(content), len(names)), np.nan)
     for own, rows, returns in found:
         values[np.ix_(rows, np.array([names[name] for name in own], np.int64))] = returns
@@ -60,6 +65,8 @@ def _of_columns(writer: WriterReader, wanted: Array) -> tuple[list[Name], Array]
     names = writer.about_or_empty.agents.get("names")
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return None
+    if len(wanted) * len(names) > _MOST or len(set(names)) < len(names):
+        return None
     key = agents_key(names)
     paths = tuple(("observations", key, column) for column in (REWARDS, PLACE))
     sums, was_there = np.zeros((len(wanted), len(names))), np.zeros((len(wanted), len(names)), bool)
@@ -69,7 +76,8 @@ def _of_columns(writer: WriterReader, wanted: Array) -> tuple[list[Name], Array]
             rewards, there = (chunk.array(path) for path in paths)
         except (CorruptTrace, LookupError):
             continue
-        if rewards.dtype == object or there.dtype == object:
+        shape = len(rewards), len(names)
+        if "O" in (rewards.dtype.kind, there.dtype.kind) or not rewards.shape == there.shape == shape:
             return None
         begins, counts = block.offsets[0][:-1], np.diff(block.offsets[0])
         episode = np.repeat(block.rows, counts)

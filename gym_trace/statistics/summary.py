@@ -36,8 +36,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Summarize a trace as plain data for JSON. Undefined numbers are None; no number is NaN.
 
-    Without columns, only the index is read, so the call is fast for any trace. Rewards of several numbers each
-    (objectives) are the exception: the index has no return for them, so the rewards are read.
+    Without columns, only the index is read, so the call is fast for any trace. There are two exceptions: rewards of
+    several numbers each (objectives) and those of many agents are read, because the index has no returns of them.
 
     Args:
         trace: a trace, a view of one, or the directory.

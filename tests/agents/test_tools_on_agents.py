@@ -254,3 +254,30 @@ def test_agents_without_columns_of_their_own_have_returns_too(tmp_path: Path) ->
         columns = trace[0]._joint
         assert spread["mean"] == columns.rewards[:, columns.names.index(name)].sum()
         assert len(trace.select(f'return["{name}"] == {spread["mean"]!r}')) == 1
+
+
+def test_adapters_for_one_agent_say_what_takes_many(tmp_path: Path) -> None:
+    from gym_trace.adapters.episodes import finished
+
+    made(tmp_path, Meadow, 1)
+    with pytest.raises(InvalidOption, match=r"holds many agents.*gym_trace\.adapters\.rllib"):
+        finished(tmp_path)
+
+
+def test_a_trace_that_lies_about_its_agents_is_read_all_the_same(tmp_path: Path) -> None:
+    made(tmp_path / "trace", Passing, 2)
+    trace = open_trace(tmp_path / "trace")
+    told = trace.readers[0].about.environment["agents"]
+    for lie in (
+        {"names": ["a", "a", "a"]},
+        {"names": ["a"]},
+        {"names": [["a"]] * 3},
+        {"names": "abc", "kind": [1]},
+        {},
+    ):
+        told.clear()
+        told |= {"kind": "aec", **lie}
+        assert len(summarize(trace)["agents"]) in (0, 3)
+    told |= {"kind": {}}
+    with pytest.raises(InvalidOption, match="not a trace of many agents"):
+        replay(trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.tune.registry import register_env
 from traces import EXAMPLES, recorded, run_example
+from zoo import bits
 
 import gym_trace
 
@@ -116,3 +119,65 @@ def test_an_env_runner_steps_recorded_environments(tmp_path: Path) -> None:
             rewards.astype(np.float64).tobytes(),
             "terminated",
         ) in recorded
+
+
+# -- many agents ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Passing", "Meadow"])
+def test_episodes_of_many_agents_are_those_that_ray_collects(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    import tiny_agents
+    from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
+
+    from gym_trace.pettingzoo import record
+
+    recorder = record(getattr(tiny_agents, kind)(), tmp_path, record_infos=True)
+    env = (PettingZooEnv if kind == "Passing" else ParallelPettingZooEnv)(recorder)
+    collected = []
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        observations, infos = env.reset(seed=seed)
+        spaces = [{a: space(a) for a in recorder.possible_agents}
+                  for space in (recorder.observation_space, recorder.action_space)]  # fmt: skip
+        episode = MultiAgentEpisode(observation_space=spaces[0], action_space=spaces[1], len_lookback_buffer=0)
+        episode.add_env_reset(observations=deepcopy(observations), infos=infos)
+        while not episode.is_done:
+            acting = [recorder.agent_selection] if kind == "Passing" else list(recorder.agents)
+            actions = {a: random.random(2).astype(np.float32) if "hare" in a else random.integers(3) for a in acting}
+            observations, rewards, terminateds, truncateds, infos = env.step(actions)
+            if not recorder.agents and not truncateds["__all__"]:
+                terminateds["__all__"] = True  # which is what the episode is to Ray too, whose wrapper does not say so
+            told = deepcopy([observations, actions, rewards, infos])
+            episode.add_env_step(*told, terminateds=terminateds, truncateds=truncateds)
+        collected.append(episode.to_numpy())
+    env.close()
+    found = list(gym_trace.adapters.rllib.episodes(tmp_path))
+    for own, other in zip(found, collected, strict=True):
+        assert own.env_t == other.env_t
+        assert own.agent_episodes.keys() == other.agent_episodes.keys()
+        for name in own.agent_episodes:
+            assert own.env_t_to_agent_t[name].data == other.env_t_to_agent_t[name].data
+            assert state_bits(own.agent_episodes[name]) == state_bits(other.agent_episodes[name])
+
+
+def state_bits(episode: SingleAgentEpisode) -> Any:
+    ends = episode.is_terminated, episode.is_truncated
+    told = episode.get_observations(), episode.get_actions(), episode.get_rewards().astype(np.float64)
+    return bits([*told, *ends, episode.get_infos()])
+
+
+def test_an_episode_of_many_agents_that_was_cut_is_truncated(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    import tiny_agents
+
+    from gym_trace.pettingzoo import record
+
+    env = record(tiny_agents.Passing(), tmp_path)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(1)
+    env.close()
+    (episode,) = gym_trace.adapters.rllib.episodes(tmp_path)
+    assert episode.is_truncated
+    assert {name: len(own) for name, own in episode.agent_episodes.items()} == {"ann": 1}
