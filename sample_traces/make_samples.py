@@ -315,6 +315,32 @@ def compacted(directory: Path) -> None:
         shutil.rmtree(apart)
 
 
+def agents(directory: Path) -> None:
+    """A writer of agents that act at once, and come and go, one of them unknown before; and a writer of turns."""
+    from agents_beside import chooser, play_aec, play_parallel
+    from tiny_agents import Meadow, Passing
+
+    from gym_trace.pettingzoo import record as record_agents
+
+    class Crowded(Meadow):
+        def step(self, actions: Any) -> Any:
+            told = super().step(actions)
+            if self.time == 6:
+                for values, value in zip(told, (np.arange(3), 2.5, False, True, {"late": True})):
+                    values["latecomer"] = value
+            return told
+
+    options: dict[str, Any] = {"flush_seconds": 1e6, "record_infos": True, "on_exist": "append"}
+    for uid, made, play_one in (("at-once", Crowded(), play_parallel), ("turns", Passing(), play_aec)):
+        env = record_agents(made, directory, uid=f"sample-{uid}", state=isinstance(made, Meadow), **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the latecomer
+            for seed, most in ((0, 100), (1, 5), (2, 100)):
+                play_one(env, seed, chooser(seed), most)
+                env.flush()
+        env.close()
+
+
 def killed(directory: Path) -> None:
     """A writer killed in the middle of an episode; the last record is truncated.
 
@@ -373,11 +399,11 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         cartpole, taxi, blackjack, minigrid, pong, pictures, halfcheetah, values, mismatch, filtered, outcomes, batches,
-        two_writers, killed, damaged, parity, empty, compacted,
+        two_writers, agents, killed, damaged, parity, empty, compacted,
     )
 }  # fmt: skip
 NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # samples whose batches need a newer minor version
-NEEDS = {"minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}
+NEEDS = {"agents": "pettingzoo", "minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

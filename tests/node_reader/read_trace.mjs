@@ -10,7 +10,7 @@ import { join } from "node:path";
 import { crc32 } from "node:zlib";
 import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows, originsOf } from "./batch.mjs";
 import { readRing } from "./ring.mjs";
-import { absent, asTyped, canonical, typedValue, unpack } from "./values.mjs";
+import { Extension, TUPLE, absent, asTyped, canonical, isMisfit, typedValue, unpack } from "./values.mjs";
 
 const ID_RANGE = 2 ** 40; // of episode ids of an origin
 const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed"];
@@ -65,10 +65,12 @@ function describeRun(run, { id, lane, start, end }, schema) {
     ["rewards", { dtype: "<f8", shape: [] }]]);
   for (const [steps, name] of run.pieces.flatMap((piece) => [...piece.columns.keys()].map((name) => [piece.steps, name])))
     if (name === "infos" || (steps && name.startsWith("annotations/"))) leaves.set(name, null);
+  const whole = [["observations", schema.observation_space, 0], ["actions", schema.action_space, cut]].flatMap(
+    ([name, space, cut]) => describeWhole(name, space, leavesOf(space, name), run.pieces, cut, leaves));
   const columns = [...leaves].map(([name, leaf]) => {
     const told = describeLeaf(name, leaf, run.pieces, name.startsWith("observations") ? 0 : cut);
     return [name, told];
-  });
+  }).concat(whole);
   const marks = (at) => sha256(Buffer.from(Array.from({ length: steps }, (_, i) => (at.includes(i + cut) ? 1 : 0))));
   const seed = [-1n, undefined].includes(start?.seed) ? null : start.seed === -2n ? start.more["text seed"] : start.seed;
   const more = ["options", "rng_state", "reset_info"].map((key) => start?.more[`text ${key}`] ?? null);
@@ -84,14 +86,34 @@ function describeRun(run, { id, lane, start, end }, schema) {
   };
 }
 
-/** Rows that all have one dtype and shape as one array, others as a list of values. leaf: what the space says. */
-function describeLeaf(name, leaf, pieces, cut) {
-  const values = pieces.flatMap(({ steps, columns }) => {
+/** Values that do not have the structure of their space (6, code 9), as one column of whole values; its leaves go. */
+function describeWhole(name, space, own, pieces, cut, leaves) {
+  const rows = new Map(own.map(([path]) => [path, valuesOf(path, pieces)]));
+  const first = rows.get(own[0]?.[0]) ?? [];
+  if (own.length < 2 || !first.some(isMisfit)) return [];
+  for (const [path] of own) leaves.delete(path);
+  const joined = (space, path, i) => {
+    if (space.type === "Tuple") return new Extension(TUPLE, space.spaces.map((child, k) => joined(child, `${path}/${k}`, i)));
+    if (space.type !== "Dict") return rows.get(path)[i];
+    return Object.fromEntries(space.spaces.map(([key, child]) =>
+      [typeof key === "string" ? `text ${key}` : `value ${canonical(key)}`, joined(child, `${path}/${key}`, i)]));
+  };
+  const values = first.map((value, i) => (isMisfit(value) ? value.content : joined(space, name, i))).slice(cut);
+  return [[name, `values ${values.length} ${sha256(canonical(values))}`]];
+}
+
+function valuesOf(name, pieces) {
+  return pieces.flatMap(({ steps, columns }) => {
     const column = columns.get(name);
     if (column === undefined) return name.startsWith("annotations/") ? Array(steps).fill(absent) : [];
     if (column.dtype === "value") return column.rows; // of a ring
     return column.rows.map((row) => (column.dtype === "msgpack" ? unpack(row) : typedValue(column.dtype, column.shape, row)));
   });
+}
+
+/** Rows that all have one dtype and shape as one array, others as a list of values. leaf: what the space says. */
+function describeLeaf(name, leaf, pieces, cut) {
+  const values = valuesOf(name, pieces);
   const typed = leaf === null && !name.startsWith("annotations/") ? [null] : values.map(asTyped);
   const { dtype, shape } = typed[0] ?? leaf ?? {};
   const rows = values.length - cut;

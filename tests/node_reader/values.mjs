@@ -3,7 +3,8 @@
 
 import { Decoder, ExtensionCodec } from "@msgpack/msgpack";
 
-const NDARRAY = 1, SCALAR = 2, BIG_INTEGER = 3, TUPLE = 4, GRAPH = 5, COMPLEX = 6, OBJECTS = 7, UNSTORED = 8, MISFIT = 9;
+export const TUPLE = 4;
+const NDARRAY = 1, SCALAR = 2, BIG_INTEGER = 3, GRAPH = 5, COMPLEX = 6, OBJECTS = 7, UNSTORED = 8, MISFIT = 9;
 const ABSENT = 10;
 
 export class Extension {
@@ -12,6 +13,8 @@ export class Extension {
     this.content = content;
   }
 }
+
+export const isMisfit = (value) => value instanceof Extension && value.code === MISFIT;
 
 export const absent = new Extension(ABSENT, null);
 
