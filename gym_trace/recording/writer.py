@@ -25,6 +25,7 @@ from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.single.steps import StepRecorder
+from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.rollouts import Batch, RolloutRecorder
 from gym_trace.recording.vector.steps import LaneSteps
 from gym_trace.ring.lanes.autoreset import NEXT_STEP
@@ -332,7 +333,7 @@ class TraceWriter:
                 self._infer(which, value)
         schema = self._schema({"num_envs": count, "autoreset_mode": mode})
         observed, acted = (spaces.restore(schema[name], stand_in=True) for name in _SPACES)
-        return LaneSteps(self.directory, schema, self._options, (observed, acted), count, mode, lazy=True)
+        return LaneSteps(self.directory, schema, self._options, (observed, acted), Lanes(count), mode, lazy=True)
 
     def annotate(self, **values: Any) -> None:
         """Record further values with the next step. Raises UnstorableValue."""

@@ -14,6 +14,7 @@ from gym_trace.errors import raise_if_of_signal
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import Array
+from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
 from gym_trace.recording.vector.recorder import LaneRecorder
 from gym_trace.ring.segment import Rows
 
@@ -23,30 +24,34 @@ class BatchPacker:
 
     Args:
         layout, space: of one lane.
-        count: number of lanes.
+        lanes: the lanes of the environment, and those that are recorded.
         recorder: the recorder of the rows, which also issues the warnings.
     """
 
-    def __init__(self, layout: Layout, space: Space[Any], count: int, recorder: LaneRecorder):
-        self._layout, self._space, self._count, self._recorder = layout, space, count, recorder
+    def __init__(self, layout: Layout, space: Space[Any], lanes: Lanes, recorder: LaneRecorder):
+        self._layout, self._space, self._lanes, self._recorder = layout, space, lanes, recorder
         self._leaves = list(layout.leaves())
-        self._usual = [(leaf.dtype, (count, *leaf.shape)) for leaf in self._leaves]
+        self._usual = [(leaf.dtype, (lanes.recorded, *leaf.shape)) for leaf in self._leaves]
 
     def step(self, value: Any, rooms: list[Any]) -> list[Rows]:
-        """Return the rows of all lanes at a step. rooms: output arrays, one per leaf; returned if all rows fit."""
+        """Return the rows of the recorded lanes at a step.
+
+        rooms: output arrays, one per leaf; returned if all rows fit.
+        """
         try:
             parts = self._layout.split(value)
             rows = [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
             return rooms if all(map(operator.is_, rows, rooms)) else rows
         except Exception as error:  # a batch of another structure, or of other people's making
             raise_if_of_signal(error)
-            return self.single(self._one_per_lane(value))
+            return self.single(self._lanes.rows(self._one_per_lane(value, self._lanes.count)))
 
     def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Array | None) -> Rows:
+        part = self._lanes.rows(part)
         if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
             room[...] = part
             return room
-        return self._rows(leaf, part, None, self._count)
+        return self._rows(leaf, part, self._lanes.recorded)
 
     def has_rows(self, value: Any, count: int) -> bool:
         """Return True if each leaf of a batch has count rows."""
@@ -61,10 +66,12 @@ class BatchPacker:
         """Return the chosen rows of a batch of count rows; None: all of them."""
         try:
             parts = self._layout.split(value)
-            return [self._rows(leaf, part, chosen, count) for leaf, part in zip(self._leaves, parts)]
+            parts = parts if chosen is None else [taken_rows(part, chosen, count) for part in parts]
+            rows = count if chosen is None else len(chosen)
+            return [self._rows(leaf, part, rows) for leaf, part in zip(self._leaves, parts)]
         except Exception as error:  # as above
             raise_if_of_signal(error)
-            values = self._one_per_lane(value)
+            values = self._one_per_lane(value, count)
             return self.single(values if chosen is None else [values[row] for row in chosen])
 
     def single(self, values: list[Any]) -> list[Rows]:
@@ -72,14 +79,14 @@ class BatchPacker:
         columns = zip(*[taken_apart(self._layout, value) for value in values])
         return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
 
-    def _one_per_lane(self, batch: Any) -> list[Any]:
+    def _one_per_lane(self, batch: Any, count: int) -> list[Any]:
         """Return the values in a batch with another structure than the space. Raises errors of any kind."""
-        values = batch if isinstance(batch, list) else list(iterate(batch_space(self._space, self._count), batch))
-        if len(values) != self._count:
-            raise ValueError(f"{len(values)} values for {self._count} lanes")
+        values = batch if isinstance(batch, list) else list(iterate(batch_space(self._space, count), batch))
+        if len(values) != count:
+            raise ValueError(f"{len(values)} values for {count} lanes")
         return values
 
-    def _rows(self, leaf: Leaf, part: Any, chosen: Array | None, count: int) -> Rows:
+    def _rows(self, leaf: Leaf, part: Any, count: int) -> Rows:
         if leaf.dtype is not None:
             part = array = self._recorder.plain(leaf.column, part)
             plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
@@ -89,7 +96,6 @@ class BatchPacker:
                 if is_integer and integers_fit(leaf.dtype, int(array.min(initial=0)), int(array.max(initial=0))):
                     array = array.astype(leaf.dtype)
             if type(array) is np.ndarray and array.shape == (count, *leaf.shape):
-                array = array if chosen is None else array[chosen]
                 if array.dtype != leaf.dtype and array.dtype.kind == leaf.dtype.kind and array.dtype.isnative:
                     self._complain_of(leaf)
                     return np.array(array, order="C", subok=False)
@@ -97,7 +103,7 @@ class BatchPacker:
                     return np.array(array, leaf.dtype, order="C", subok=False)
         if len(part) != count:
             raise LookupError
-        return self._stacked(leaf, list(part) if chosen is None else [part[row] for row in chosen])
+        return self._stacked(leaf, list(part))
 
     def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
         if leaf.dtype is None:
@@ -114,7 +120,13 @@ class BatchPacker:
         self._recorder.complain(leaf.column, complaint)
 
 
-def infos_by_lane(infos: Any, count: int, keys: Sequence[str] | None = None, without: Sequence[str] = ()) -> list[Any]:
+def infos_by_lane(
+    infos: Any,
+    count: int,
+    keys: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    chosen: Sequence[int] | None = None,
+) -> list[Any]:
     """Return the info of each lane.
 
     Args:
@@ -122,18 +134,20 @@ def infos_by_lane(infos: Any, count: int, keys: Sequence[str] | None = None, wit
             info for each lane.
         keys: keys to keep; None for all.
         without: keys to leave out.
+        chosen: the lanes to return; None for all.
     """
+    chosen = range(count) if chosen is None else chosen
     if not isinstance(infos, Mapping):
-        infos = [{}] * count if infos is None else _rows(infos, count)
+        infos = [{}] * len(chosen) if infos is None else _rows(infos, count, chosen)
         return [_chosen(info, keys, without) if isinstance(info, Mapping) else info for info in infos]
-    lanes: list[Any] = [{} for _ in range(count)]
+    lanes: list[dict[Any, Any]] = [{} for _ in chosen]
     for key, value in _chosen(infos, keys, without).items():
         if isinstance(key, str) and key[:1] == "_" and key[1:] in infos and _mask(value, count) is not None:
             continue
-        rows = _rows(value, count)
+        rows = _rows(value, count, chosen)
         mask = _mask(infos.get(f"_{key}"), count)
-        for lane in range(count) if mask is None else mask.nonzero()[0].tolist():
-            lanes[lane][key] = rows[lane]
+        for place in range(len(chosen)) if mask is None else mask[list(chosen)].nonzero()[0].tolist():
+            lanes[place][key] = rows[place]
     return lanes
 
 
@@ -166,23 +180,25 @@ def _mask(value: Any, count: int) -> Any:
     return mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (count,) else None
 
 
-def _rows(value: Any, count: int) -> Sequence[Any]:
-    """Return the value of each lane; the whole value if it has no row per lane."""
+def _rows(value: Any, count: int, chosen: Sequence[int]) -> Sequence[Any]:
+    """Return the value of each chosen lane; the whole value if it has no row per lane."""
+    if len(chosen) < count and _is_batch(value, count) and is_on_device(value):
+        return list(taken_rows(value, np.array(chosen, np.int64), count))
     value = plain_array(value)  # also of tensors, before they are indexed lane by lane
     if isinstance(value, Mapping):
-        return infos_by_lane(value, count)
+        return infos_by_lane(value, count, chosen=chosen)
     if _is_batch(value, count):
         try:
-            return [value[lane] for lane in range(count)]
+            return [value[lane] for lane in chosen]
         except Exception as error:  # anything: sparse arrays of some formats have no rows
             raise_if_of_signal(error)
     if isinstance(value, (list, tuple)):
         if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # of a Tuple space
             make = getattr(value, "_make", tuple)
-            return [make(row) for row in zip(*[_rows(item, count) for item in value])]
+            return [make(row) for row in zip(*[_rows(item, count, chosen) for item in value])]
         if len(value) == count:
-            return value
-    return [value] * count
+            return [value[lane] for lane in chosen]
+    return [value] * len(chosen)
 
 
 def _is_batch(value: Any, count: int) -> bool:

@@ -58,6 +58,7 @@ class LaneRecorder(Recorder):
         filters: Filters,
         options: RecordingOptions,
         lazy: bool,
+        numbers: Array | None,
     ):
         self._count = count
         leaves = list(observation.leaves()), list(action.leaves())
@@ -69,7 +70,7 @@ class LaneRecorder(Recorder):
         row_size = row_bytes([*leaves[0], *leaves[1]])
         capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
         times = max(1, capacity // (count * row_size))
-        self._layout = LaneLayout(count, times, mode, filters.steps, *leaves)
+        self._layout = LaneLayout(count, times, mode, filters.steps, *leaves, numbers)
         self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.steps) * count
         if options.record_infos:
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
@@ -117,7 +118,8 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        self._out.submit(writer.sequence, lambda: [make() for make in segments], pending_of(self.asked(), state.lanes))
+        pending = pending_of(self.asked(), state.lanes, self._layout.numbers)
+        self._out.submit(writer.sequence, lambda: [make() for make in segments], pending)
 
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from gym_trace.model.tensors import is_masked, plain_array
 from gym_trace.model.values import Array, objects
 from gym_trace.recording.options import RecordingOptions, copied_schema
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
+from gym_trace.recording.vector.lanes import Lanes, is_on_device
 from gym_trace.recording.vector.recorder import LaneRecorder
 from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.ring.lanes.entries import More, Reset
@@ -33,7 +34,8 @@ Result = tuple[Any, Any, Any, Any, Any]  # of a step, as vector environments of 
 class UpcomingReset(NamedTuple):
     """A reset before it happens."""
 
-    lanes: Array
+    lanes: Array  # the recorded ones
+    reset: Array  # all of them, as the environment numbers them
     is_whole: bool  # of all lanes
     options: bytes | None  # packed
     ids: Array | None  # of the episodes, with filters
@@ -50,7 +52,7 @@ class LaneSteps:
 
     Args:
         spaces: of the observation and action of one lane.
-        count: number of lanes.
+        lanes: the lanes of the environment, and those that are recorded.
         mode: autoreset mode.
         lazy: True to create no files before the first reset.
     """
@@ -61,15 +63,16 @@ class LaneSteps:
         schema: dict[str, Any],
         options: RecordingOptions,
         spaces: tuple[Space[Any], Space[Any]],
-        count: int,
+        lanes: Lanes,
         mode: str,
         lazy: bool = False,
     ):
         self._directory, self._schema, self._options, self._spaces = directory, schema, options, spaces
-        self._count, self._mode = count, mode
+        self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
-        self.has_more = self._filters.any or self._infos  # whether each step has more to record than arrays
+        # Whether each step has more to record than arrays with a row for each recorded lane.
+        self.has_more = self._filters.any or self._infos or lanes.numbers is not None
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:
@@ -86,9 +89,10 @@ class LaneSteps:
             self._filters,
             self._options,
             lazy,
+            self._lanes.numbers,
         )
-        self._observations = BatchPacker(observation, self._spaces[0], self._count, recorder)
-        self._actions = BatchPacker(action, self._spaces[1], self._count, recorder)
+        self._observations = BatchPacker(observation, self._spaces[0], self._lanes, recorder)
+        self._actions = BatchPacker(action, self._spaces[1], self._lanes, recorder)
         self.notes: dict[str, Rows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
 
@@ -106,37 +110,38 @@ class LaneSteps:
         mask = None if options is None else options.get("reset_mask")
         recorder.begin_event()
         try:
-            lanes = np.arange(self._count) if mask is None else self._lanes_in(mask)
+            reset = np.arange(self._lanes.count) if mask is None else self._lanes_in(mask)
         except Exception as error:  # anything: other people's objects
             self._cannot_tell("flags in a reset_mask", error)
             return None
+        lanes = reset if self._lanes.numbers is None else np.flatnonzero(np.isin(self._lanes.numbers, reset))
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         packed_options = recorder.packed("reset", given) if given else None
         if mask is None:
             self.notes = {}
         ids = None if recorder.filters is None else recorder.filters.reset(lanes)
-        return UpcomingReset(lanes, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
+        return UpcomingReset(lanes, reset, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
 
     def begin(self, upcoming: UpcomingReset, observations: Any, infos: Any, seeds: Sequence[Any]) -> None:
         """Record a reset. seeds: one for each lane of the vector environment."""
         recorder, lanes = self.recorder, upcoming.lanes
         try:
             # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
-            own = self._observations.has_rows(observations, len(lanes))
-            count, rows = (len(lanes), range(len(lanes))) if own else (self._count, lanes.tolist())
-            packed_infos = self._packed_infos(infos, rows, count) if self._infos else [None] * count
+            own = self._observations.has_rows(observations, len(upcoming.reset))
+            numbers = self._lanes.of(lanes.tolist())
+            count = len(upcoming.reset) if own else self._lanes.count
+            rows = np.searchsorted(upcoming.reset, numbers) if own else np.array(numbers, np.int64)
+            packed_infos = self._packed_infos(infos, rows.tolist(), count) if self._infos else [None] * len(rows)
             starts = [
-                recorder.start(
-                    lane, seeds[lane], upcoming.options, None, packed_infos[row], upcoming.utc, upcoming.monotonic
-                )
-                for lane, row in zip(lanes.tolist(), rows)
+                recorder.start(lane, seeds[lane], upcoming.options, None, info, upcoming.utc, upcoming.monotonic)
+                for lane, info in zip(numbers, packed_infos)
             ]
-            batch = self._observations.batch(observations, None if own else lanes, count)
+            batch = self._observations.batch(observations, None if len(rows) == count else rows, count)
         except Exception as error:  # as above
             self._cannot_tell("observations and infos of a reset", error)
             return
-        kept, numbers = [start.kept for start in starts], np.array([start.seed for start in starts], np.int64)
-        recorder.add(Reset(lanes, batch, numbers, kept, upcoming.ids, upcoming.utc, upcoming.monotonic))
+        kept, given = [start.kept for start in starts], np.array([start.seed for start in starts], np.int64)
+        recorder.add(Reset(lanes, batch, given, kept, upcoming.ids, upcoming.utc, upcoming.monotonic))
         recorder.report()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -146,7 +151,7 @@ class LaneSteps:
         recorder = self.recorder
         if not recorder.ready():
             return False
-        if recorder.slab.ask(actions):
+        if self._lanes.numbers is None and recorder.slab.ask(actions):
             return True
         recorder.begin_event()
         try:
@@ -167,8 +172,9 @@ class LaneSteps:
             rooms = recorder.rooms()
             packed_rewards: Rows = rooms.rewards
             terminated, truncated = rooms.terminations, rooms.truncations
-            terminated[...] = plain_array(terminations)
-            truncated[...] = plain_array(truncations)
+            terminated[...] = plain_array(self._lanes.rows(terminations))
+            truncated[...] = plain_array(self._lanes.rows(truncations))
+            rewards = self._lanes.rows(rewards)
             if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == rooms.rewards.shape:
                 rooms.rewards[...] = rewards
             else:
@@ -187,10 +193,10 @@ class LaneSteps:
                 finals = self._finals(observations, infos, ended) if ended else None
             if self._infos:  # those of the lanes that are stepped, and of those that are reset
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
-                step_infos = reset_infos = self._packed_infos(infos, used, self._count)
-                last_infos = last_of(infos, FINAL_INFO, self._count) if ended else None
+                step_infos = reset_infos = self._infos_of(infos, used)
+                last_infos = last_of(infos, FINAL_INFO, self._lanes.count) if ended else None
                 if last_infos is not None:
-                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}), self._count)
+                    last = self._infos_of(last_infos, sorted({*ended} & {*used}))
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
             packed_observations = self._observations.step(observations, rooms.observations)
         except Exception as error:
@@ -206,11 +212,14 @@ class LaneSteps:
         Raises UnstorableValue, InvalidOption.
         """
         for name, value in values.items():
-            rows = plain_array(value)
+            rows = value if is_on_device(value) else plain_array(value)
             has_rows = getattr(rows, "shape", True) and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
             count = len(rows) if has_rows and not isinstance(rows, (str, bytes, Mapping)) else "no"
-            if count != self._count:
-                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one per lane")
+            if count != self._lanes.count:
+                raise InvalidOption(
+                    f"annotate({name}=...): {count} rows for {self._lanes.count} lanes; pass one per lane"
+                )
+            rows = plain_array(self._lanes.rows(rows))
             self.notes[name] = np.array(rows) if _is_numeric(rows) else [packed_note(name, row) for row in rows]
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
@@ -223,21 +232,21 @@ class LaneSteps:
     def _lanes_in(self, mask: Any) -> Array:
         """Return the lanes for which a mask is true."""
         flags = np.asarray(plain_array(mask))
-        if flags.size != self._count:
-            raise ValueError(f"{flags.size} flags for {self._count} lanes")
+        if flags.size != self._lanes.count:
+            raise ValueError(f"{flags.size} flags for {self._lanes.count} lanes")
         return np.flatnonzero(flags)
 
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
         """Return the last observations of lanes that were reset in the same step."""
-        lanes = np.array(ended)
-        finals = last_of(infos, FINAL_OBSERVATION, self._count)
+        numbers = self._lanes.of(ended)
+        finals = last_of(infos, FINAL_OBSERVATION, self._lanes.count)
         if finals is None:
             complaint = "no final_obs in infos, no final_observations; first observations stand in for the last"
             self.recorder.complain("observations", complaint)
             finals = observations
         if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
-            return lanes, self._observations.single([finals[lane] for lane in ended])
-        return lanes, self._observations.batch(finals, lanes, self._count)
+            return np.array(ended), self._observations.single([finals[number] for number in numbers])
+        return np.array(ended), self._observations.batch(finals, np.array(numbers), self._lanes.count)
 
     def _rewards(self, values: Any) -> Array:
         """Return rewards as an array with a row for each lane."""
@@ -260,17 +269,22 @@ class LaneSteps:
             return np.array(rewards)
         return [self.recorder.packed("rewards", reward) for reward in rewards]
 
-    def _packed_infos(self, infos: Any, used: Iterable[int], count: int) -> list[bytes]:
-        """Return the infos of count lanes as MessagePack; empty for lanes that are not used."""
-        packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
+    def _infos_of(self, infos: Any, used: Sequence[int]) -> list[bytes]:
+        """Return the infos of the recorded lanes as MessagePack; empty for lanes that are not used."""
+        packed = [b""] * self._count
+        for lane, info in zip(used, self._packed_infos(infos, self._lanes.of(used), self._lanes.count)):
+            packed[lane] = info
+        return packed
+
+    def _packed_infos(self, infos: Any, rows: Sequence[int], count: int) -> list[bytes]:
+        """Return infos as MessagePack. rows: which, in infos of count lanes."""
+        finals = (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
-            by_lane = infos_by_lane(infos, count, self._info_keys, finals)
+            chosen = infos_by_lane(infos, count, self._info_keys, finals, rows)
         except Exception as error:  # anything: other people's maps, or one that has itself in it
             raise_if_of_signal(error)
-            by_lane = [infos] * count
-        for lane in used:
-            packed[lane] = self.recorder.packed("infos", by_lane[lane])
-        return packed
+            chosen = [infos] * len(rows)
+        return [self.recorder.packed("infos", info) for info in chosen]
 
     # -- copies -------------------------------------------------------------------------------------------------------
 

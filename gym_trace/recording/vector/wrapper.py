@@ -14,6 +14,7 @@ from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.options import (
@@ -22,6 +23,7 @@ from gym_trace.recording.options import (
     opened_directory,
     with_documented_options,
 )
+from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.steps import LaneSteps, packed_note
 from gym_trace.ring.chunk_builder import PACKED_ABSENT
 
@@ -52,6 +54,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
     Args:
         envs: any Gymnasium vector environment.
         directory … on_error: see RecordingOptions.
+        lanes: record only these lanes: a slice, a mask, their numbers, or how many, spread evenly over all. They keep
+            their numbers. Tensors on a device are gathered there, so that only these rows are copied.
         states: keep the states of all lanes every N steps after a reset of all of them, so that env_at() can start
             there: in a SyncVectorEnv of environments that offer it; see TraceRecordingWrapper.
 
@@ -82,6 +86,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
         states: int | None = None,
     ):
         self._options = options = RecordingOptions(
@@ -103,17 +108,19 @@ class TraceRecordingVectorWrapper(_Wrapper):
         demand_all_lanes(envs)
         self._mode = vector_mode(envs)
         self._count = envs.num_envs
+        self._lanes = Lanes.chosen(self._count, lanes)
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         spaces = lane_space(envs, "observation_space"), lane_space(envs, "action_space")
         filters = options.filters()
         self._states_every, self._states = states, None if states is None else self._offered_states(states, filters)
         self._since_reset = 0  # steps since the last reset of all lanes
-        self._due = np.zeros(self._count, np.bool_)  # lanes whose state is due
+        self._due = np.zeros(self._lanes.recorded, np.bool_)  # recorded lanes whose state is due
         kept = {} if states is None else {"states": states}
-        described = filters.described() | kept | {"num_envs": self._count, "autoreset_mode": self._mode}
+        some = {} if self._lanes.numbers is None else {"lanes": self._lanes.numbers.tolist()}
+        described = filters.described() | kept | some | {"num_envs": self._count, "autoreset_mode": self._mode}
         schema = new_schema(options, envs, *spaces, described)
         with opened_directory(directory, on_exist) as self.directory:
-            self._steps = LaneSteps(self.directory, schema, options, spaces, self._count, self._mode)
+            self._steps = LaneSteps(self.directory, schema, options, spaces, self._lanes, self._mode)
         self._recorder = self._steps.recorder
 
     # -- the environment's methods ------------------------------------------------------------------------------------
@@ -144,7 +151,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         recorder, steps, notes = self._recorder, self._steps, self._steps.notes
         if notes:  # of this step, whatever becomes of it
             steps.notes = {}
-        if not recorder.slab.ask(actions) and not steps.ask(actions):
+        is_asked = self._lanes.numbers is None and recorder.slab.ask(actions)
+        if not is_asked and not steps.ask(actions):
             return self.env.step(actions)
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         has_more = steps.has_more or notes
@@ -188,7 +196,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
                                 "use a SyncVectorEnv, or omit it")  # fmt: skip
         if filters.steps:
             raise InvalidOption(f"states={every!r}: not together with filters of steps; omit it")
-        return [(env, offered_states(env, every)) for env in envs.envs]
+        chosen = [envs.envs[number] for number in self._lanes.of(range(self._lanes.recorded))]
+        return [(env, offered_states(env, every)) for env in chosen]
 
     def _keep_states(self, states: list[tuple[Any, States]]) -> None:
         """Record the states before the next step of those lanes where they are due."""
@@ -197,7 +206,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._since_reset += 1
         if not self._due.any():
             return
-        rows = [PACKED_ABSENT] * self._count
+        rows = [PACKED_ABSENT] * self._lanes.recorded
         for lane in np.flatnonzero(self._due).tolist():
             state = packed_state(*states[lane])
             if state is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ class LaneDecoder:
         with _malformed_is_corrupt("slab"):
             contents = Contents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
             segments, state = decoded(self._layout, contents, contents.state())
-            return [segment() for segment in segments], [] if most else pending_of(contents.asked, state.lanes)
+            pending = [] if most else pending_of(contents.asked, state.lanes, self._layout.numbers)
+            return [segment() for segment in segments], pending
 
 
 @contextlib.contextmanager
@@ -67,14 +69,20 @@ def _malformed_is_corrupt(what: str) -> Iterator[None]:
         raise CorruptTrace(f"malformed ring {what}: {error!r:.100}") from error
 
 
-def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
-    """Return the pending actions of lanes with an open episode. lanes: state of the lanes."""
+def pending_of(asked: list[Rows] | None, lanes: Array, numbers: Array | None) -> list[Pending]:
+    """Return the pending actions of lanes with an open episode.
+
+    Args:
+        lanes: state of the lanes.
+        numbers: see LaneLayout.
+    """
     if asked is None:
         return []
     steps = lanes["open"] & ~lanes["skipped"] & ~lanes["deferred"] & ~lanes["pending"]
+    found = np.flatnonzero(steps)
     return [
-        Pending(int(lanes["episode"][lane]), lane, int(lanes["steps"][lane]), [_value(rows, lane) for rows in asked])
-        for lane in np.flatnonzero(steps).tolist()
+        Pending(int(lanes["episode"][lane]), number, int(lanes["steps"][lane]), [_value(rows, lane) for rows in asked])
+        for lane, number in zip(found.tolist(), (found if numbers is None else numbers[found]).tolist())
     ]
 
 
@@ -96,7 +104,18 @@ def decoded(layout: LaneLayout, contents: Contents, state: LaneState) -> tuple[l
     """
     decoding = _Decoding(layout, state)
     segments = [segment for event in contents.events for segment in decoding.segments(event)]
-    return [segment for fragments, segment in segments if len(fragments)], decoding.state()
+    found = [segment for fragments, segment in segments if len(fragments)]
+    if layout.numbers is not None:
+        found = [partial(_numbered, segment, layout.numbers) for segment in found]
+    return found, decoding.state()
+
+
+def _numbered(segment: LazySegment, numbers: Array) -> Segment:
+    """Return a segment with the lanes' numbers in the environment."""
+    made = segment()
+    fragments = made.fragments.copy()
+    fragments["lane"] = numbers[fragments["lane"]]
+    return made._replace(fragments=fragments)
 
 
 _Piece = tuple[Array, LazySegment]  # fragments, and the segment that they are in

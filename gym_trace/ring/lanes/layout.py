@@ -20,6 +20,7 @@ REWARD_BYTES = 8  # reserved per reward; types other than float64 may use less
 _NARROW = 16  # bytes; narrower rows are ordered by time
 _STEP_BYTES = REWARD_BYTES + 2  # per lane and step, without observation and action
 _MOST_LEAVES, _MOST_DIMENSIONS = 1 << 16, 32
+_MOST_NUMBER = 1 << 32  # of a lane
 
 
 class _Column(NamedTuple):
@@ -41,6 +42,7 @@ class LaneLayout:
         times: maximum number of steps in a slab.
         mode: autoreset mode.
         filtered: True if single steps may be skipped.
+        numbers: the lanes' numbers in the environment, if only these are recorded; None: 0, 1, 2 …
         observation_leaves, action_leaves: leaves of one lane.
         log: offset of the log, which takes the rest of the slab.
     """
@@ -53,9 +55,10 @@ class LaneLayout:
         filtered: bool,
         observation_leaves: list[Leaf],
         action_leaves: list[Leaf],
+        numbers: Array | None = None,
     ):
         self.lanes, self.times, self.mode, self.filtered = lanes, times, mode, filtered
-        self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
+        self.observation_leaves, self.action_leaves, self.numbers = observation_leaves, action_leaves, numbers
         self.columns: dict[Path, _Column] = {}
         self.log = SLAB_HEADER
         flags = [Leaf(path, np.dtype(np.bool_), ()) for path in (TERMINATIONS, TRUNCATIONS)]
@@ -67,7 +70,8 @@ class LaneLayout:
     def described(self) -> dict[str, Any]:
         """Return the layout as stored in the ring file."""
         fixed = [self.columns[path].leaf for path in (REWARDS, TERMINATIONS, TRUNCATIONS)]
-        return {
+        numbers = {} if self.numbers is None else {"numbers": self.numbers.tolist()}
+        return numbers | {
             "lanes": self.lanes,
             "times": self.times,
             "mode": self.mode,
@@ -125,7 +129,8 @@ def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
         raise CorruptTrace("number out of range in a ring layout")
     if plain["mode"] not in (NEXT_STEP, SAME_STEP, DISABLED) or len(plain["columns"]) > _MOST_LEAVES:
         raise CorruptTrace("invalid ring layout")
-    layout = LaneLayout(lanes, times, plain["mode"], bool(plain["filtered"]), [], [])
+    numbers = _numbers(plain["numbers"], lanes) if "numbers" in plain else None
+    layout = LaneLayout(lanes, times, plain["mode"], bool(plain["filtered"]), [], [], numbers)
     layout.log, layout.columns = log, {}
     for path, dtype, shape, offset, by_time in plain["columns"]:
         path, shape = tuple(path), tuple(shape)
@@ -146,3 +151,13 @@ def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
     if math.prod((lanes, times)) > slab_bytes:
         raise CorruptTrace("ring declares more steps than fit")
     return layout
+
+
+def _numbers(plain: list[Any], lanes: int) -> Array:
+    """Parse the lanes' numbers in the environment. Raises TypeError, CorruptTrace."""
+    if len(plain) != lanes or not all(type(number) is int and 0 <= number < _MOST_NUMBER for number in plain):
+        raise CorruptTrace("invalid numbers of lanes in a ring layout")
+    numbers = np.array(plain, np.int64)
+    if (np.diff(numbers) <= 0).any():
+        raise CorruptTrace("numbers of lanes in a ring layout that do not ascend")
+    return numbers

@@ -1,0 +1,114 @@
+"""The lanes of a vector environment that are recorded, and their rows of a batch."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.values import Array
+
+
+class Lanes:
+    """All lanes of a vector environment, or some of them.
+
+    Args:
+        count: number of lanes of the environment.
+        numbers: ascending numbers of the recorded ones; None: all.
+    """
+
+    def __init__(self, count: int, numbers: Array | None = None):
+        self.count, self.numbers = count, numbers
+        self.recorded = count if numbers is None else len(numbers)
+        self._indices: dict[Any, Any] = {}  # on each device
+
+    @classmethod
+    def chosen(cls, count: int, lanes: Any) -> Lanes:
+        """Parse the option lanes of an environment with count lanes. Raises InvalidOption."""
+        if lanes is None:
+            return cls(count)
+        numbers = _numbers(count, lanes)
+        if not len(numbers):
+            raise InvalidOption(f"lanes={_shown(lanes)}: no lane of {count}; choose at least one")
+        if numbers[0] < 0 or numbers[-1] >= count:
+            lane = numbers[0] if numbers[0] < 0 else numbers[-1]
+            raise InvalidOption(f"lanes={_shown(lanes)}: no lane {lane}; pass numbers from 0 to {count - 1}")
+        return cls(count, None if len(numbers) == count else numbers)
+
+    def of(self, recorded: Iterable[int]) -> list[int]:
+        """Return the numbers in the environment of recorded lanes."""
+        return list(recorded) if self.numbers is None else self.numbers[list(recorded)].tolist()
+
+    def rows(self, batch: Any) -> Any:
+        """Return the recorded lanes' rows of an array or list with a row for each lane. Raises LookupError."""
+        return batch if self.numbers is None else taken_rows(batch, self.numbers, self.count, self._indices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_indices": {}}
+
+
+def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | None = None) -> Any:
+    """Return rows of an array or list with count rows. Those on a device are gathered there, then copied.
+
+    Args:
+        indices: keeps rows as index tensors on each device, for the next batch.
+
+    Raises LookupError if there are not count rows.
+    """
+    if len(batch) != count:
+        raise LookupError(f"{len(batch)} rows for {count} lanes")
+    if isinstance(batch, (list, tuple)):
+        return [batch[row] for row in rows.tolist()]
+    if is_on_device(batch):
+        return plain_array(_gathered(batch, rows, {} if indices is None else indices))
+    array = plain_array(batch)
+    return array[rows] if isinstance(array, np.ndarray) else [batch[row] for row in rows.tolist()]
+
+
+def is_on_device(value: Any) -> bool:
+    """Return True for an array or tensor, of any library, whose memory is not the host's."""
+    if type(value) is np.ndarray:
+        return False
+    device = getattr(value, "device", None)
+    if hasattr(value, "index_select"):  # a tensor of PyTorch
+        return str(getattr(device, "type", "cpu")) != "cpu"
+    find = getattr(value, "__dlpack_device__", None)
+    return find is not None and int(find()[0]) != _HOST
+
+
+def _gathered(batch: Any, rows: Array, indices: dict[Any, Any]) -> Any:
+    if not hasattr(batch, "index_select"):
+        return batch[rows]
+    index = indices.get(batch.device)
+    if index is None:
+        index = indices[batch.device] = sys.modules["torch"].as_tensor(rows, device=batch.device)
+    return batch.detach().index_select(0, index)
+
+
+def _numbers(count: int, lanes: Any) -> Array:
+    """Return the ascending numbers that the option stands for; they may be out of range."""
+    if isinstance(lanes, slice):
+        return np.sort(np.arange(count)[lanes])
+    array = np.asarray(plain_array(lanes))
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        wanted = operator.index(array[()])
+        if not 0 < wanted <= count:
+            raise InvalidOption(f"lanes={wanted}: pass a count from 1 to {count}, a slice, a mask or numbers")
+        return np.arange(wanted) * count // wanted
+    if array.dtype == np.bool_ and array.shape == (count,):
+        return np.flatnonzero(array)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidOption(f"lanes={_shown(lanes)}: pass a slice, a mask of {count} lanes, their numbers, or a count")
+    return np.unique(array.astype(np.int64))
+
+
+def _shown(lanes: Any) -> str:
+    return f"{lanes!r:.60}"
+
+
+_HOST = 1  # kDLCPU of DLPack
