@@ -69,7 +69,9 @@ def _multi_agent_episode(episode: Episode, observed: Any, acted: Any) -> MultiAg
     """Return an episode of many agents; None if no agent's action has a result."""
     agents = [episode[name] for name in episode.agents]
     kept = [len(agent) - (not agent.has_final_observation) for agent in agents]
-    steps = sorted({int(time) for agent, count in zip(agents, kept) for time in agent.times[:count]})
+    steps = sorted(
+        {int(time) for agent, count in zip(agents, kept) for time in agent.times[:count] - episode.first_step}
+    )
     if not steps:
         return None
     told: list[dict[str, dict[Any, Any]]] = [
@@ -89,7 +91,7 @@ def _multi_agent_episode(episode: Episode, observed: Any, acted: Any) -> MultiAg
             told[place]["rewards"][name] = float(agent.rewards[number])
             told[place]["terminateds"][name] = bool(agent.terminations[number])
             told[place]["truncateds"][name] = bool(agent.truncations[number])
-        for time, action in zip(agent.times[:count].tolist(), _rows(agent.actions, len(agent))):
+        for time, action in zip((agent.times[:count] - episode.first_step).tolist(), _rows(agent.actions, len(agent))):
             told[steps.index(time) + 1]["actions"][name] = action
     terminated = bool(episode.terminations[-1])
     told[-1]["terminateds" if terminated else "truncateds"]["__all__"] = True

@@ -126,7 +126,7 @@ class AgentEpisode:
         name: of the agent.
         episode: the Episode of all agents.
         times: (N,) int64, the step of the environment that each action was given to.
-        rows: (N + 1,) int64, the rows of the environment's observations that hold the agent's; -1 for an unknown one.
+        rows: (N + 1,) int64, the rows of episode.observations that hold the agent's; -1 for an unknown one.
         has_final_observation: False if the recording does not have the observation after the last action, because the
             agent had no further turn. The last row of observations is then NaN, 0 or None, and the last reward is
             what had come by then.
@@ -141,15 +141,16 @@ class AgentEpisode:
         steps, dead = len(episode), columns.terminations[:, self._number] | columns.truncations[:, self._number]
         if columns.turn is None:
             present = columns.place[:steps, self._number] >= 0
-            self.times: Array = np.flatnonzero(present | (self._acted() != NO_ACTION))
-            after = self.times + 1
+            self._at: Array = np.flatnonzero(present | (self._acted() != NO_ACTION))
+            after = self._at + 1
             first = np.flatnonzero(columns.given[:, self._number] & OBSERVED)[:1]
         else:
             turns = np.flatnonzero(columns.turn == self._number)
-            self.times = turns[~dead[turns] & (turns < steps)]
-            following = np.append(turns, -1)[np.searchsorted(turns, self.times, side="right")]
+            self._at = turns[~dead[turns] & (turns < steps)]
+            following = np.append(turns, -1)[np.searchsorted(turns, self._at, side="right")]
             after, first = following, turns[:1]
-        self._first = self.times[:1] if len(self.times) else first
+        self.times: Array = self._at + episode.first_step
+        self._first = self._at[:1] if len(self._at) else first
         self._after = after  # row of observations after each action; -1: the agent had no further turn
         self.rows: Array = np.concatenate([self._first, after])
         known = columns.given[after, self._number] & OBSERVED > 0
@@ -157,7 +158,7 @@ class AgentEpisode:
         self.has_final_observation = bool(self._known[-1]) if len(after) else True
 
     def __len__(self) -> int:
-        return len(self.times)
+        return len(self._at)
 
     def __repr__(self) -> str:
         return (
@@ -186,11 +187,11 @@ class AgentEpisode:
     @cached_property
     def actions(self) -> Any:
         """N rows: an array (N, *shape), or dicts and tuples of them; None where the environment was given none."""
-        actions, acted = self.episode.actions, self._acted()[self.times]
+        actions, acted = self.episode.actions, self._acted()[self._at]
         if isinstance(actions, dict):
-            rows = _taken(actions[self.name], self.times)
+            rows = _taken(actions[self.name], self._at)
         else:
-            rows = _stacked([actions[step].get(self.name) for step in self.times.tolist()])
+            rows = _stacked([actions[step].get(self.name) for step in self._at.tolist()])
         if (acted == ACTED).all():
             return rows
         return objects([_row(rows, i) if told == ACTED else None for i, told in enumerate(acted)])
@@ -204,7 +205,7 @@ class AgentEpisode:
         found = columns.reward[self._after]
         if len(found) and self._after[-1] < 0:
             found = found.copy()
-            found[-1] = sum(rewards[self.times[-1] + 1 :].tolist(), 0.0)
+            found[-1] = sum(rewards[self._at[-1] + 1 :].tolist(), 0.0)
         return found
 
     @property
