@@ -106,11 +106,12 @@ def test_the_home_page_links_to_the_answer(answer: str) -> None:
 
 def test_there_are_few_examples_and_each_is_run_by_a_test() -> None:
     names = [path.stem for path in (ROOT / "examples").glob("*.py")]
-    files = [path for room in ("interop", "strangers") for path in (ROOT / "tests" / room).glob("test_*.py")]
-    tests = "".join(path.read_text(encoding="utf-8") for path in files)
+    tests = ROOT / "tests"
+    files = [*tests.glob("interop/test_*.py"), *tests.glob("strangers/test_*.py")]
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
     assert 0 < len(names) <= 14
     for name in names:
-        assert name in tests or f'"{name.removeprefix("train_")}"' in tests, name
+        assert name in code or f'"{name.removeprefix("train_")}"' in code, name
 
 
 def test_every_public_name_is_imported_for_type_checkers_and_the_reference() -> None:
