@@ -181,6 +181,14 @@ class RecordedEnvironment(NamedTuple):
             return {"trust": self.trust, "make_env": partial(_shown, self.env_id, dict(self.env_args))}
         return {"trust": self.trust, "env_kwargs": dict(self.env_args)}
 
+    def words(self) -> list[str]:
+        """Return the options as words of a command line."""
+        given = [("--env", self.env_id), ("--make", self.factory), *(("--import", module) for module in self.imports)]
+        words = [word for option, value in given if value is not None for word in (option, value)]
+        for name, value in self.env_args:
+            words += ["--env-arg", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        return [*words, "--trust"] if self.trust else words
+
 
 recorded_environment_options = section(
     "Environment",

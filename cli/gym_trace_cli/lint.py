@@ -18,6 +18,7 @@ from gym_trace_cli.record_config import config_option
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
+    from gym_trace import Trace
     from gym_trace.linting.findings import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -99,6 +100,7 @@ def command(
             _print(finding)
         if not quiet:
             _sum_up(found, len(view), int(view.episodes["steps"].sum()))
+            _lead_to(trace, found)
     if any(finding.code == "T001" for finding in counted):
         return DAMAGED
     return ERROR if counted else FINE
@@ -120,6 +122,18 @@ def _print(finding: Finding) -> None:
     severity = click.style(finding.severity.ljust(7), fg=_COLOURS[finding.severity])
     click.echo(f"{finding.code}  {severity}  {show.printable(f'{column}{finding.message} ({units}{place})')}")
     click.echo(f"               {show.printable(finding.command)}")
+
+
+def _lead_to(trace: Trace, found: list[Finding]) -> None:
+    """Print the commands that lead to the first finding at a step."""
+    for finding in found:
+        if finding.episode is not None and finding.step is not None:
+            first = trace[finding.episode].first_step
+            known = trace.writer_of(finding.episode).about.environment.get("id")
+            click.echo(f"at the first {finding.code}:")
+            makes: list[str] | None = [] if known and not first else None
+            show.leading_commands(trace.directory, finding.episode, max(0, finding.step - first), makes)
+            return
 
 
 def _sum_up(found: list[Finding], episodes: int, steps: int) -> None:

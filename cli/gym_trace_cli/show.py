@@ -223,6 +223,14 @@ def json_line(value: Any, **options: Any) -> None:
     click.echo(json.dumps(value, **options))
 
 
+def leading_commands(directory: Path, episode: int, step: int, environment: Sequence[str] | None) -> None:
+    """Print the commands that lead to a recorded step. environment: options to make it with; None: it cannot stand."""
+    place = [str(directory), "--episode", str(episode), "--step", str(step)]
+    shell = [] if environment is None else [["shell", *place, *environment]]
+    for words in (*shell, ["view", *place]):
+        click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")
+
+
 def next_commands(directory: Path, imports: Sequence[str]) -> None:
     """Print the next commands for a recorded trace. imports: modules that register its environment."""
     where = printable(shlex.quote(str(directory)))

@@ -102,7 +102,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "outcomes", _outcomes(summary["outcomes"])
     if summary["complete"] < summary["episodes"]:
         yield "complete", f"{show.count(summary['complete'])}: return and length are theirs; for others --by outcome"
-    yield "steps", show.count(summary["steps"])
+    repeated = f", and {show.count(summary['repeated_steps'])} that repeat the episode branched from"
+    yield "steps", show.count(summary["steps"]) + (repeated if summary["repeated_steps"] else "")
     if duration["wall"] is not None:
         yield "recorded in", show.duration(duration["wall"])
     if summary["steps_per_second"] is not None:

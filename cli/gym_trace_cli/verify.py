@@ -120,11 +120,12 @@ def verify(
         raise click.UsageError(f"--report and --junit name the same file, {report}")
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     reasons: Counter[str] = Counter()
+    differing: list[Verdict] = []
     try:
         options["tolerances"] = dict(tolerance)
         options |= {"imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
         options |= recorded.arguments()
-        _play(trace, chosen, as_json, options, outcome, reports, reasons)
+        _play(trace, chosen, as_json, options, outcome, reports, reasons, differing)
     except CorruptTrace as error:
         outcome.ended, outcome.message = "damaged", str(error)
         click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
@@ -152,18 +153,30 @@ def verify(
                 click.echo(show.printable(f"{more} cannot be verified: {reason}"))
         if outcome.ended != "error":
             _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
+        if differing and not as_json:
+            _lead_to(trace, differing[0], recorded)
     return outcome.exit_code
 
 
 def _play(
-    trace: Trace, chosen: list[int], as_json: bool, options: Any, outcome: Outcome, reports: Reports, reasons: Any
+    trace: Trace,
+    chosen: list[int],
+    as_json: bool,
+    options: Any,
+    outcome: Outcome,
+    reports: Reports,
+    reasons: Any,
+    differing: list[Verdict],
 ) -> None:
+    """Verify the chosen episodes. differing: gets the first verdict of a difference."""
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     with ProgressLine() as line, closing(verdicts):
         line.update_count(0, len(chosen), "episode")
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
+            if verdict.difference is not None and not differing:
+                differing.append(verdict)
             plain = _plain(verdict)
             text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
@@ -210,6 +223,14 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     stopped = outcome.ended in ("interrupted", "terminated")
     until = f", of {show.count(outcome.chosen)}, until it was {outcome.ended}" if stopped else ""
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
+
+
+def _lead_to(trace: Trace, verdict: Verdict, recorded: RecordedEnvironment) -> None:
+    """Print the commands that lead to the first difference."""
+    step = verdict.difference.step if verdict.difference is not None else None
+    click.echo("before the first difference:")
+    # Where the reset differs, the environment cannot stand.
+    show.leading_commands(trace.directory, verdict.index, step or 0, None if step is None else recorded.words())
 
 
 def _told(verdict: Verdict, several: bool) -> str:

@@ -16,7 +16,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, Size
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, Size
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -38,6 +38,11 @@ _TAKEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
     option("--no-browser", "Print the address, open no browser."),
 )
 @section(
+    "Start",
+    option("--episode N", "Open the page at this episode, by its index.", click.INT),
+    option("--step N", "Open it at this step. Default: 0.", NOT_NEGATIVE),
+)
+@section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
     option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", Size()),
@@ -49,6 +54,8 @@ def command(
     port: int,
     host: str,
     no_browser: bool,
+    episode: int | None,
+    step: int | None,
     save: str | None,
     max_bytes: int | None,
     selection: Selection,
@@ -62,6 +69,7 @@ def command(
 
     \b
     gym-trace view traces/cartpole
+    gym-trace view traces/cartpole --episode 7 --step 120
     gym-trace view traces/before traces/after --no-browser --port 8000
     gym-trace view traces/cartpole --best 3 --save best.html
     """
@@ -70,14 +78,35 @@ def command(
     if save is not None and (port or host != _LOOPBACK or no_browser):
         raise click.UsageError("--save excludes --port, --host and --no-browser")
     traces = [gym_trace.open_trace(directory) for directory in directories]
+    place = _place(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.some(trace) for trace in traces]
+    if place and (save is not None or not selection.is_all):
+        raise click.UsageError("--episode and --step exclude --save and the selection of episodes")
     if save is None:
-        return _serve(traces, host, port, no_browser, recorded)
+        return _serve(traces, host, port, no_browser, recorded, place)
     _save(traces, save, max_bytes)
     return FINE
 
 
-def _serve(traces: list[Trace], host: str, port: int, no_browser: bool, recorded: RecordedEnvironment) -> int:
+def _place(trace: Trace, episode: int | None, step: int | None) -> str:
+    """Return the part of the address that opens the page at a step; "" if none is asked for."""
+    if episode is None:
+        if step is not None:
+            raise click.UsageError("--step: needs --episode; pass both")
+        return ""
+    if not -len(trace) <= episode < len(trace):
+        raise click.BadParameter(
+            f"{episode}: the trace has {show.count(len(trace), 'episode')}", param_hint="--episode"
+        )
+    index, steps = range(len(trace))[episode], len(trace[episode])
+    if step is not None and step > steps:
+        raise click.BadParameter(f"{step}: episode {index} has {show.count(steps, 'step')}", param_hint="--step")
+    return f"#trace=0&episode={index}&step={step or 0}"
+
+
+def _serve(
+    traces: list[Trace], host: str, port: int, no_browser: bool, recorded: RecordedEnvironment, place: str
+) -> int:
     from gym_trace.viewer import serve
 
     without_display()
@@ -92,6 +121,7 @@ def _serve(traces: list[Trace], host: str, port: int, no_browser: bool, recorded
                 "everyone with the address sees the traces and can flag episodes",
                 err=True,
             )
+        address += place
         click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops")
         if not no_browser:
             # A browser in the terminal would not return.

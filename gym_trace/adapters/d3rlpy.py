@@ -48,7 +48,8 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
             rewards_of(episode).astype(np.float32)[:, None],
             bool(episode.terminations[-1]),
         )
-        for episode in episodes.scan(columns=("observations", "actions", "rewards", "terminations"))
+        for whole in episodes.scan(columns=("observations", "actions", "rewards", "terminations"))
+        for episode in (whole[whole.prefix :] if whole.prefix else whole,)
     ]
     is_discrete = kind == "Discrete"
     return d3rlpy.dataset.ReplayBuffer(

@@ -14,6 +14,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
+from gym_trace.reading.episode_columns import repeated_steps
 
 
 def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:
@@ -27,7 +28,8 @@ def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace
             f"{opened.directory}: holds many agents, and this library takes one; use gym_trace.adapters.rllib, or the "
             'arrays of episode["NAME"]'
         )
-    has_ended: Array = (opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)
+    new = opened.episodes["steps"] - repeated_steps(opened.content, opened.readers)
+    has_ended: Array = (opened.episodes["outcome"] != "running") & (new > 0)
     chosen = opened[has_ended]
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
@@ -38,17 +40,19 @@ def lengths(episodes: Trace) -> Array:
     """Return the number of steps that scanned() yields of each episode, (episodes,) int64."""
     table = episodes.episodes
     is_cut = ~table["has_final_observation"] & (table["outcome"] != "terminated")
-    found: Array = table["steps"].astype(np.int64) - is_cut
+    found: Array = table["steps"].astype(np.int64) - is_cut - repeated_steps(episodes.content, episodes.readers)
     return found
 
 
 def scanned(episodes: Trace) -> Iterator[tuple[Episode, Any]]:
     """Yield episodes with their observations, N + 1 known rows each.
 
+    A branched episode comes without the steps that repeat the one that it branches from.
     An imported episode without a final observation comes without its last step. If that step terminated the episode, it
     stays, and the observation before it is repeated: targets do not use the observation after a termination.
     """
     for episode in episodes.scan():
+        episode = episode[episode.prefix :] if episode.prefix else episode
         observations = episode.observations
         if not episode.has_final_observation:
             if episode.outcome == "terminated":

@@ -64,6 +64,8 @@ class Exporter(Protocol):
             observation before it. "left out", for formats of transitions: the episode without its last step, unless
             that step terminated it; then as "repeated". "kept", for formats that can mark it, or have no final
             observations: the placeholder. export() reports the loss.
+        keeps_repeated: optional; True if the steps of branched episodes that repeat the episode branched from are
+            exported. Otherwise the source leaves them out, and export() reports the loss.
     """
 
     name: ClassVar[str]
@@ -212,4 +214,4 @@ _USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
         lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
     ),
 }
-LOSSES = frozenset((*_USUAL, "pixels", "spaces", "structure", "text"))  # what a loss can be of
+LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "structure", "text"))  # what a loss can be of

@@ -48,12 +48,14 @@ def export(
     if options and not isinstance(format, str):
         raise InvalidOption("options: need a format name; configure the exporter itself")
     finals = getattr(exporter, "finals", REPEATED)
-    source = Source(as_trace(trace), on_progress, finals)
+    source = Source(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_repeated", False))
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
     plan = exporter.plan(source)
     report.lost = list(plan.losses)
     if unknown := source.unknown_finals():
         report.lost.append(Loss("final_observation", unknown))
+    if repeated := source.repeated_lost():
+        report.lost.append(Loss("repeated_steps", repeated))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
         raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written")

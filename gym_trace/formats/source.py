@@ -31,6 +31,7 @@ from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace
+from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.writer_reader import WriterReader
@@ -47,9 +48,16 @@ class Source:
         steps: total number of steps.
         layouts: of observations and actions, the same for all episodes.
         finals: what the source gives for unknown final observations; see Exporter.
+        repeated: (episodes,) number of steps at the beginning that are left out: they repeat the episode branched from.
     """
 
-    def __init__(self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED):
+    def __init__(
+        self,
+        trace: Trace,
+        on_progress: Progress | None = None,
+        finals: str = REPEATED,
+        keeps_repeated: bool = False,
+    ):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
         self.finals = finals
         over = outcome_codes(trace.content) != Outcome.RUNNING
@@ -68,6 +76,7 @@ class Source:
         if any(reader.about.has_only_statistics for reader in self._having):
             raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
         self.layouts: Layouts = self._agreed[0].layouts
+        self.repeated = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_repeated)
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
 
@@ -75,6 +84,13 @@ class Source:
     def episodes(self) -> Array:
         """The table of the episodes, as trace.episodes, with the steps that are exported."""
         table = self.trace.episodes
+        if self.repeated.any():
+            table = table.copy()
+            table["first_step"] += self.repeated
+            table["steps"] -= self.repeated
+            for place, episode in enumerate(self.trace.scan(columns=["rewards"])):
+                total = np.asarray(self.new_steps(episode).total_reward)
+                table["return"][place] = total if total.ndim == 0 else np.nan
         if self.finals != LEFT_OUT or table["has_final_observation"].all():
             return table
         table = table.copy()
@@ -92,6 +108,15 @@ class Source:
             mine = writers == number
             found[mine] = is_terminated(self.trace.readers[number], rows[mine])
         return found
+
+    def new_steps(self, episode: Episode) -> Episode:
+        """Return an episode of the trace without its first steps if they are left out."""
+        return episode[episode.prefix :] if self.repeated[episode.index] else episode
+
+    def repeated_lost(self) -> str:
+        """Return the loss of steps that repeat the episode branched from; "" without any."""
+        count = int(self.repeated.sum())
+        return f"{count:,} steps that repeat the episode branched from are left out" if count else ""
 
     def unknown_finals(self) -> str:
         """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
@@ -146,6 +171,8 @@ class Source:
 
     def identities(self, places: Array) -> list[str]:
         """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
+        if self.repeated[places].any():
+            return [self.identity(self.new_steps(self.trace[place])) for place in places.tolist()]
         return identity.identities(self.trace, places, self.is_part)
 
     # -- what there is ------------------------------------------------------------------------------------------------
@@ -158,7 +185,7 @@ class Source:
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
         _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         part |= counts[places.reshape(-1)] > 1
-        found: Array = part[self.trace.chosen]
+        found: Array = part[self.trace.chosen] | (self.repeated > 0)
         return found
 
     @cached_property
@@ -194,7 +221,8 @@ class Source:
         """
         choice = choose(self.trace, columns or None)
         leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
-        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals):
+        new = self.new_steps
+        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals, taken=new):
             if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
                 raise InvalidOption("some values lack the structure of their space; cannot export")
             yield window
@@ -202,11 +230,13 @@ class Source:
 
     def blocks(self, *columns: str) -> Iterator[Block]:
         """Yield the steps of many episodes at once; the caller must call advance(). Raises CorruptTrace."""
-        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals)
+        taken = self.new_steps if self.repeated.any() else None
+        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals, taken=taken)
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
         """Whole episodes with all columns, and their observations. Raises CorruptTrace."""
         for place, episode in enumerate(self.trace.scan()):
+            episode = self.new_steps(episode)
             if self.finals == LEFT_OUT:
                 episode = without_unknown_end(episode, *self.trace.place_of(place))
             observations = episode.observations

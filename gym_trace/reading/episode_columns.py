@@ -263,3 +263,12 @@ def _at(value: Any, keys: list[Any]) -> Any:
         else:
             return None
     return value
+
+
+def repeated_steps(table: Columns, readers: Sequence[WriterReader]) -> Array:
+    """Return (episodes,) int64: how many steps at the beginning of each repeat the episode that it branched from."""
+    prefixes = np.array([reader.about_or_empty.prefix for reader in readers], np.int64)
+    if not prefixes.any():
+        return np.zeros(len(table), np.int64)
+    found: Array = np.clip(prefixes[table["writer"]] - table["first_step"], 0, table["steps"])
+    return found

@@ -154,15 +154,15 @@ class Windows(Items):
         sampling: str,
     ):
         # Windows of an episode have numbers: window j begins at step lowest + j * stride.
-        self._lowest = -(length - 1) if span[0] else 0
-        highest = rows.whole - 1 if span[1] else np.maximum(rows.whole - length, 0)
+        self._lowest = np.where(rows.repeated > 0, rows.repeated, -(length - 1) if span[0] else 0)
+        highest = rows.whole - 1 if span[1] else np.maximum(rows.whole - length, rows.repeated)
         from_, until = rows.own.T + rows.offset
         from_ = np.where(from_ > 0, from_, self._lowest)
         self._number = -(-(from_ - self._lowest) // stride)  # of the first that begins here
         counts = np.maximum((np.minimum(until - 1, highest) - self._lowest) // stride + 1 - self._number, 0)
         if strict_length and not any(span):
-            counts[rows.whole < length] = 0
-        counts[rows.whole == 0] = 0
+            counts[rows.whole - rows.repeated < length] = 0
+        counts[rows.whole == rows.repeated] = 0
         self._length, self._stride = length, stride
         self._views: dict[tuple[int, int], Array] = {}  # by the id of an array that stays, and length
         self._ends = np.cumsum(counts)
@@ -194,7 +194,7 @@ class Windows(Items):
             piece = self._episodes[items]
             count = self._ends[piece] - self._begins[piece]
             chosen = np.minimum((uniform(~self.seed, places) * count).astype(np.int64), count - 1)
-        return piece, self._lowest + (self._number[piece] + chosen) * self._stride
+        return piece, self._lowest[piece] + (self._number[piece] + chosen) * self._stride
 
     def gather(self, found: Found) -> Batch:
         at, seen, counts = found["at"], found["seen"], found["counts"]
@@ -236,7 +236,8 @@ class Trajectories(Windows):
     def find(self, items: Array, places: Array) -> Found:
         assert self._episodes is not None
         piece = self._episodes[items]
-        return self._placed(piece, np.zeros_like(piece), self.rows.lengths[piece], places)
+        start = self.rows.own[piece, 0]
+        return self._placed(piece, start, self.rows.lengths[piece] - start, places)
 
     def _longest(self, counts: Array) -> int:
         return int(counts.max())

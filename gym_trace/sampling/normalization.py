@@ -20,7 +20,7 @@ from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified
 from gym_trace.storage.staging import replaced_file
 
-_VERSION = 1
+_VERSION = 2
 _FILE = "moments.npz"
 _BLOCK_BYTES = 1 << 24  # that are decoded at a time
 _FLOAT_BYTES = 1 << 24  # that are computed with at a time
@@ -109,18 +109,23 @@ def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
     for pieces in plan.blocks(block, 0, 0):
         mine = chosen[pieces.episode]
         if mine.any():
-            _add_rows(plan.decode([Pieces(*(column[mine] for column in pieces))], in_memory), sums)
+            some = Pieces(*(column[mine] for column in pieces))
+            _add_rows(plan.decode([some], in_memory), plan.repeated[some.episode] - some.offset, sums)
 
 
-def _add_rows(rows: Rows, sums: dict[Path, _Sums]) -> None:
+def _add_rows(rows: Rows, repeated: Array, sums: dict[Path, _Sums]) -> None:
+    """Add rows. repeated: how many steps of each piece repeat another episode, which are not counted."""
     for path, one in sums.items():
-        array = rows.columns[path]
-        if path[0] == "observations":  # whose first ones are the last ones of a block before
-            not_counted = [rows.seen[rows.offset > 0]]
+        array, is_seen = rows.columns[path], path[0] == "observations"
+        counts = np.clip(repeated, 0, rows.lengths + is_seen)
+        not_counted = [np.repeat((rows.seen if is_seen else rows.steps) - np.cumsum(counts) + counts, counts)]
+        not_counted[0] += np.arange(len(not_counted[0]))
+        if is_seen:  # whose first ones are the last ones of a block before
+            not_counted.append(rows.seen[rows.offset > 0])
             if rows.known is not None:
                 not_counted.append((rows.seen + rows.lengths)[~rows.known])
-            if any(map(len, not_counted)):
-                array = np.delete(array, np.concatenate(not_counted), axis=0)
+        if any(map(len, not_counted)):
+            array = np.delete(array, np.concatenate(not_counted), axis=0)
         one.add(array)
 
 

@@ -16,6 +16,7 @@ from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
 from gym_trace.reading.content import Recorded
+from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.reading.episode_scan import OnDamage, without_damage
 from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
@@ -52,7 +53,8 @@ class Rows(NamedTuple):
             damage.
         offset: (n,) first step that is here, counted from begin. lengths: (n,) number of steps that are here.
         steps, seen: (n,) the rows of that first step, and of the observation before it.
-        own: (n, 2) the range of these steps to sample from; the others belong to a neighbour.
+        own: (n, 2) the range of these steps to sample from; others belong to a neighbour or repeat another episode.
+        repeated: (n,) steps at the beginning of the episode that repeat another one.
         known: (n,) bool, False if the last observation is unknown, and the one before is repeated. None: all are known.
     """
 
@@ -66,6 +68,7 @@ class Rows(NamedTuple):
     seen: Array
     own: Array
     begin: Array
+    repeated: Array
     known: Array | None
 
 
@@ -78,6 +81,7 @@ class Plan:
         table: the episodes, or their parts around damage, without a last step that led to an unknown observation and
             did not terminate the episode. place: index of each in the trace. begin: its first step there.
         first: (episodes + 1,) int64, where the steps of each episode begin among all.
+        repeated: (episodes,) how many steps at its begin repeat the episode that it branches from.
         step_bytes: approximate size of a decoded step.
     """
 
@@ -118,6 +122,7 @@ class Plan:
                 self.table["has_final_observation"][shorter] = True
             self._all_known = bool(self.table["has_final_observation"].all())
         self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
+        self.repeated = repeated_steps(self.table, self.readers)
         self.step_bytes = sum(map(_row_bytes, self.forms.values()))
         self._stored = self.table["writer"].astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
@@ -193,12 +198,15 @@ class Plan:
 
     def rows(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> Rows:
         """Columns with the rows of these pieces. steps, seen: where those of each begin."""
-        episode, own = pieces.episode, np.stack([pieces.low, pieces.high], axis=1)
+        episode, repeated = pieces.episode, self.repeated[pieces.episode]
+        low = np.minimum(np.maximum(pieces.low, repeated - pieces.offset), pieces.high)
+        own = np.stack([low, pieces.high], axis=1)
         whole, begin = np.diff(self.first)[episode], self.begin[episode]
         reach = pieces.offset + pieces.lengths
         known = None if self._all_known else self.table["has_final_observation"][episode] | (reach < whole)
         place, offset = self.place[episode], pieces.offset
-        return Rows(columns, self.layouts, place, whole, offset, pieces.lengths, steps, seen, own, begin, known)
+        lengths = pieces.lengths
+        return Rows(columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known)
 
 
 def _left(

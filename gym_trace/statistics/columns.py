@@ -131,6 +131,10 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
         of_step[steps[:-1][trimmed[block.begin : block.begin + len(groups)]]] = -1
         unknown = block.table["flags"] & FragmentFlag.PLACEHOLDER > 0
         of_observation[observations[1:][unknown] - 1] = -1
+        if writer.about.prefix:  # these rows repeat the episode that all of them branch from
+            leads, first = block.table["flags"] & FragmentFlag.LEADS > 0, block.table["first_step"].astype(np.int64)
+            of_step[_numbers(first, steps) < writer.about.prefix] = -1
+            of_observation[_numbers(first + ~leads, observations) < writer.about.prefix] = -1
         for group in np.unique(groups[groups >= 0]).tolist():
             chosen = {True: of_observation == group, False: of_step == group}
             columns = {}
@@ -139,6 +143,12 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
                 array = chunk.array(path)
                 columns[path] = array if mask.all() else array[mask]
             yield group, columns, int(np.count_nonzero(chosen[False]))
+
+
+def _numbers(first: Array, offsets: Array) -> Array:
+    """Return the number of each row in its episode. first: of each fragment. offsets: where its rows begin."""
+    counts = np.diff(offsets)
+    return np.repeat(first - offsets[:-1], counts) + np.arange(int(offsets[-1]))
 
 
 class LeafValues:

@@ -13,7 +13,7 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.agent_returns import agent_returns
-from gym_trace.reading.episode_columns import complete_rows, objective_returns
+from gym_trace.reading.episode_columns import complete_rows, objective_returns, repeated_steps
 from gym_trace.reading.episode_table import Columns, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
@@ -47,7 +47,9 @@ def summarize(
 
     Returns:
         episodes; parts: runs of steps, more than episodes if frames were filtered out or lost; filtered: True if frames
-        were filtered out, and length and return count only the kept steps; steps; outcomes: number of episodes of each.
+        were filtered out, and length and return count only the kept steps; steps; repeated_steps: those of branched
+        episodes that repeat the episode they branch from, counted neither in steps nor in columns, but in length and
+        return; outcomes: number of episodes of each.
 
         complete: number of complete episodes: terminated or truncated, with at least one step. Imported recordings
         rarely store how episodes ended: all of their episodes with a step are complete.
@@ -135,8 +137,9 @@ class Facts(NamedTuple):
 
     group: Array
     outcome: Array  # index into OUTCOMES
-    steps: Array
-    lengths: Array  # as steps; for recordings with statistics only, the recorded length
+    steps: Array  # without those that repeat the episode branched from
+    repeated: Array
+    lengths: Array  # of the whole episode; for recordings with statistics only, the recorded length
     returns: Array
     objectives: Array  # returns of several numbers, one column per objective
     agents: Array  # returns of agents, one column per agent
@@ -171,10 +174,15 @@ def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = N
     table = trace.content
     order, begin = by_episode(table)
     first = order[begin]
-    steps, returns = table["steps"][order], table["return"][order]
+    steps, returns, repeated = (
+        table["steps"][order],
+        table["return"][order],
+        repeated_steps(table, trace.readers)[order],
+    )
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
+        repeated = np.add.reduceat(repeated, begin)
     found = objective_returns(table, trace.scan)
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
@@ -188,7 +196,8 @@ def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = N
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]
-    return Facts(group, outcome, steps, lengths, returns, objectives, of_agents, complete, start, end, duration)
+    told = group, outcome, steps - repeated, repeated, lengths, returns, objectives, of_agents, complete
+    return Facts(*told, start, end, duration)
 
 
 def _summary(
@@ -207,6 +216,7 @@ def _summary(
         "parts": parts,
         "filtered": parts > len(facts.steps) or any(writer.about_or_empty.filters_frames for writer in writers or ()),
         "steps": int(facts.steps.sum()),
+        "repeated_steps": int(facts.repeated.sum()),
         "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
         "complete": int(np.count_nonzero(facts.complete)),
         "return": _spread(counted.returns[~several]),

@@ -48,11 +48,14 @@ def test_a_sound_trace_exits_with_0(sound: str) -> None:
 def test_findings_exit_with_1_and_name_the_command_that_shows_them(broken: str) -> None:
     done = run("lint", broken)
     assert done.exit_code == 1
-    first, command, last = done.stdout.splitlines()
+    first, command, last, _, shell, view = done.stdout.splitlines()
     assert first.startswith("T101  error    observations: NaN in observations, actions or rewards (3 steps; first: ")
     assert first.endswith("episode 0, step 3)")
     assert command.strip().endswith("broken --episodes 0 --steps 1:6")
     assert last.startswith("1 error in 3 episodes")
+    assert shell.startswith("  gym-trace shell ")
+    assert shell.endswith("broken --episode 0 --step 3")
+    assert view.replace("view", "shell") == shell
 
 
 def test_notes_are_shown_on_request_and_do_not_count(sound: str) -> None:

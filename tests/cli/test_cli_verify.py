@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import gymnasium
 import pytest
 from damage import flip
-from shell import ok, run
+from shell import ok, process, run
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
@@ -246,3 +248,32 @@ def test_a_trace_says_what_was_imported_for_it(here: Path, words: list[object], 
     reader = gym_trace.open_trace("t").readers[0]
     assert reader.schema["environment"].get("imports") == expected
     assert "imports" not in reader.schema["provenance"]
+
+
+def test_the_last_lines_lead_to_the_first_difference(tmp_path: Path) -> None:
+    record("w")
+    options = ["--env-arg", "g=9.0"]
+    done = run("verify", "t", "--episodes", "1:", *options)
+    place = [str(Path("t").absolute()), "--episode", "1", "--step", "0"]
+    *_, told, shell, view = done.stdout.splitlines()
+    assert told == "before the first difference:"
+    assert shlex.split(shell) == ["gym-trace", "shell", *place, *options]
+    assert shlex.split(view) == ["gym-trace", "view", *place]
+    stood = process(*shlex.split(shell)[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = stood.communicate("print(env.unwrapped.g)\n")
+    assert stood.returncode == 0, out
+    assert "9.0" in out
+
+
+def test_where_the_reset_differs_only_the_viewer_stands() -> None:
+    record("w", episodes=1)
+    Path("other.py").write_text("import gymnasium\ndef make(): return gymnasium.make('MountainCarContinuous-v0')\n")
+    done = run("verify", "t", "--make", "other:make")
+    assert "episode 0 differs at the reset" in done.stdout
+    assert "gym-trace shell" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" --episode 0 --step 0")
+
+
+def test_json_has_no_such_lines() -> None:
+    record("w", episodes=1)
+    assert "before the first" not in run("verify", "t", "--env-arg", "g=9.0", "--json").stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vectors import TraceRecordingVectorWrapper
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, edit, open_trace, record_episodes, verify_trace
+from gym_trace.adapters.episodes import finished, lengths, scanned
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, TraceExists
 
@@ -233,3 +235,100 @@ def test_a_recorder_repeats_its_reseeding_when_it_is_replayed(tmp_path: Path) ->
     assert trace[0].states["generator"][3] == expected
     assert trace[0].annotations == {}
     assert [verdict.verdict for verdict in verify_trace(trace)] == ["identical"]
+
+
+# -- repeated steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A trace, and episodes that branch from step 7 of one of them, together."""
+    base = tmp_path_factory.mktemp("both")
+    trace = recorded(CARTPOLE, base / "trace")
+    gym_trace.branch(trace, longest(trace), 7, directory=base / "if", episodes=4, seed=3)
+    edit.merge([base / "trace", base / "if"], base / "both")
+    merged = open_trace(base / "both")
+    assert sum(episode.prefix for episode in merged) == 4 * 7
+    return merged
+
+
+def new_parts(trace: Trace) -> list[Any]:
+    return [episode[episode.prefix :] for episode in trace]
+
+
+def test_statistics_count_repeated_steps_once(both: Trace) -> None:
+    summary = gym_trace.summarize(both, columns=True)
+    new = new_parts(both)
+    steps = sum(map(len, new))
+    assert (summary["steps"], summary["repeated_steps"]) == (steps, 28)
+    assert summary["rewards"]["count"] == summary["actions"][0]["rows"] == steps
+    seen = np.concatenate([part.observations for part in new])
+    (observations,) = summary["observations"]
+    assert observations["rows"] == len(seen)
+    assert observations["dimensions"][2]["mean"] == pytest.approx(seen[:, 2].mean(dtype=np.float64))
+    assert summary["length"]["max"] == max(map(len, both))  # lengths and returns are those of whole episodes
+
+
+def test_moments_count_repeated_steps_once(both: Trace) -> None:
+    new = new_parts(both)
+    found = both.normalization(["observations", "actions"])
+    for name in ("observations", "actions"):
+        rows = np.concatenate([getattr(part, name) for part in new]).astype(np.float64)
+        assert found[name].count == len(rows)
+        assert np.allclose(found[name].mean, rows.mean(axis=0))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", None])
+def test_batches_have_no_repeated_steps(cache: str | None, both: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(both.directory.parent / "cache"))
+    new, prefixes = new_parts(both), [episode.prefix for episode in both]
+    options: dict[str, Any] = {"seed": 0, "cache": cache, "replacement": False}
+    places = set()
+    for batch in islice(both.transitions(7, **options), -(-sum(map(len, new)) // 7)):  # an epoch
+        places |= set(zip(batch["episode"].tolist(), batch["first_step"].tolist()))
+    assert places == {(part.index, part.first_step + step) for part in new for step in range(len(part))}
+    for batch in both.windows(8, 4, strict_length=False, span=True, **options):
+        assert all(first >= prefixes[episode] for episode, first in zip(batch["episode"], batch["first_step"]))
+    begun = [(int(e), int(f)) for batch in both.windows(4, 2, stride=3, strict_length=False, **options)
+             for e, f in zip(batch["episode"], batch["first_step"])]  # fmt: skip
+    assert sorted(begun) == sorted(
+        (part.index, part.first_step + step) for part in new for step in range(0, max(1, len(part) - 3), 3)
+    )
+    strict = sum(len(batch["episode"]) for batch in both.windows(4, 2, strict_length=True, **options))
+    assert strict == sum(max(0, len(part) - 3) for part in new)
+    whole = {}
+    for batch in islice(both.trajectories(2, **options), 5):
+        lengths_here = batch["mask"].sum(axis=1).tolist()
+        whole |= dict(zip(batch["episode"].tolist(), zip(batch["first_step"].tolist(), lengths_here)))
+    assert whole == {part.index: (part.first_step, len(part)) for part in new}
+
+
+@pytest.mark.parametrize("form", ["parquet", "minari", "rlds"])
+def test_exports_leave_repeated_steps_out(form: str, both: Trace, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    report = gym_trace.export(both, tmp_path / "out", form)
+    assert report.steps == sum(map(len, new_parts(both)))
+    assert "28 steps that repeat the episode branched from are left out" in [str(loss) for loss in report.lost]
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "again", form)
+    again = open_trace(tmp_path / "again")
+    assert sorted(map(len, again)) == sorted(map(len, new_parts(both)))
+    for found, part in zip(again, new_parts(both)):
+        assert (found.first_step, found.total_reward) == (part.first_step, part.total_reward)
+        assert np.array_equal(found.observations, part.observations)
+    assert gym_trace.summarize(again)["steps"] == report.steps
+    verdicts = [verdict.verdict for verdict in verify_trace(again)]
+    assert verdicts == ["unverifiable" if part.first_step else "identical" for part in new_parts(both)]
+
+
+def test_json_lines_hold_all_steps(both: Trace, tmp_path: Path) -> None:
+    report = gym_trace.export(both, tmp_path / "out.jsonl")
+    assert (report.steps, report.lost) == (sum(map(len, both)), [])
+    gym_trace.import_trace(tmp_path / "out.jsonl", tmp_path / "again")
+    assert [episode.prefix for episode in open_trace(tmp_path / "again")] == [episode.prefix for episode in both]
+
+
+def test_learning_libraries_get_no_repeated_steps(both: Trace) -> None:
+    chosen = finished(both)
+    assert (
+        [len(episode) for episode, _ in scanned(chosen)] == lengths(chosen).tolist() == list(map(len, new_parts(both)))
+    )

@@ -172,3 +172,22 @@ def test_the_help_names_every_option() -> None:
     done = run("view", "--help")
     assert all(name in done.output for name in ("--port", "--host", "--no-browser"))
     assert "view" in cli.list_commands(None)  # type: ignore[arg-type]
+
+
+def test_the_page_opens_at_a_step(directory: Path) -> None:
+    process, address = started(directory, "--no-browser", "--episode", "-1", "--step", "3")
+    process.terminate()
+    ended(process)
+    assert address.endswith("#trace=0&episode=1&step=3")
+
+
+def test_a_step_that_is_not_there_is_refused(directory: Path) -> None:
+    for options, told in (
+        (["--episode", "2"], "--episode: 2: the trace has 2 episodes"),
+        (["--episode", "0", "--step", "900"], "--step: 900: episode 0 has"),
+        (["--step", "1"], "--step: needs --episode; pass both"),
+        (["--episode", "0", "--best", "1"], "--episode and --step exclude --save and the selection of episodes"),
+    ):
+        refused = run("view", directory, *options)
+        assert refused.exit_code == 2
+        assert told in refused.stderr

@@ -102,7 +102,8 @@ def _has_tasks(source: Source, origin: Origin) -> bool:
     form = source.forms.get(TASK_INDEX)
     if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
         return False
-    rows = (episode.annotations.get("task_index", _NONE) for episode in source.trace.scan(columns=["annotations"]))
+    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
+    rows = (episode.annotations.get("task_index", _NONE) for episode in episodes)
     many = len(origin.tasks)
     return all(found.dtype == np.int64 and bool(((found >= 0) & (found < many)).all()) for found in rows)
 
@@ -113,7 +114,8 @@ def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) ->
         return len(tasks) > 1
     if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:
         return False
-    found = (episode.annotations.get("timestamp", _NONE) for episode in source.trace.scan(columns=["annotations"]))
+    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
+    found = (episode.annotations.get("timestamp", _NONE) for episode in episodes)
     return all(rows.tobytes() == timestamps(np.arange(len(rows)), fps).tobytes() for rows in found)
 
 

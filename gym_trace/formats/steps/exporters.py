@@ -37,6 +37,7 @@ class JsonLinesExporter:
     name: ClassVar[str] = "jsonl"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
+    keeps_repeated: ClassVar[bool] = True
 
     def plan(self, source: Source) -> Plan:
         return Plan((), partial(self._write, source), self._how_to_load)
@@ -66,6 +67,7 @@ class CsvExporter:
     name: ClassVar[str] = "csv"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
+    keeps_repeated: ClassVar[bool] = True
 
     def plan(self, source: Source) -> Plan:
         return Plan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
@@ -95,6 +97,7 @@ class NpzExporter:
     name: ClassVar[str] = "npz"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
+    keeps_repeated: ClassVar[bool] = True
 
     def plan(self, source: Source) -> Plan:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]

@@ -86,6 +86,7 @@ REPEATED = "repeated"  # the observation before it stands in
 LEFT_OUT = "left out"  # the step that led to it is left out; one that terminated has the observation before it again
 
 OnDamage = Callable[[CorruptTrace], None]
+Taken = Callable[[Episode], Episode]
 
 
 class Window(NamedTuple):
@@ -161,6 +162,7 @@ def step_windows(
     steps: slice = slice(None),
     on_damage: OnDamage | None = None,
     finals: str = KEPT,
+    taken: Taken | None = None,
 ) -> Iterator[Window]:
     """The chosen columns of the steps of these episodes, in windows. An episode without steps is one empty window.
 
@@ -170,10 +172,12 @@ def step_windows(
         on_damage: called with the error of each unreadable part, which is skipped, with the step after it if the
             observation before that is lost; None: CorruptTrace is raised.
         finals: what becomes of unknown final observations: KEPT, REPEATED or LEFT_OUT.
+        taken: returns the steps of an episode that are taken, before anything else; None: all.
     """
     wanted = np.fromiter(places, np.int64)
     for place, episode in zip(wanted.tolist(), _episodes(trace, wanted, choice, on_damage is not None)):
         writer, row = trace.place_of(place)
+        episode = episode if taken is None else taken(episode)
         if finals == LEFT_OUT:
             episode = without_unknown_end(episode, writer, row)
         chosen = range(len(episode))[steps]
@@ -347,14 +351,16 @@ class Block(NamedTuple):
         return np.flatnonzero(chosen)
 
 
-def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice = slice(None)) -> Iterator[Block]:
+def step_blocks(
+    trace: Trace, choice: Choice, finals: str = KEPT, steps: slice = slice(None), taken: Taken | None = None
+) -> Iterator[Block]:
     """Yield the chosen columns of all episodes in order, some at a time, in bounded memory.
 
-    Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals and steps: as of
-    step_windows. Raises CorruptTrace.
+    Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals, steps and taken:
+    as of step_windows. Raises CorruptTrace.
     """
-    if steps != slice(None):
-        yield from _windows(trace, range(len(trace)), choice, finals, steps)
+    if steps != slice(None) or taken is not None:
+        yield from _windows(trace, range(len(trace)), choice, finals, steps, taken)
         return
     writers, rows = trace.content["writer"], trace.rows
     chunks = np.full(len(trace), -1, np.int64)
@@ -383,8 +389,15 @@ def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice =
     yield from _windows(trace, range(begin, len(trace)), choice, finals)
 
 
-def _windows(trace: Trace, places: range, choice: Choice, finals: str, steps: slice = slice(None)) -> Iterator[Block]:
-    for window in step_windows(trace, places, choice, steps, finals=finals) if places else ():
+def _windows(
+    trace: Trace,
+    places: range,
+    choice: Choice,
+    finals: str,
+    steps: slice = slice(None),
+    taken: Taken | None = None,
+) -> Iterator[Block]:
+    for window in step_windows(trace, places, choice, steps, finals=finals, taken=taken) if places else ():
         facts = (window.episode.index, window.start, window.steps, window.opens, window.closes)
         place, start, count, opens, closes = (np.array([fact]) for fact in facts)
         yield Block(place, start, count, opens, closes, window.columns)
