@@ -68,7 +68,7 @@ def _has_methods(env: Any, *names: str) -> bool:
 
 def offered_states(env: gymnasium.Env[Any, Any], every: int) -> States:
     """Return states_of() for the option states=every. Raises InvalidOption if the environment offers no state."""
-    if not every >= 1:
+    if isinstance(every, bool) or not isinstance(every, (int, np.integer)) or every < 1:
         raise InvalidOption(f"states={every!r}: pass a number of steps, 1 or more")
     states = states_of(env)
     if states is None:

@@ -14,6 +14,7 @@ from gym_trace.linting.steps import StepBlock
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
+from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.replay.fingerprints import CONTENT, fingerprints_of
 from gym_trace.replay.lanes import inseparable
 
@@ -39,7 +40,8 @@ class _Hashes:
 class RepeatedRule:
     """Screens episodes by quick hashes of their steps, and compares exactly those that look alike.
 
-    Episodes without a seed count only if they are long: short ones of small environments are alike by chance.
+    Episodes without a seed, and branched ones, whose seed does not decide what is new in them, count only if that is
+    long: short ones of small environments are alike by chance.
     """
 
     kinds: ClassVar[Sequence[Kind]] = (_TWICE, _SHARED, _UNBALANCED, _UNEQUAL)
@@ -49,6 +51,7 @@ class RepeatedRule:
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._trace, self._thresholds = trace, thresholds
         self._hashes: dict[int, _Hashes] = {}
+        self._is_branched = np.array([bool(reader.about_or_empty.branch) for reader in trace.readers], np.bool_)
 
     def add(self, block: StepBlock) -> None:
         writer = block.writer
@@ -118,10 +121,11 @@ class RepeatedRule:
             keys["environment"][mine] = described.index(described[number])
             keys["start"][mine], keys["actions"][mine] = hashes.starts[rows], hashes.actions[rows]
             keys["results"][mine] = hashes.results[rows]
-        is_seeded = table["seed"] != wire.NO_SEED
+        repeated = repeated_steps(table, trace.readers)
+        is_seeded = (table["seed"] != wire.NO_SEED) & ~self._is_branched[writers]
         keys["seed"], keys["steps"] = table["seed"].astype(np.uint64), table["steps"]
         keys["results"][is_seeded] = 0  # so that other results of the same seed are found
-        wanted &= is_seeded | (table["steps"] >= self._thresholds["repeated_steps"])
+        wanted &= is_seeded | (table["steps"] - repeated >= self._thresholds["repeated_steps"])
         places = np.flatnonzero(wanted)
         order = places[np.argsort(_mixed(keys[places]), kind="stable")]
         if not len(order):
@@ -134,9 +138,12 @@ class RepeatedRule:
 
     def _is_seeded_alone(self, index: int) -> bool:
         """Return True if the seed of an episode decides how it starts: not if it was that of several lanes."""
-        return bool(self._trace.content["seed"][index] != wire.NO_SEED) and not inseparable(
-            self._trace.writer_of(index)
-        )
+        if (
+            self._trace.content["seed"][index] == wire.NO_SEED
+            or self._is_branched[self._trace.content["writer"][index]]
+        ):
+            return False
+        return not inseparable(self._trace.writer_of(index))
 
     def _splits(self) -> Iterator[Sighting]:
         names = [writer.about_or_empty.split for writer in self._trace.readers]

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import TraceLike, as_trace
@@ -70,8 +71,12 @@ def standing(
 ) -> tuple[gymnasium.Env[Any, Any], int]:
     """Return env_at(), and the step before which it started from a recorded state; 0 if from the reset."""
     trace = as_trace(trace)
+    if not -len(trace) <= episode < len(trace):
+        raise IndexError(f"episode {episode}: the trace has {len(trace)} episodes")
     index = range(len(trace))[episode]
     steps = len(trace[index])
+    if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
+        raise InvalidOption(f"step={step!r}: pass a whole number, 0 to {steps}")
     if not 0 <= step <= steps:
         raise InvalidOption(f"step={step}: episode {index} has {steps} steps; pass 0 to {steps}")
     with closing(replays(trace, [index], making, render_mode)) as playing:

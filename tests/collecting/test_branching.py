@@ -332,3 +332,12 @@ def test_learning_libraries_get_no_repeated_steps(both: Trace) -> None:
     assert (
         [len(episode) for episode, _ in scanned(chosen)] == lengths(chosen).tolist() == list(map(len, new_parts(both)))
     )
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_lint_finds_nothing_wrong_with_continuations_that_are_short_or_reseeded(step: int, tmp_path: Path) -> None:
+    trace = recorded(LAKE, tmp_path / "trace")
+    gym_trace.branch(trace, longest(trace), step, always_right, tmp_path / "if", episodes=12, seed=5)
+    edit.merge([tmp_path / "trace", tmp_path / "if"], tmp_path / "both")
+    for path in ("if", "both"):
+        assert [found.code for found in gym_trace.lint_trace(tmp_path / path) if found.code.startswith("T6")] == []

@@ -19,8 +19,13 @@ from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverg
 from gym_trace.model.values import row_of
 from gym_trace.replay.compare import Comparison, EpisodeComparison
 
-IDS = [*PLAIN, "HalfCheetah-v5", "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"]
-PACKAGES = {"HalfCheetah-v5": "mujoco", "ALE/Pong-v5": "ale_py", "MiniGrid-DoorKey-5x5-v0": "minigrid"}
+PACKAGES = {
+    **dict.fromkeys(("LunarLander-v3", "BipedalWalker-v3"), "Box2D"),
+    **dict.fromkeys(("HalfCheetah-v5", "Humanoid-v5"), "mujoco"),
+    "ALE/Pong-v5": "ale_py",
+    "MiniGrid-DoorKey-5x5-v0": "minigrid",
+}
+IDS = list(dict.fromkeys([*PLAIN, "Acrobot-v1", "Taxi-v4", *PACKAGES]))
 
 
 def goes_on_as_recorded(trace: Trace, index: int, step: int, **options: Any) -> None:
@@ -141,3 +146,18 @@ def test_filtered_steps_cannot_be_repeated(tmp_path: Path) -> None:
     trace = open_trace(path)
     with pytest.raises(EnvironmentUnavailable, match=r"^episode 0: cannot be replayed: earlier steps were filtered"):
         gym_trace.env_at(trace, 0, 5)
+
+
+@pytest.mark.parametrize("step", [1.5, True, None, "3"])
+def test_a_step_that_is_no_whole_number_is_rejected(step: Any, tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("Pendulum-v1"), tmp_path / "trace", 1))
+    with pytest.raises(InvalidOption, match=r"^step=.*: pass a whole number, 0 to 60$"):
+        gym_trace.env_at(trace, 0, step)
+    with pytest.raises(IndexError, match=r"^episode 7: the trace has 1 episodes$"):
+        gym_trace.env_at(trace, 7, 0)
+
+
+def test_a_function_that_makes_no_environment_is_said_to_do_so(tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("Pendulum-v1"), tmp_path / "trace", 1))
+    with pytest.raises(EnvironmentUnavailable, match=r"make_env: returned NoneType; return a gymnasium.Env$"):
+        gym_trace.env_at(trace, 0, 3, make_env=lambda: None)  # type: ignore[arg-type, return-value]

@@ -155,8 +155,9 @@ def test_mujoco_refuses_states_of_another_size() -> None:
 def test_states_need_an_environment_that_offers_them(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"states=10: CartPoleEnv offers no state; omit it, or give CartPoleEnv"):
         TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "trace", states=10)
-    with pytest.raises(InvalidOption, match="states=0: pass a number of steps, 1 or more"):
-        TraceRecordingWrapper(Walk(), tmp_path / "trace", states=0)
+    for wrong in (0, 1.5, True, "10"):
+        with pytest.raises(InvalidOption, match=f"states={wrong!r}: pass a number of steps, 1 or more"):
+            TraceRecordingWrapper(Walk(), tmp_path / "trace", states=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="states=10: not together with filters or autoreset"):
         TraceRecordingWrapper(Walk(), tmp_path / "trace", states=10, frame_filter=bool)
 

@@ -84,7 +84,7 @@ class TraceDataset(ds.Dataset):
             for damage in chain.from_iterable(reader.damage for reader in trace.readers):
                 raise damage.error()
             for places in _alike(trace):
-                source = Source(trace if len(places) == len(trace) else trace[places], finals=KEPT)
+                source = Source(trace if len(places) == len(trace) else trace[places], finals=KEPT, keeps_repeated=True)
                 columns = columns_of(source) if share.columns is None else share.columns
                 found.append((share, source, columns, places + share.first))
         if not found:

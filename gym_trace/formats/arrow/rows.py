@@ -99,7 +99,8 @@ class Tables:
         return pa.array(np.repeat(self._number(block.episodes), block.steps))
 
     def _step(self, block: Block) -> pa.Array:
-        first = self._source.trace.content["first_step"][block.episodes] + block.starts
+        places, source = block.episodes, self._source
+        first = source.trace.content["first_step"][places] + source.repeated[places] + block.starts
         ends = np.cumsum(block.steps)
         return pa.array(np.repeat(first - (ends - block.steps), block.steps) + np.arange(block.size))
 
@@ -158,7 +159,7 @@ class Tables:
     def _returns(self, places: Array) -> pa.Array:
         if not self._objectives:
             return pa.array(self._table(places)["return"], from_pandas=True)  # which has NULL for NaN
-        scanned = self._source.trace.scan(columns=["rewards"], episodes=places)
+        scanned = map(self._source.new_steps, self._source.trace.scan(columns=["rewards"], episodes=places))
         totals = [np.ravel(episode.total_reward) for episode in scanned]
         known = [total.tolist() if len(total) == self._objectives else None for total in totals]
         return pa.array(known, pa.list_(pa.field("element", pa.float64(), nullable=False), self._objectives))
