@@ -149,7 +149,7 @@ def test_filtered_steps_cannot_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1.5, True, None, "3"])
-def test_a_step_that_is_no_whole_number_is_rejected(step: Any, tmp_path: Path) -> None:
+def test_a_wrong_step_or_episode_raises_an_error_that_names_it(step: Any, tmp_path: Path) -> None:
     trace = open_trace(record(gymnasium.make("Pendulum-v1"), tmp_path / "trace", 1))
     with pytest.raises(InvalidOption, match=r"^step=.*: pass a whole number, 0 to 60$"):
         gym_trace.env_at(trace, 0, step)
