@@ -52,12 +52,12 @@ WORKLOADS = {
     "Acrobot-v1": Workload(_made("Acrobot-v1"), 2000),
     "Taxi-v4": Workload(_made("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"), 2000),
     "LunarLander-v3": Workload(_made("LunarLander-v3"), 2000, "Box2D"),
-    "BipedalWalker-v3": Workload(_made("BipedalWalker-v3", max_episode_steps=400), 2000, "Box2D"),
+    "BipedalWalker-v3": Workload(_made("BipedalWalker-v3", max_episode_steps=300), 900, "Box2D"),
     "MiniGrid-DoorKey-5x5-v0": Workload(_made("MiniGrid-DoorKey-5x5-v0"), 2000, "minigrid"),
-    "Pong, sticky actions": Workload(_made("ALE/Pong-v5", max_episode_steps=500), 1000, "ale_py", has_states=True),
+    "Pong, sticky actions": Workload(_made("ALE/Pong-v5", max_episode_steps=300), 600, "ale_py", has_states=True),
     "HalfCheetah-v5": Workload(_CHEETAH, 1000, "mujoco", has_states=True),
     "Humanoid-v5": Workload(
-        _made("Humanoid-v5", max_episode_steps=500, terminate_when_unhealthy=False), 1000, "mujoco", has_states=True
+        _made("Humanoid-v5", max_episode_steps=300, terminate_when_unhealthy=False), 600, "mujoco", has_states=True
     ),
     "CartPole-v1, 8 lanes": Workload(_made("CartPole-v1"), 300, lanes=8),
     "HalfCheetah-v5, 2 lanes": Workload(_CHEETAH, 1001, "mujoco", lanes=2, has_states=True),
