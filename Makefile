@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -70,6 +70,10 @@ strangers:
 test-interop:
 	PYTHON=$(PYTHON) ONLY="$(ONLY)" bash tests/interop.sh $(TESTS)
 
+# Object stores: two S3 servers behind a proxy that fails, and KILLS kills of a recording to them (1 GB). TESTS="-k kills" chooses tests.
+test-remote:
+	PYTHON=$(PYTHON) bash tests/remote.sh $(TESTS)
+
 # The C core with AddressSanitizer and UndefinedBehaviorSanitizer: the tests that use it, then FUZZ seconds of odd objects.
 sanitize: $(VENV)/.dev
 	PYTHON=$(BIN)/python FUZZ=$(or $(FUZZ),60) bash tests/sanitize.sh
@@ -127,4 +131,4 @@ bench-training: .venv-bench/.installed
 
 clean:
 	rm -f gym_trace/*/_*.so
-	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-interop* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-interop* .venv-remote $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

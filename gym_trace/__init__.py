@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gym_trace.linting.api import lint_trace
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
+    from gym_trace.publishing.transfer import pull, push, sync
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
     from gym_trace.recording.writer import TraceWriter
@@ -54,10 +55,13 @@ _HOMES = {
     "lint_trace": "gym_trace.linting.api",
     "load_results": "gym_trace.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
+    "pull": "gym_trace.publishing.transfer",
+    "push": "gym_trace.publishing.transfer",
     "record_episodes": "gym_trace.collecting.rollout",
     "repair_trace": "gym_trace.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
     "summarize": "gym_trace.statistics.summary",
+    "sync": "gym_trace.publishing.transfer",
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.replay.verify",
 }
@@ -83,10 +87,13 @@ __all__ = [
     "lint_trace",
     "load_results",
     "open_trace",
+    "pull",
+    "push",
     "record_episodes",
     "repair_trace",
     "scan_recorded_traces",
     "summarize",
+    "sync",
     "verify_trace",
 ]  # "from gym_trace import *" leaves out train, which needs PyTorch
 

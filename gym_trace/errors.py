@@ -7,6 +7,7 @@ TraceError
 │   └── CorruptRun       a file of a training run is damaged
 ├── UnsupportedTrace     the trace needs a newer gym-trace
 ├── UnreadableRecording  a recording of another package is damaged or unsafe to read
+├── RemoteError          a store did not answer, or refused
 ├── RecordingError       the trace could not be written; __cause__ is the reason
 ├── UnstorableValue      a value cannot be stored exactly without pickle
 ├── ReplayDiverged       an action or a result differs from the recorded one
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidOption",
     "MissingExtra",
     "RecordingError",
+    "RemoteError",
     "RenderingError",
     "ReplayDiverged",
     "TraceError",
@@ -119,6 +121,10 @@ class UnreadableRecording(TraceError):
 
 class RecordingError(TraceError):
     """The trace could not be written; earlier steps stay readable."""
+
+
+class RemoteError(TraceError, OSError):
+    """A store at a URL did not answer, or refused. The message never quotes what the store said."""
 
 
 class UnstorableValue(TraceError, TypeError):

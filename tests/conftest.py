@@ -10,7 +10,7 @@ import sys
 import hypothesis
 import pytest
 
-collect_ignore = ["strangers", "interop"]  # they need environments of their own; english: quoted
+collect_ignore = ["strangers", "interop", "remote"]  # they need environments of their own; english: quoted
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

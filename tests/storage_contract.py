@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from gym_trace.errors import TraceNotFound
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Span, Storage
 
 
 def _written(storage: Storage, name: str, pieces: Iterable[bytes | memoryview]) -> None:
@@ -26,7 +26,7 @@ def _written(storage: Storage, name: str, pieces: Iterable[bytes | memoryview]) 
     file.close()
 
 
-def _content(storage: Storage, name: str) -> bytes:
+def _content(storage: ReadStorage, name: str) -> bytes:
     with storage.open(name) as file:
         return file.read(0, file.size + 1)
 
@@ -206,6 +206,56 @@ class StorageContract:
 
     def test_copies_refer_to_the_same_place(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
+        for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
+            assert other == storage
+            assert hash(other) == hash(storage)
+            assert _content(other, "a") == b"some"
+
+
+class ReadContract:
+    """Tests of the fixture `filled`, which returns a ReadStorage with the files that it is given."""
+
+    def test_names_sizes_and_ranges_of_files(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
+        data = bytes(range(256)) * 1000
+        storage = filled({"w.manifest.jsonl": b"some", "w.000000.gtb": data})
+        assert sorted(storage.names()) == ["w.000000.gtb", "w.manifest.jsonl"]
+        assert storage.size("w.000000.gtb") == len(data)
+        assert storage.allocated() >= len(data) + 4
+        assert storage.root in storage.path("w.000000.gtb")
+        storage.expect([Span("w.000000.gtb", 100_000, 50_000), Span("w.manifest.jsonl", -5, 100)])
+        with storage.open("w.000000.gtb") as file:
+            assert file.size == len(data)
+            for offset, length in (
+                (0, 1),
+                (255_000, 1000),
+                (3, 200_000),
+                (255_990, 100),
+                (7, 0),
+                (-1, 9),
+                (1 << 60, 9),
+            ):
+                expected = data[offset : offset + length] if offset >= 0 else b""
+                assert file.read(offset, length) == expected
+                out = memoryview(bytearray(length))
+                assert out[: file.read_into(offset, out)] == expected
+
+    def test_a_missing_file_raises_file_not_found(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
+        storage = filled({"a": b"some"})
+        for call in (storage.open, storage.size, storage.version):
+            with pytest.raises(FileNotFoundError):
+                call("b")
+        assert storage.holder("b") is None
+
+    def test_a_replaced_file_has_another_version(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
+        storage = filled({"a.gtb": b"some"})
+        before = storage.version("a.gtb")
+        assert storage.version("a.gtb") == before
+        storage = filled({"a.gtb": b"someone else's"})
+        storage.names()
+        assert storage.version("a.gtb") != before
+
+    def test_copies_of_a_storage_read_the_same(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
+        storage = filled({"a": b"some"})
         for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
             assert other == storage
             assert hash(other) == hash(storage)

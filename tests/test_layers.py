@@ -34,7 +34,7 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
-    {"processes", "linting"},
+    {"processes", "linting", "publishing"},
     {"video", "collecting", "formats", "playing"},
     {"proof"},
     {"adapters"},

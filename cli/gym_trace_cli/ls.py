@@ -15,6 +15,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceNotFound
 from gym_trace.printable import key_text
+from gym_trace.storage.remote.address import shown
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
@@ -73,7 +74,7 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
         traces = dict.fromkeys(find_traces(directory))
         found |= traces
         if not traces:
-            raise TraceNotFound(f"{directory}: no traces here, nor in the directories up to three levels below")
+            raise TraceNotFound(f"{shown(directory)}: no traces here, nor in the directories up to three levels below")
     states = set()
     rows = _listed(list(found), selection)
     if as_json:
@@ -116,7 +117,7 @@ def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
 def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
     several = isinstance(row["return"], list)
     return (
-        os.path.relpath(row["directory"], parent) if parent else row["directory"],
+        os.path.relpath(row["directory"], parent) if parent and "://" not in parent else row["directory"],
         ", ".join(name or "without an id" for name in row["environments"]),
         *("-" if row[name] is None else show.count(row[name]) for name in ("episodes", "steps")),
         show.returned(tuple(row["return"]) if several else row["return"]),

@@ -29,6 +29,7 @@ from gym_trace.errors import (
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, option
+from gym_trace_cli.options import PATH, Size
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # Module, function and help line of each command. A module is imported when its command is called.
@@ -55,6 +56,10 @@ COMMANDS = {
     "repair": ("check", "repair", "Write a clean copy of everything readable."),
     "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
     "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
+    "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
+    "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
+    "sync": ("transfer", "sync", "Copy what a directory and a URL lack of each other."),
+    "cache": ("cache", "command", "Clear the disk cache of traces at URLs."),
 }
 
 # Hints for names of other tools.
@@ -74,6 +79,8 @@ ELSEWHERE = {
     "validate": "'check' locates damage, 'lint' finds wrong data, 'verify' replays episodes and compares",
     "fsck": "'check' locates damage, 'lint' finds wrong data",
     **dict.fromkeys(("fix", "recover"), "'repair' writes a clean copy"),
+    **dict.fromkeys(("upload", "publish"), "'push' copies a trace to a URL"),
+    **dict.fromkeys(("download", "fetch", "clone"), "'pull' copies a trace from a URL"),
     **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
     **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
@@ -198,8 +205,25 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
+def _cache(ctx: click.Context, _: click.Parameter, directory: str | None) -> None:
+    if directory is not None and not ctx.resilient_parsing:
+        os.environ["GYM_TRACE_URL_CACHE"] = os.path.abspath(os.path.expanduser(directory))  # also for workers
+
+
+def _cache_limit(ctx: click.Context, _: click.Parameter, limit: int | None) -> None:
+    if limit is not None and not ctx.resilient_parsing:
+        os.environ["GYM_TRACE_URL_CACHE_BYTES"] = str(limit)
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @option("--version", _VERSION_HELP, is_eager=True, expose_value=False, callback=_show_version)
 @option("--debug", "Show the traceback of an error.")
+@option(
+    "--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH, expose_value=False, callback=_cache
+)
+@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", Size(), expose_value=False, callback=_cache_limit)
 def cli(debug: bool) -> None:
-    """Record Gymnasium environments to traces, bit for bit, and play them back."""
+    """Record Gymnasium environments to traces, bit for bit, and play them back.
+
+    DIR of commands that read is a directory or a URL: s3://, gs://, az://, hf://, https://.
+    """

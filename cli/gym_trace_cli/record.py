@@ -13,6 +13,8 @@ import click
 
 import gym_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceExists
+from gym_trace.storage.opening import path_of
+from gym_trace.storage.remote.address import is_url
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, environment_options, import_modules
@@ -219,7 +221,7 @@ def command(
         raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
-    directory = Path(output or f"traces/{named.file_name}")
+    directory = path_of(output or f"traces/{named.file_name}")
     given = dict(metadata)
     if taken := sorted(set(_OWN_METADATA) & set(given)):
         raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
@@ -305,7 +307,7 @@ def _record_here(
     made = None if policy == "random" else maker(env.observation_space, env.action_space)
     about = provenance_of(_COMMAND, maker.name, make_env=named, argv=private["argv"], diff=private["git_diff"])
     with watch, recorded_by(about), _recorder(env, directory, recording) as recorder:
-        add_facts(LocalStorage(directory), facts)
+        add_facts(LocalStorage(recorder.directory), facts)
         try:
             acting = None if made is None else Annotating(made, recorder)
             done = gym_trace.record_episodes(recorder, policy=acting, on_progress=watch, **run)
@@ -447,7 +449,8 @@ def _print_summary(done: Any, directory: Path, imports: Sequence[str], several: 
         click.echo(f"recorded {show.count(episodes, 'episode')}: {taken} {workers}")
     if (returns := _returns(done)) is not None and (episodes or not several):
         click.echo(show.returns(returns, lately=episodes > 100))
-    click.echo(f"{show.printable(directory)}: {show.size(LocalStorage(directory).allocated())}, seed {done.seed}\n")
+    size = "" if is_url(directory) else f"{show.size(LocalStorage(directory).allocated())}, "
+    click.echo(f"{show.printable(directory)}: {size}seed {done.seed}\n")
     show.next_commands(directory, imports)
 
 

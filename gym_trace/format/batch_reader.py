@@ -29,7 +29,7 @@ from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, heal, stored_parity
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, ReadStorage
+from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
@@ -37,6 +37,8 @@ _LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
 _HEALING = threading.Lock()  # one batch at a time; readers of it wait, and read what is restored
+_TAIL = 1 << 10  # bytes of a batch with its footer, fetched together with its begin
+_SMALL = 1 << 16  # bytes of a chunk that is fetched whole: its header and columns take two round trips
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
@@ -242,6 +244,7 @@ class BatchReader:
         self._known: dict[int, list[tuple[Column, int]]] = {}  # by chunk offset: its columns and their offsets
         with self.open() as file:
             self.size = file.size
+            self._version = storage.version(self.name)
             self._room.grant(self.size)
             self._load(file)
         if self.damage and self.heal():
@@ -283,8 +286,8 @@ class BatchReader:
         size = self._storage.size(name)
         if size < self.size or (self.sealed and size > self.size):
             return True
-        if self.sealed:  # a file of another edit has another size, and costs no read to tell
-            return False
+        if self.sealed:  # costs no read to tell
+            return self._storage.version(name) != self._version
         with contextlib.suppress(CorruptTrace, UnsupportedTrace), self._storage.open(name) as file:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
         return False
@@ -310,10 +313,33 @@ class BatchReader:
                     if len(self._known) >= _CACHED_CHUNKS:
                         self._known.clear()
                     self._known[offset] = columns
+                if self._storage.ahead:
+                    self._storage.expect(Span(self.name, at, c.stored) for c, at in columns if wanted(c.path))
                 blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
         return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
+
+    def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
+        """Fetch what read_chunk() reads of several chunks, in two round trips. Raises OSError, CorruptTrace."""
+        large = []
+        spans = []
+        for number in numbers:
+            offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
+            if length > _SMALL and offset not in self._known:
+                large.append(number)
+                length = wire.HEADER_SIZE
+            if length <= _SMALL:
+                spans.append(Span(self.name, offset, length))
+            else:
+                large.append(number)
+        self._storage.expect(spans)
+        spans = []
+        with self.open() as file:
+            for number in large:
+                columns = self._known.get(int(self.chunks["offset"][number])) or self._chunk_record(file, number)[2]
+                spans += [Span(self.name, at, column.stored) for column, at in columns if wanted(column.path)]
+        self._storage.expect(spans)
 
     def heal(self) -> bool:
         """Restore damaged bytes from the parity, on the first call; return True if there were any.
@@ -566,6 +592,22 @@ class BatchReader:
         if self.damage and self.damage[-1][2:] == (start, problem):
             start = self.damage.pop().start
         self.damage.append(Damage(self.path, start, end, problem))
+
+
+def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
+    """Fetch begin and index of several batches, in two round trips. Raises OSError."""
+    sizes = {name: storage.size(name) for name in names if not name.endswith(PART)}
+    begins = [Span(name, 0, 2 * wire.HEADER_SIZE) for name in sizes]
+    storage.expect([*begins, *(Span(name, size - _TAIL, _TAIL) for name, size in sizes.items())])
+    indexes = []
+    for name, size in sizes.items():
+        with storage.open(name) as file, contextlib.suppress(CorruptTrace, UnsupportedTrace):
+            file_id = wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id
+            footer = wire.unpack_footer(file.read(size - wire.HEADER_SIZE, wire.HEADER_SIZE), size, file_id)
+            if footer is not None and footer.index_offset < size:
+                end = footer.parity[0] or size
+                indexes.append(Span(name, footer.index_offset, max(0, end - footer.index_offset)))
+    storage.expect(indexes)
 
 
 def checked(file: Reader, offset: int, column: Column) -> Piece:

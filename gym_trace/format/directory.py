@@ -14,6 +14,7 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
+from gym_trace.format.facts import NAME as FACTS
 from gym_trace.format.facts import remove_facts
 from gym_trace.printable import printable
 from gym_trace.storage.protocol import ReadStorage, Storage
@@ -96,6 +97,14 @@ def batch_number(writer: str, name: str) -> int | None:
 
 def video_name(writer: str, episode: int) -> str:
     return f"{writer}.video.{episode:06d}.mp4"
+
+
+def kind_of(name: str) -> str | None:
+    """Return what a file of a trace is: "batch", "manifest", "ring", "video" or "facts"; None if it is none of it."""
+    patterns = (("batch", _BATCH), ("manifest", _MANIFEST), ("ring", _RING), ("video", _VIDEO))
+    if name == FACTS:
+        return "facts"
+    return next((kind for kind, pattern in patterns if pattern.fullmatch(name)), None)
 
 
 def find_writers(storage: ReadStorage) -> list[WriterFiles]:

@@ -30,7 +30,7 @@ from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.showing.html import player
-from gym_trace.storage.local import LocalStorage, refuse_url
+from gym_trace.storage.opening import path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
@@ -68,17 +68,31 @@ def scan_recorded_traces(
     return as_trace(directory).call_back(episode_cb, max_episodes)
 
 
-def open_trace(directory: str | os.PathLike[str] | ReadStorage) -> Trace:
-    """Open a trace for reading. It may still be written to. Raises TraceNotFound.
+def open_trace(
+    directory: str | os.PathLike[str] | ReadStorage,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> Trace:
+    """Open a trace for reading. It may still be written to.
 
-    directory: a local directory; or a gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+    Args:
+        directory: a local directory; a URL such as "s3://bucket/trace", which needs the extra [remote]; or a
+            gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+        cache: of a URL, a directory that keeps what was fetched. None: $GYM_TRACE_URL_CACHE, or else 128 MiB of memory.
+        cache_bytes: limit of this directory in bytes, for all traces in it. None: 10 GiB. What was not used for the
+            longest time is removed, but nothing that is in use.
+
+    Raises:
+        TraceNotFound, InvalidOption.
+        RemoteError: the store did not answer, or refused. MissingExtra.
 
     Examples:
         >>> trace = gym_trace.open_trace("traces/cartpole")
         >>> len(trace), trace[0].observations.shape, trace[0].outcome
         (20, (13, 4), 'terminated')
     """
-    return Trace(directory)
+    return Trace(storage_at(directory, cache, cache_bytes))
 
 
 def as_trace(trace: TraceLike) -> Trace:
@@ -90,7 +104,7 @@ def storage_of(trace: TraceLike) -> ReadStorage:
     """Return the storage of a trace, for functions that read its files; a view has the storage of the whole trace."""
     if isinstance(trace, Trace):
         return trace._opened.storage
-    return trace if isinstance(trace, ReadStorage) else LocalStorage(trace)
+    return storage_at(trace)
 
 
 def writable_storage_of(trace: TraceLike) -> Storage:
@@ -114,7 +128,7 @@ class Trace:
     until it is refreshed. Any number of threads may read it.
 
     Attributes:
-        directory: pathlib.Path, absolute; of a storage, its root.
+        directory: pathlib.Path, absolute; of a URL or a storage, its root.
         episodes: structured array, one row per episode: index, episode_id, writer (an index of .writers), lane,
             first_step, steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC),
             clock_offset and duration (ns), has_final_observation (see Episode). Episodes that are being recorded are
@@ -125,11 +139,7 @@ class Trace:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
-        if not isinstance(directory, ReadStorage):
-            if not os.path.isdir(directory):
-                refuse_url(directory)
-            directory = LocalStorage(os.path.abspath(directory))
-        self._opened = Opened(directory)
+        self._opened = Opened(storage_at(directory))
         self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:
@@ -332,7 +342,7 @@ class Trace:
 
     @property
     def directory(self) -> FilePath:
-        return FilePath(self._opened.storage.root)
+        return path_of(self._opened.storage.root)
 
     @property
     def bytes_on_disk(self) -> int:

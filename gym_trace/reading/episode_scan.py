@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ def scan_episodes(
     pending: dict[int, list[tuple[int, Piece]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     needed = roots if on_damage is None else roots | {"starts"}
-    walk = writer.blocks(wanted, parts=parts)
+    walk = writer.ahead(writer.blocks(wanted, parts=parts), needed, attrgetter("number"))
     while (block := next(walk, None)) is not None:
         try:
             chunk = writer.chunk(block.number, needed)
@@ -93,7 +94,7 @@ def scan_episodes(
                 pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
             for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
                 yield parts, row, [piece for _, piece in pending.pop(row)]
-            walk = writer.blocks(wanted, block.number + 1, parts)
+            walk = writer.ahead(writer.blocks(wanted, block.number + 1, parts), needed, attrgetter("number"))
             continue
         flags = block.table["flags"].tolist()
         o, s = (offsets.tolist() for offsets in block.offsets)
@@ -117,7 +118,7 @@ def _damaged_chunks(
     writer: WriterReader, parts: Parts, wanted: Array, first: int, roots: frozenset[str], on_damage: OnDamage
 ) -> Iterator[int]:
     """Yield the unreadable chunks with wanted episodes, from the first one on."""
-    for block in writer.blocks(wanted, first, parts):
+    for block in writer.ahead(writer.blocks(wanted, first, parts), roots, attrgetter("number")):
         try:
             writer.chunk(block.number, roots).decode_all()
         except CorruptTrace as error:
@@ -190,7 +191,7 @@ def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     plain = (parts["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
     alone, last = plain & (np.diff(parts.first) == 1), parts.last
     pending: dict[int, list[_Part]] = {}
-    for block in writer.blocks():
+    for block in writer.ahead(writer.blocks(), frozenset(_CALLBACK), attrgetter("number")):
         chunk = writer.chunk(block.number, frozenset(_CALLBACK))
         chunk.decode()
         read = _Read(chunk, block.number, _typed(layouts, chunk))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom
+from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom, expect_indexes
 from gym_trace.format.columns import MSGPACK
-from gym_trace.format.directory import find_writers
+from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.model.layout import Path
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.episode_table import Parts
@@ -37,6 +37,9 @@ class ChunkCache:
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    def has(self, writer: WriterReader, number: int, root: str | Path) -> bool:
+        return (*writer.chunk_places[number], writer.key, root) in self._chunks
 
     def chunk(self, writer: WriterReader, number: int, root: str | Path) -> Chunk:
         """The columns under root of a chunk, or the one column of this path, decoded. Raises CorruptTrace."""
@@ -86,6 +89,8 @@ class Opened:
         with self._lock:
             found = find_writers(self.storage)
             known, before = self._stored, self._presented
+            if self.storage.ahead:
+                expect_indexes(self.storage, _unread(found, known))
             self._stored = {
                 files.writer: known[files.writer].refreshed(files)
                 if files.writer in known
@@ -116,6 +121,12 @@ class Opened:
         return reopened, (self.storage, extents_of(list(self._stored.values())))
 
 
+def _unread(found: Sequence[WriterFiles], known: Mapping[str, WriterReader]) -> list[str]:
+    """Return the names of the batches that were not read before."""
+    before = {batch.name for reader in known.values() for batch in reader.batches}
+    return [name for files in found for name in files.batches.values() if name not in before]
+
+
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
     """Return how much of the files of these writers was read."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
@@ -132,6 +143,8 @@ def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[Write
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{storage.root}: writer {missing[0]} no longer exists")
     room = TableRoom()
+    if storage.ahead:
+        expect_indexes(storage, _unread([found[extent.writer] for extent in extents], {}))
     writers = [WriterReader(found[extent.writer], extent, room) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
         raise TraceError(f"{storage.root}: data of writer {changed[0]} was changed or removed; open the trace again")
@@ -175,6 +188,12 @@ class OnDisk:
         last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
         if last is None or last[0]() is not writer or last[1] != wanted:
             last = self._last = weakref.ref(writer), wanted, writer.pieces(row, steps)
+        if self.storage.ahead:
+            missing = {
+                it.chunk_number: None for it in last[2] if not self._opened.cache.has(writer, it.chunk_number, name)
+            }
+            if len(missing) > 1:
+                writer.expect(missing, frozenset((name,)))
         cache, trimmed = self._opened.cache, steps is None and bool(writer.parts.trimmed[row])
         pieces = [piece._replace(chunk=cache.chunk(writer, piece.chunk_number, name)) for piece in last[2]]
         return assemble(name, pieces, writer.layouts, trimmed, copy=True)

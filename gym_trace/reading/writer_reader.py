@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from itertools import accumulate
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,7 +32,12 @@ from gym_trace.ring.recovered import Recovered, read_ring
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))
 _MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
+_GROUP = 4 << 20  # bytes of chunks that are fetched together
+_MOST_AHEAD = 64  # chunks
 _LISTINGS = 3  # of a writer that begins one batch after the other
+
+
+_Item = TypeVar("_Item")
 
 
 class Block(NamedTuple):
@@ -314,6 +322,41 @@ class WriterReader:
         """Return a chunk of any size. roots: None: all columns. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
+
+    def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
+        """Fetch what chunk() reads of several chunks together, where that pays. Raises OSError, CorruptTrace."""
+        if not self.files.storage.ahead:
+            return
+        for batch, places in groupby((self.chunk_places[number] for number in numbers), itemgetter(0)):
+            if batch is not self.tail.batch:
+                batch.expect([i for _, i in places], lambda path: path[0] in roots or path in roots)
+
+    def ahead(
+        self, blocks: Iterator[_Item], roots: frozenset[str | Path], number: Callable[[_Item], int]
+    ) -> Iterator[_Item]:
+        """Yield items, while what chunk() reads of the next ones is fetched. number: of the chunk of an item."""
+        storage = self.files.storage
+        if not storage.ahead:
+            yield from blocks
+            return
+        waiting: deque[tuple[_Item, int]] = deque()
+        group: list[int] = []
+        held = asked = 0
+        for item in blocks:
+            batch, i = self.chunk_places[number(item)]
+            size = int(batch.chunks["length"][i])
+            waiting.append((item, size))
+            group.append(number(item))
+            held, asked = held + size, asked + size
+            if asked >= min(_GROUP, storage.ahead // 4) or len(group) == _MOST_AHEAD:
+                storage.soon(partial(self.expect, group, roots))
+                group, asked = [], 0
+            while held > storage.ahead or len(waiting) > 4 * _MOST_AHEAD:
+                item, size = waiting.popleft()
+                held -= size
+                yield item
+        storage.soon(partial(self.expect, group, roots))
+        yield from (item for item, _ in waiting)
 
     def columns_of(self, number: int) -> list[Column]:
         """Return the columns of a chunk without reading them. Raises CorruptTrace."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import logging
 import os
@@ -27,8 +28,10 @@ from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.process_safety import is_joined
-from gym_trace.storage.local import LocalStorage, alone, refuse_url
+from gym_trace.storage.local import LocalStorage, alone
+from gym_trace.storage.remote.address import is_url, local_path, url_of
 
+_DESTINATION = "destination.json"  # in a spool
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
@@ -38,8 +41,8 @@ class RecordingOptions:
     """The options of all recorders, checked and copied.
 
     Args:
-        directory: output directory; created if missing. None: a new temporary directory; its path is logged and
-            available as ``.directory``.
+        directory: output directory; created if missing. A URL is recorded to by way of a local spool (docs/guides/
+            remote.md). None: a new temporary directory; its path is logged and available as ``.directory``.
         episode_filter: called with the episode id (0, 1, 2 …) when an episode starts; in vector environments, lane by
             lane. Return False to skip the episode.
         frame_filter: called with the index of each step in its episode. Return False to skip the step. Each run of
@@ -106,7 +109,9 @@ class RecordingOptions:
     def constructor_args(self) -> dict[str, Any]:
         """Return the arguments to rebuild the wrapper from its spec, as another writer of the same trace."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "uid"}
-        directory = None if self.directory is None else str(Path(self.directory).absolute())
+        directory = None if self.directory is None else str(self.directory)
+        if directory is not None and not is_url(directory):
+            directory = os.path.abspath(directory)
         return {**given, "directory": directory, "on_exist": "append"}
 
 
@@ -125,20 +130,38 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
     """Prepare the directory of a trace for writing; None creates a temporary one and logs its path.
 
     The path is absolute, so it stays valid if the process changes its working directory. Begin the writer inside the
-    block: other processes that open the directory then see it, or not at all. Raises InvalidOption for a URL.
+    block: other processes that open the directory then see it, or not at all. Of a URL this is its spool.
     """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
         _log.warning("recording to %s", path)
         yield path
         return
-    refuse_url(directory)
+    if is_url(directory) and (local := local_path(url_of(directory))) is None:
+        spool = _spooling()
+        spool.refuse_existing(directory, on_exist)
+        directory, on_exist = spool.spool_of(directory), "append"
+    elif is_url(directory):
+        directory = local or directory
     path = Path(directory).absolute()
     storage = LocalStorage(path)
     trace_directory.make_directory(storage)
     with alone(path):
         trace_directory.prepare(storage, on_exist, is_joined)
         yield path
+
+
+def storage_in(directory: Path) -> LocalStorage:
+    """Return the storage that a recorder writes to; that of a spool also publishes."""
+    if not os.path.exists(os.path.join(directory, _DESTINATION)):
+        return LocalStorage(directory)
+    storage: LocalStorage = _spooling().SpoolStorage(directory)
+    return storage
+
+
+def _spooling() -> Any:
+    """Return gym_trace.publishing.spool, which is above this room."""
+    return importlib.import_module("gym_trace.publishing.spool")
 
 
 def new_schema(

@@ -236,6 +236,7 @@ class Recorder(ABC):
                 self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
+        self._storage.settle()
         self._complain()
         self.report()
 

@@ -20,7 +20,9 @@ from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import integer, shown
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, summarize
-from gym_trace.storage.local import LocalStorage, directories_in
+from gym_trace.storage.local import directories_in
+from gym_trace.storage.opening import storage_at
+from gym_trace.storage.remote.address import is_url
 
 DEEPEST = 3  # levels of directories searched for traces
 STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
@@ -194,7 +196,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def is_trace(directory: str | os.PathLike[str]) -> bool:
     """Return True if the directory holds a trace, even an unreadable one. Raises TraceNotFound if it is missing."""
-    return bool(find_writers(LocalStorage(directory)))
+    return bool(find_writers(storage_at(directory)))
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
@@ -205,7 +207,7 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
     path = os.fspath(directory)
     if is_trace(path):
         yield path
-    elif deepest:
+    elif deepest and not is_url(path):
         for name in directories_in(path):
             try:
                 yield from find_traces(os.path.join(path, name), deepest - 1)
@@ -231,7 +233,12 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")
     )
-    row |= {"directory": os.fspath(directory), "environments": [], "end_time": None, "problem": None}
+    row |= {
+        "directory": storage_at(directory).root if is_url(directory) else os.fspath(directory),
+        "environments": [],
+        "end_time": None,
+        "problem": None,
+    }
     try:
         trace = Trace(directory)
     except (TraceError, OSError) as error:

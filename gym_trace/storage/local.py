@@ -6,15 +6,15 @@ import contextlib
 import errno
 import mmap
 import os
-import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
-from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader
+from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Span
+from gym_trace.storage.remote.address import is_url, shown, url_of
 
 try:
     import fcntl
@@ -30,7 +30,6 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINAR
 _HOLES = 16 << 20  # bytes of holes a file may have, in addition to three times its bytes on disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _PATIENCE = 5.0  # seconds to wait for a directory lock
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
@@ -81,6 +80,17 @@ class LocalStorage:
                     if entry.is_file(follow_symlinks=False):
                         total += _allocated(entry.stat(follow_symlinks=False))
         return total
+
+    def version(self, name: str) -> str:
+        return str(self.size(name))
+
+    ahead = 0
+
+    def expect(self, spans: Iterable[Span]) -> None:
+        pass
+
+    def soon(self, call: Callable[[], object]) -> None:
+        pass
 
     def open(self, name: str, holes: int = 0) -> LocalReader:
         path = self.path(name)
@@ -167,6 +177,9 @@ class LocalStorage:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def settle(self) -> None:
+        pass
 
 
 class LocalReader:
@@ -293,10 +306,10 @@ def _file_system(directory: str) -> str:
 
 def refuse_url(path: str | os.PathLike[str]) -> None:
     """Raise InvalidOption for a URL, which would become a local directory called "s3:"."""
-    given = os.fspath(path)
-    if _URL.match(given):
-        url = given if "://" in given else given.replace(":/", "://", 1)
-        raise InvalidOption(f"{url}: URLs are not supported; pass a local path (absolute if it looks like a URL)")
+    if is_url(path):
+        raise InvalidOption(
+            f"{shown(url_of(path))}: is a URL; write to a local path (absolute if it looks like a URL) instead"
+        )
 
 
 def directories_in(path: str | os.PathLike[str]) -> list[str]:
@@ -334,6 +347,12 @@ def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
             while not lock(fd) and time.monotonic() < until:
                 time.sleep(0.01)
         yield
+
+
+def shared_lock(fd: int) -> None:
+    """Wait for the lock of an open file, which several processes may hold at once. Raises OSError."""
+    if fcntl is not None:
+        fcntl.flock(fd, fcntl.LOCK_SH)
 
 
 def lock(fd: int) -> bool:

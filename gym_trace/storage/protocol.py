@@ -6,11 +6,20 @@ tests/storage_contract.py has the tests that every implementation passes.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Holder = Literal["this process", "another process"]
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of an OSError: there are no file descriptors left, for now
+
+
+class Span(NamedTuple):
+    """A range of bytes of a file."""
+
+    name: str
+    offset: int
+    length: int
 
 
 class Reader(Protocol):
@@ -77,9 +86,11 @@ class ReadStorage(Protocol):
 
     Attributes:
         root: name of the place in messages.
+        ahead: bytes that are worth reading before they are asked for; 0 where reading takes no round trip.
     """
 
     root: str
+    ahead: int = 0
 
     def __hash__(self) -> int: ...
 
@@ -92,6 +103,18 @@ class ReadStorage(Protocol):
 
     def size(self, name: str) -> int:
         """Return the bytes of a file. Raises FileNotFoundError, OSError."""
+
+    def version(self, name: str) -> str:
+        """Return what changes when another file takes this name. Raises FileNotFoundError, OSError."""
+        return str(self.size(name))
+
+    def expect(self, spans: Iterable[Span]) -> None:
+        """Fetch what will be read next, all at once, where each read takes a round trip. Raises OSError."""
+        return
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Run a call, which reads what will be read soon, in another thread, where that pays."""
+        return
 
     def allocated(self) -> int:
         """Return the bytes that the place takes with everything in it, like du. Raises OSError."""
@@ -145,3 +168,7 @@ class Storage(ReadStorage, Protocol):
 
     def sync(self) -> None:
         """Return when all names would survive a power loss. Raises OSError."""
+
+    def settle(self) -> None:
+        """Return when what is closed is where others look for it. Raises RecordingError."""
+        return

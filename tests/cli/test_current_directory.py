@@ -72,6 +72,10 @@ EVERY_COMMAND = [
     ["edit", "merge", ".", "-o", "../merged"],
     ["lint", "."],
     ["check", "."],
+    ["push", ".", "file:///dev/null/nowhere"],
+    ["pull", "file:///dev/null/nowhere", "../pulled"],
+    ["sync", ".", "file:///dev/null/nowhere"],
+    ["cache", "clear", "."],
     ["repair", ".", "-o", "../clean"],
     *(
         ["export", ".", "--to", name, "-o", f"../as-{name}"]

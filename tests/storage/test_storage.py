@@ -51,8 +51,7 @@ class TestMemoryStorage(StorageContract):
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record in memory only."""
-    for module in ("options", "single.steps"):
-        monkeypatch.setattr(f"gym_trace.recording.{module}.LocalStorage", MemoryStorage)
+    monkeypatch.setattr("gym_trace.recording.options.LocalStorage", MemoryStorage)
 
 
 @pytest.mark.usefixtures("in_memory")

@@ -10,12 +10,11 @@ from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.recording.options import RecordingOptions, copied_schema
+from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.reset_record import packed_generator
 from gym_trace.recording.single.recorder import Observed, RowRecorder
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.segment import snapshot
-from gym_trace.storage.local import LocalStorage
 
 # The start of an episode before its reset: seed, packed options, state of the environment's random generator, UTC and
 # monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
@@ -58,7 +57,7 @@ class StepRecorder:
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self.recorder = recorder = RowRecorder(
-            LocalStorage(self._directory),
+            storage_in(self._directory),
             self._schema,
             RowLayout(observation, action, not self._is_filtered, self._lane),
             self._infos,

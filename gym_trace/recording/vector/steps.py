@@ -17,7 +17,7 @@ from gym_trace.model.layout import layout_of
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import is_masked, plain_array
 from gym_trace.model.values import Array, objects
-from gym_trace.recording.options import RecordingOptions, copied_schema
+from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.lanes import Lanes, is_on_device
 from gym_trace.recording.vector.recorder import LaneRecorder
@@ -25,7 +25,6 @@ from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.ring.lanes.entries import More, Reset
 from gym_trace.ring.lanes.writer import Step
 from gym_trace.ring.segment import Rows
-from gym_trace.storage.local import LocalStorage
 
 _FLOAT = np.dtype("<f8")
 Result = tuple[Any, Any, Any, Any, Any]  # of a step, as vector environments of Gymnasium have it
@@ -80,7 +79,7 @@ class LaneSteps:
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self.recorder = recorder = LaneRecorder(
-            LocalStorage(self._directory),
+            storage_in(self._directory),
             self._schema,
             self._count,
             self._mode,

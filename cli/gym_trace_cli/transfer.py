@@ -1,0 +1,129 @@
+"""gym-trace push, pull and sync"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace.errors import TraceError
+from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from gym_trace.publishing.transfer import TransferReport
+
+_directory = click.argument("directory", metavar="DIR", type=TraceDirectory())
+_url = click.argument("url", metavar="URL", type=PATH)
+_options = section(
+    "Copying",
+    option("-j, --workers N", "Files copied at the same time. Default: 4.", POSITIVE, default=4),
+    option("--dry-run", "Only list what would be copied."),
+    json_option,
+    quiet_option,
+)
+
+
+@headed("push")
+@click.argument("directory", metavar="DIR", required=False, type=TraceDirectory())
+@click.argument("url", metavar="URL", required=False, type=PATH)
+@_options
+@section("Recordings to URLs", option("--resume", "Publish what killed recordings to URLs left on this machine."))
+def push(directory: str | None, url: str | None, resume: bool, **options: Any) -> int:
+    """Copy a trace to an object store. What is there already stays.
+
+    An interrupted push goes on when it is called again. Batches are checked against
+    their checksums. hf://datasets/USER/NAME is a dataset, which gets a card.
+
+    \b
+    gym-trace push traces/cartpole s3://bucket/traces/cartpole
+    gym-trace push --resume
+    """
+    import gym_trace
+
+    if resume and directory is None:
+        return _resume(options["workers"], options["dry_run"])
+    if resume or directory is None or url is None:
+        raise click.UsageError("pass DIR and URL, or --resume alone")
+    return _run(lambda **known: gym_trace.push(directory, url, **known), **options)
+
+
+@headed("pull")
+@_url
+@_directory
+@_options
+def pull(url: str, directory: str, **options: Any) -> int:
+    """Copy a trace from a URL to a directory. What is there already stays.
+
+    An interrupted pull goes on when it is called again. Batches are checked against
+    their checksums.
+
+    \b
+    gym-trace pull s3://bucket/traces/cartpole traces/cartpole
+    """
+    import gym_trace
+
+    return _run(lambda **known: gym_trace.pull(url, directory, **known), **options)
+
+
+@headed("sync")
+@_directory
+@_url
+@_options
+def sync(directory: str, url: str, **options: Any) -> int:
+    """Copy to each of DIR and URL what only the other one has.
+
+    \b
+    gym-trace sync traces/cartpole s3://bucket/traces/cartpole
+    """
+    import gym_trace
+
+    return _run(lambda **known: gym_trace.sync(directory, url, **known), **options)
+
+
+def _resume(workers: int, dry_run: bool) -> int:
+    from gym_trace.publishing import spool as spooling
+
+    code = FINE
+    for spool in spooling.spools():
+        url = show.printable(spooling.destination_of(spool))
+        if dry_run:
+            click.echo(f"push {show.printable(spool)} {url}")
+            continue
+        try:
+            report = spooling.publish(spool, workers)
+        except (TraceError, OSError) as error:
+            click.echo(f"error: {show.printable(str(error))}", err=True)
+            code = ERROR
+            continue
+        if report is None:
+            click.echo(f"{url}: is being published by another process")
+        else:
+            click.echo(f"{url}: {show.count(len(report.pushed), 'file')}, {show.size(report.bytes)} copied")
+    return code
+
+
+def _run(call: Callable[..., TransferReport], workers: int, dry_run: bool, as_json: bool, quiet: bool) -> int:
+    with ProgressLine(quiet=quiet or as_json) as progress:
+        report = call(workers=workers, dry_run=dry_run, on_progress=progress.update_bytes)
+    if as_json:
+        show.json_line(asdict(report))
+        return FINE
+    for remark in report.remarks:
+        click.echo(show.printable(remark), err=True)
+    if quiet:
+        return FINE
+    if dry_run:
+        for way, names in (("push", report.pushed), ("pull", report.pulled)):
+            for name in names:
+                click.echo(f"{way} {show.printable(name)}")
+    count = show.count(len(report.pushed) + len(report.pulled), "file")
+    copied = "would be copied" if dry_run else "copied"
+    click.echo(f"{count}, {show.size(report.bytes)} {copied}; {show.count(report.same)} the same in both places")
+    return FINE

@@ -1,0 +1,1 @@
+"""Copying traces to object stores and back, and recording to them."""

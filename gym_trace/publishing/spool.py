@@ -1,0 +1,269 @@
+"""Recording to a URL: into a local directory, the spool, from which a thread publishes what is sealed.
+
+Object stores cannot append. So recorders write as ever, with the same promise at a crash, and only whole files are
+published, under names that hold a random number. A spool survives its processes: the next recorder to the same URL
+publishes it, or 'gym-trace push --resume'. One process at a time publishes a spool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
+from gym_trace.format.batch_reader import PART, BatchReader
+from gym_trace.format.directory import WriterFiles, find_writers, kind_of
+from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
+from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
+from gym_trace.storage.remote.address import has_credentials, shown, url_of
+from gym_trace.storage.remote.objects import persistently
+from gym_trace.storage.remote.stores import store_at
+from gym_trace.storage.staging import replaced_file
+
+DESTINATION = "destination.json"
+SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
+SPOOL_BYTES = 8 << 30
+_LOCK = ".publishing"
+_BATCH_BEGUN = ".gtb" + PART
+_EVERY = 0.5  # seconds between two looks at a spool
+_LONGEST_WAIT = 30.0  # seconds between two tries, where the store does not answer
+_FULL_PATIENCE = 600.0  # seconds that a recorder waits for room
+_PATIENCE = 60.0  # seconds to wait at the end for another process that publishes
+_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_log = logging.getLogger("gym_trace")
+
+
+def spool_root() -> Path:
+    """Return the directory of all spools: $GYM_TRACE_SPOOL, or one in the user's state directory."""
+    if given := os.environ.get(SPOOL_VARIABLE):
+        return Path(given).absolute()
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gym-trace" / "spool"
+
+
+def spool_of(url: str | os.PathLike[str]) -> Path:
+    """Return the spool of a URL, which is made unless it exists. Raises InvalidOption, OSError."""
+    url = url_of(url)
+    if has_credentials(url):
+        raise InvalidOption(
+            f"{shown(url)}: has credentials in it; put them into the environment or the settings of the store"
+        )
+    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    spool = spool_root() / f"{_NAME.sub('-', url.rpartition('/')[2])[:40]}-{digest}"
+    os.makedirs(spool, mode=0o700, exist_ok=True)
+    if not (spool / DESTINATION).exists():
+        with replaced_file(spool / DESTINATION) as staged:
+            staged.write_text(json.dumps({"url": url}), encoding="utf-8")
+    return spool
+
+
+def destination_of(spool: Path) -> str | None:
+    """Return the URL of a spool; None for any other directory."""
+    try:
+        url = json.loads((spool / DESTINATION).read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return url if isinstance(url, str) else None
+
+
+def spools() -> list[Path]:
+    """Return the spools of this user that have anything to publish."""
+    root = spool_root()
+    found = sorted(root.iterdir()) if root.is_dir() else []
+    return [spool for spool in found if destination_of(spool) is not None and find_writers(LocalStorage(spool))]
+
+
+def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
+    """Raise TraceExists if there is a trace at a URL already and on_exist is "error"; RemoteError, InvalidOption."""
+    place = shown(url_of(url))
+    if on_exist == "replace":
+        raise InvalidOption(f'{place}: on_exist="replace" is not supported for URLs; pass another URL')
+    if on_exist == "error":
+        there = persistently(store_at(url_of(url)).entries, place)
+        if any(kind_of(name) is not None for name in there):
+            raise TraceExists(f'{place}: already holds a trace; pass on_exist="append" to add to it, or another URL')
+
+
+def publish(spool: Path, workers: int = 2) -> TransferReport | None:
+    """Publish what is sealed in a spool, and remove what is not needed any more; None: another process is at it.
+
+    Raises RemoteError, TraceExists, CorruptTrace, OSError.
+    """
+    url = destination_of(spool)
+    if url is None:
+        raise InvalidOption(f"{spool}: not a spool of a recording")
+    with _alone(spool) as is_alone:
+        if not is_alone:
+            return None
+        try:
+            transfer = Transfer(spool, url, ("push",), dry_run=False)
+        except TraceNotFound:
+            return TransferReport(str(spool), shown(url))
+        report = transfer.run(workers, None)
+        _prune(spool, transfer.outgoing)
+        return report
+
+
+@contextlib.contextmanager
+def _alone(spool: Path) -> Iterator[bool]:
+    fd = open_regular(spool / _LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        yield lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _prune(spool: Path, published: dict[str, int]) -> None:
+    """Remove published files. A writer that lives, or whose ring is there, keeps the batches that its ring goes on."""
+    storage = LocalStorage(spool)
+    for files in find_writers(storage):
+        mine = {name: size for name, size in sizes_of(storage).items() if name.startswith(files.writer + ".")}
+        if not files.is_alive() and mine.items() <= published.items():
+            batches = [name for name in mine if name != files.manifest]
+            for name in [*batches, *([files.manifest] if files.manifest else [])]:
+                storage.remove(name)
+        elif files.is_alive() or files.has_ring:
+            for name in _behind(files):
+                if published.get(name) == mine.get(name):
+                    storage.remove(name)
+
+
+def _behind(files: WriterFiles) -> list[str]:
+    """Return the batches before the last one that tells how much of the ring is in batches."""
+    names = list(files.batches.values())
+    for place in range(len(names) - 1, 0, -1):
+        if not names[place].endswith(PART):
+            with contextlib.suppress(TraceError, OSError):
+                if BatchReader(files.storage, names[place]).slabs.complete:
+                    return names[:place]
+    return []
+
+
+class SpoolStorage(LocalStorage):
+    """The directory of a spool: a new batch waits for room, and the end of a recording for the store."""
+
+    def create(self, name: str, lock: bool = False) -> LocalAppender:
+        publisher = _publisher_of(self.root)
+        if name.endswith(_BATCH_BEGUN):
+            publisher.wait_for_room()
+        file = super().create(name, lock)
+        publisher.start()
+        return file
+
+    def settle(self) -> None:
+        _publisher_of(self.root).finish()
+
+
+class _Publisher:
+    """Publishes a spool in a thread, for as long as there is anything in it."""
+
+    def __init__(self, spool: Path):
+        self._spool, self._url = spool, destination_of(spool) or ""
+        limit = os.environ.get(LIMIT_VARIABLE, str(SPOOL_BYTES))
+        if not limit.isdigit():
+            raise InvalidOption(f"{LIMIT_VARIABLE}={limit}: not a number of bytes")
+        self._limit = int(limit)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._done: dict[str, int] | None = None  # files that are published; None: not tried yet
+        self._has_warned = False
+
+    def start(self) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="gym-trace-publish", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        wait = _EVERY
+        while True:
+            time.sleep(wait)
+            wait = _EVERY
+            try:
+                there = self._sealed()
+                if there == self._done:
+                    if not there and self._has_ended():
+                        return
+                    continue
+                if publish(self._spool) is not None:
+                    self._done = {name: size for name, size in self._sealed().items() if there.get(name) == size}
+                    self._has_warned = False
+                    continue
+            except (TraceError, OSError) as error:
+                self._warn(error)
+            wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
+
+    def _has_ended(self) -> bool:
+        """Return True, and end the thread, if nothing is left in the spool; start() begins another one."""
+        with self._starting:
+            if find_writers(LocalStorage(self._spool)):
+                return False
+            self._thread = None
+            return True
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s; recording goes on in %s", error, self._spool)
+
+    def _sealed(self) -> dict[str, int]:
+        """Return the files that can be published, with their sizes."""
+        there = sizes_of(LocalStorage(self._spool))
+        return {name: size for name, size in there.items() if kind_of(name) != "ring" and not name.endswith(PART)}
+
+    def wait_for_room(self) -> None:
+        """Return once a batch fits. Raises OSError after a while, as for a full disk: the steps stay in the ring."""
+        until = time.monotonic() + _FULL_PATIENCE
+        is_told = False
+        while self._waiting() >= self._limit:
+            if not is_told:
+                _log.warning("%s: full; recording waits until %s can be reached", self._spool, shown(self._url))
+                is_told = True
+            self.start()
+            if time.monotonic() > until:
+                raise OSError(errno.ENOSPC, f"{self._spool} is full, and {shown(self._url)} does not answer")
+            time.sleep(0.05)
+
+    def _waiting(self) -> int:
+        """Return the bytes that are not published."""
+        done = self._done or {}
+        return sum(size for name, size in self._sealed().items() if done.get(name) != size)
+
+    def finish(self) -> None:
+        """Publish everything that is closed. Warns about what stays in the spool; raises RecordingError at a clash."""
+        until = time.monotonic() + _PATIENCE
+        try:
+            while publish(self._spool) is None:
+                if time.monotonic() > until:
+                    raise RemoteError(f"{shown(self._url)}: another thread or process is still publishing")
+                time.sleep(0.05)
+            return
+        except TraceExists as error:
+            raise RecordingError(f"{error}; the recording is in {self._spool}") from None
+        except (RemoteError, OSError) as error:
+            problem = str(error)
+        warnings.warn(
+            f"{problem}; what is not there yet stays in {self._spool}: 'gym-trace push --resume' publishes it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+_publishers: dict[tuple[int, str], _Publisher] = {}
+
+
+def _publisher_of(spool: str) -> _Publisher:
+    """Return the publisher of this process; threads and locks do not survive a fork."""
+    key = os.getpid(), spool
+    if key not in _publishers:
+        _publishers[key] = _Publisher(Path(spool))
+    return _publishers[key]

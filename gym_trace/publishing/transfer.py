@@ -1,0 +1,330 @@
+"""push, pull and sync: the files of a trace between a directory and a URL.
+
+Batches and videos never change, so a file that is there already is left alone: a transfer that broke off goes on. A
+manifest only grows: the longer one is the newer one. Manifests come last, and name no batch that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceExists, TraceNotFound
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import PART
+from gym_trace.format.directory import find_writers, kind_of
+from gym_trace.integrity.rings import take_in_rings
+from gym_trace.publishing import hub
+from gym_trace.publishing.whole_files import OnBytes, download, pieces, upload
+from gym_trace.storage.local import LocalStorage, refuse_url
+from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
+from gym_trace.storage.remote.cache import MemoryBlocks
+from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, persistently
+from gym_trace.storage.remote.storage import RemoteStorage
+from gym_trace.storage.remote.stores import store_at
+
+WORKERS = 4
+_DATA, _TEXT = ("batch", "video", "ring"), ("manifest", "facts")  # kinds of files, in the order of copying
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class TransferReport:
+    """Result of push(), pull() or sync(): the files copied, or to copy in a dry run.
+
+    Attributes:
+        directory, url: the two places; the URL without credentials.
+        pushed, pulled: names of the copied files.
+        bytes: their bytes.
+        same: number of files that were the same in both places.
+        remarks: what was left out, and why.
+    """
+
+    directory: str
+    url: str
+    pushed: list[str] = field(default_factory=list)
+    pulled: list[str] = field(default_factory=list)
+    bytes: int = 0
+    same: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def push(
+    directory: str | os.PathLike[str],
+    url: str,
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy a trace to a URL. What is there already stays, so an interrupted push goes on.
+
+    The rings of dead writers are written into their batches first. Of writers that are still recording, only the
+    sealed batches are copied.
+
+    Args:
+        directory: directory of the trace.
+        url: a directory in an object store; or a dataset, "hf://datasets/USER/NAME", which gets a card.
+        workers: files copied at the same time.
+        dry_run: only report what would be copied.
+        on_progress: called with bytes done and in total.
+
+    Raises:
+        TraceNotFound, InvalidOption, MissingExtra.
+        CorruptTrace: a batch lacks the checksum that the manifest lists.
+        TraceExists: the URL has a file of the same name with other content.
+        RemoteError: the store did not answer, or refused.
+    """
+    return Transfer(directory, url, ("push",), dry_run).run(workers, on_progress)
+
+
+def pull(
+    url: str,
+    directory: str | os.PathLike[str],
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy a trace from a URL to a directory. What is there already stays, so an interrupted pull goes on.
+
+    Arguments and errors are those of push().
+    """
+    return Transfer(directory, url, ("pull",), dry_run).run(workers, on_progress)
+
+
+def sync(
+    directory: str | os.PathLike[str],
+    url: str,
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy to each of a directory and a URL what only the other one has. Facts that differ stay as they are.
+
+    Arguments and errors are those of push().
+    """
+    return Transfer(directory, url, ("push", "pull"), dry_run).run(workers, on_progress)
+
+
+class _Copy(NamedTuple):
+    """A file to copy. new: the other place has no file of this name."""
+
+    name: str
+    size: int
+    new: bool
+
+
+class Transfer:
+    """Files to copy between two places.
+
+    Attributes:
+        report: what is copied.
+        outgoing: the local files that are at the URL after run(), with their sizes; only of a push.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], url: str, ways: Sequence[str], dry_run: bool):
+        refuse_url(directory)
+        if not is_url(url):
+            raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
+        self._url, self._ways, self._dry_run = url_of(url), ways, dry_run
+        self._directory = Path(directory).absolute()
+        if (target := local_path(self._url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
+            raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
+        self.report = TransferReport(str(directory), shown(self._url))
+        self._storage = LocalStorage(self._directory)
+        self._store = store_at(self._url)
+        found = persistently(self._store.entries, self.report.url)
+        self._there = {name: stored for name, stored in found.items() if kind_of(name) is not None}
+        self._push: list[_Copy] = []
+        self._pull: list[_Copy] = []
+        self._compare()
+
+    # -- what to copy -------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        self.outgoing = outgoing = self._outgoing() if "push" in self._ways else {}
+        here = self._here()
+        if not (outgoing or self._there):
+            raise TraceNotFound(f"{self.report.url}: no trace there")
+        alike = []
+        for name in {**outgoing, **self._there}:
+            stored, size = self._there.get(name), here.get(name)
+            if stored is None:
+                self._add("push", _Copy(name, outgoing[name], True))
+            elif size is None:
+                self._add("pull", _Copy(name, stored.size, True))
+            elif kind_of(name) in ("manifest", "facts"):
+                self._compare_text(name, stored)
+            elif stored.size == size:
+                alike.append(name)
+            elif name.endswith(PART):  # its writer went on since
+                self._add("push" if size > stored.size else "pull", _Copy(name, max(size, stored.size), False))
+            else:
+                raise self._conflict(name)
+        self._compare_ends(alike)
+        self.report.pushed, self.report.pulled = (_sorted_names(copies) for copies in (self._push, self._pull))
+        self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
+
+    def _add(self, way: str, copy: _Copy) -> None:
+        if way in self._ways:
+            (self._push if way == "push" else self._pull).append(copy)
+
+    def _here(self) -> dict[str, int]:
+        return sizes_of(self._storage) if self._directory.exists() else {}
+
+    def _outgoing(self) -> dict[str, int]:
+        """Return the local files to copy, with their sizes. Raises TraceNotFound."""
+        writers = find_writers(self._storage) if self._directory.exists() or "pull" not in self._ways else []
+        if not writers and "pull" not in self._ways:
+            raise TraceNotFound(
+                f"{self.report.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files"
+            )
+        if not self._dry_run and any(files.has_ring and not files.is_alive() for files in writers):
+            self.report.remarks += take_in_rings(self._directory)[1]
+            writers = find_writers(self._storage)
+        alive = {files.writer for files in writers if files.is_alive()}
+        for writer in sorted(alive):
+            self.report.remarks.append(f"{writer}: still recording; only its sealed batches are copied")
+        # Before the batches are listed: a manifest lists none that is not copied.
+        manifests = {files.manifest: self._storage.size(files.manifest) for files in writers if files.manifest}
+        live = tuple(f"{writer}." for writer in alive)
+        found = {name: manifests.get(name, size) for name, size in self._here().items()}
+        return {
+            name: size
+            for name, size in found.items()
+            if not (name.startswith(live) and (name.endswith(PART) or kind_of(name) == "ring"))
+        }
+
+    def _compare_text(self, name: str, stored: Stored) -> None:
+        with self._storage.open(name) as file:
+            here = file.read(0, file.size)
+        there = b"".join(pieces(self._store, self.report.url, name, stored))
+        if here == there:
+            self.report.same += 1
+        elif kind_of(name) == "facts" and len(self._ways) > 1:
+            self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
+        elif kind_of(name) == "facts" or here.startswith(there) or there.startswith(here):
+            for way, content, other in (("push", here, there), ("pull", there, here)):
+                if kind_of(name) == "facts" or len(content) > len(other):
+                    self._add(way, _Copy(name, len(content), False))
+        else:
+            raise self._conflict(name)
+
+    def _compare_ends(self, names: list[str]) -> None:
+        """Compare files of the same size by their first and last bytes: of batches these have the id of the file."""
+        wanted = []
+        for name in names:
+            stored = self._there[name]
+            ends = {0, max(0, stored.size - wire.HEADER_SIZE)}
+            wanted += [Wanted(name, stored, at, min(wire.HEADER_SIZE, stored.size - at)) for at in sorted(ends)]
+        for one, data in zip(wanted, fetched(lambda: self._store, wanted, self.report.url)):
+            with self._storage.open(one.name) as file:
+                if file.read(one.offset, one.length) != data:
+                    raise self._conflict(one.name)
+        self.report.same += len(names)
+
+    def _conflict(self, name: str) -> TraceError:
+        return TraceExists(
+            f"{self.report.url}/{name}: differs from the file of this name in {self.report.directory}; nothing copied, "
+            "pass another place"
+        )
+
+    # -- copying ------------------------------------------------------------------------------------------------------
+
+    def run(self, workers: int, on_progress: Progress | None) -> TransferReport:
+        if workers < 1:
+            raise InvalidOption(f"workers={workers}: use 1 or more")
+        if self._dry_run:
+            return self.report
+        done, lock = 0, Lock()
+
+        def add(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                if on_progress is not None:
+                    on_progress(done, self.report.bytes)
+
+        if self._pull:
+            os.makedirs(self._directory, exist_ok=True)
+        push = self._push
+        if push and hub.is_hub(self._url):
+            hub.commit(self._url, self._directory, self.report.pushed, add)
+            push = []
+        remote = RemoteStorage(self._url, MemoryBlocks()) if self._pull else None
+        crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)
+        for kinds in (_DATA, _TEXT):
+            calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
+            calls += [partial(self._download, one, crcs[1], add) for one in self._pull if kind_of(one.name) in kinds]
+            _call_all(calls, workers)
+        return self.report
+
+    def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
+        content: Path | bytes = self._directory / copy.name
+        if kind_of(copy.name) in _TEXT:
+            with self._storage.open(copy.name) as file:
+                content = file.read(0, copy.size)
+        upload(self._store, self.report.url, copy.name, content, crcs.get(copy.name), copy.new)
+        add(copy.size)
+
+    def _download(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
+        target, crc = self._directory / copy.name, crcs.get(copy.name)
+        try:
+            download(self._store, self.report.url, copy.name, self._there[copy.name], target, crc, add)
+        except (FileNotFoundError, Overwritten):
+            raise RemoteError(f"{self.report.url}/{copy.name}: changed while it was copied; try again") from None
+
+
+def sizes_of(storage: LocalStorage) -> dict[str, int]:
+    """Return the files of a trace, which may be recorded now, with their sizes."""
+    found = {}
+    for name in storage.names():
+        if kind_of(name) is not None:
+            with suppress(FileNotFoundError):  # sealed, or removed, since
+                found[name] = storage.size(name)
+    return found
+
+
+def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
+    order = {kind: place for place, kind in enumerate((*_DATA, *_TEXT))}
+    return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
+
+
+def _listed_crcs(storage: ReadStorage | None, copies: Iterable[_Copy]) -> dict[str, int]:
+    """Return the checksums of files that the manifests of their writers list."""
+    if storage is None or not copies:
+        return {}
+    found: dict[str, int] = {}
+    for files in find_writers(storage):
+        for entry in files.entries():
+            match entry:
+                case {"type": "batch", "file": str(name), "crc32": int(crc)}:
+                    found[name] = crc
+    return found
+
+
+def _call_all(calls: Sequence[Callable[[], None]], workers: int) -> None:
+    """Make calls at the same time; after an error none is begun any more."""
+    with ThreadPoolExecutor(workers, "gym-trace-copy") as pool:
+        try:
+            futures = [pool.submit(call) for call in calls]
+        except RuntimeError:  # the interpreter is about to end, and begins no threads
+            for call in calls:
+                call()
+            return
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,45 @@
+"""From a path or a URL to a storage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gym_trace.errors import InvalidOption
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.remote.address import UrlPath, is_url, local_path, url_of
+
+
+def storage_at(
+    place: str | os.PathLike[str] | ReadStorage,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> ReadStorage:
+    """Return the storage of a directory or URL; a storage as it is. Reads nothing.
+
+    cache: see open_trace(). Raises InvalidOption, MissingExtra, RemoteError.
+    """
+    path = "" if isinstance(place, ReadStorage) else os.fspath(place)
+    is_remote = is_url(path) and (local := local_path(url_of(path))) is None
+    if not is_remote and (cache is not None or cache_bytes is not None):
+        raise InvalidOption("cache, cache_bytes: only for URLs; omit them")
+    if isinstance(place, ReadStorage):
+        return place
+    if not is_url(path):
+        return LocalStorage(os.path.abspath(path))
+    if not is_remote:
+        assert local is not None
+        return LocalStorage(os.path.abspath(local))
+    from gym_trace.storage.remote.cache import CACHE_BYTES, DiskBlocks
+    from gym_trace.storage.remote.storage import RemoteStorage
+
+    if cache is None and cache_bytes is not None:
+        raise InvalidOption("cache_bytes: pass cache, too")
+    kept = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
+    return RemoteStorage(path, kept)
+
+
+def path_of(root: str) -> Path:
+    """Return the root of a storage as a path."""
+    return UrlPath(root) if is_url(root) else Path(root)

@@ -1,0 +1,1 @@
+"""Traces at URLs: object stores behind one narrow seam, and a cache of their blocks."""

@@ -1,0 +1,61 @@
+"""URLs of traces: what is one, and how it is shown without credentials."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from gym_trace.errors import InvalidOption
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of two
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return True for "s3://bucket/trace" and the like, unless a local directory has this name."""
+    return bool(_URL.match(os.fspath(path))) and not os.path.isdir(path)
+
+
+def url_of(path: str | os.PathLike[str]) -> str:
+    """Return a URL with both slashes, which pathlib removes, and without a slash at the end."""
+    given = os.fspath(path)
+    return (given if "://" in given else given.replace(":/", "://", 1)).rstrip("/")
+
+
+def local_path(url: str) -> str | None:
+    """Return the path of a file:// URL; None for others. Raises InvalidOption for a file on another machine."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("file", "local"):
+        return None
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidOption(f"{shown(url)}: names a host; write file:///PATH with three slashes")
+    return url2pathname(parts.path)
+
+
+def shown(url: str) -> str:
+    """Return a URL for messages: without user, password, query and fragment, which may be credentials."""
+    if "://" not in url:
+        return url
+    scheme, _, rest = url.partition("://")
+    place, *more = re.split(r"[?#]", rest, maxsplit=1)
+    host, slash, path = place.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?…" if more else "")
+
+
+def has_credentials(url: str) -> bool:
+    return shown(url) != url
+
+
+class UrlPath(type(Path())):  # type: ignore[misc]  # the class of paths on this system
+    """A URL where a path is expected: its text keeps both slashes."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text: str = super().__str__()
+        return text if "://" in text else text.replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)

@@ -1,0 +1,340 @@
+"""Object stores: any that fsspec knows, and S3, GCS and Azure also by obstore, which is faster on many small ranges."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote, urlsplit
+
+from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceNotFound
+from gym_trace.storage.local import LocalStorage, open_regular
+from gym_trace.storage.remote.address import local_path, shown
+from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted
+
+NAMES = "names.txt"  # the files of a trace on a web server, one name per line
+_EXTRA = "pip install 'gym-trace[remote]'"
+_AT_ONCE = 16  # requests
+_MOST_AT_ONCE, _PART = 256 << 20, 16 << 20  # bytes of an object that is stored in one request; of parts of others
+_FAST = {"s3": "S3Store", "s3a": "S3Store", "gs": "GCSStore", "az": "AzureStore", "abfs": "AzureStore"}
+_S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
+_S3_ROLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID")
+_VERSIONS = ("ETag", "etag", "e_tag", "md5", "content_md5", "Content-MD5", "blob_id", "oid")
+_TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
+_used_obstore = 0  # id of the process that did: its threads do not outlive a fork
+
+
+def store_at(url: str) -> ObjectStore:
+    """Return the store of a URL. Raises MissingExtra, InvalidOption for an unknown scheme, RemoteError."""
+    scheme = urlsplit(url).scheme.lower()
+    if local_path(url) is not None:
+        return FolderStore(url)
+    try:
+        import obstore.store
+    except ImportError:
+        return FsspecStore(url, scheme)
+    if scheme not in _FAST or not _obstore_has_credentials(scheme):
+        return FsspecStore(url, scheme)
+    global _used_obstore
+    if _used_obstore not in (0, os.getpid()):
+        return _after_fork(url, scheme)
+    _used_obstore = os.getpid()
+    return ObstoreStore(url, getattr(obstore.store, _FAST[scheme]))
+
+
+def _obstore_has_credentials(scheme: str) -> bool:
+    """Return False where only the clients that fsspec uses find credentials, as in profiles in the home directory."""
+    if scheme in ("s3", "s3a") and not any(map(os.environ.get, (*_S3_KEYS, *_S3_ROLES))):
+        files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
+        return not any(os.path.exists(os.path.expanduser(path)) for path in files)
+    if scheme in ("az", "abfs"):
+        return any(map(os.environ.get, _AZURE_KEYS))
+    return True
+
+
+def _after_fork(url: str, scheme: str) -> ObjectStore:
+    try:
+        return FsspecStore(url, scheme)
+    except MissingExtra:
+        raise RemoteError(
+            f"{shown(url)}: this process was forked from one that had opened a URL; start workers with "
+            f"multiprocessing_context='spawn', or 'pip install {_PACKAGES[scheme]}'"
+        ) from None
+
+
+class ObstoreStore:
+    """The objects below a URL, by obstore."""
+
+    def __init__(self, url: str, kind: Any):
+        import obstore
+
+        options = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
+        retries = {"max_retries": 0, "retry_timeout": _seconds(120)}  # see persistently()
+        self._obstore = obstore
+        try:
+            sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # which S3 compares
+            self._store = kind.from_url(url, client_options=options, retry_config=retries, **sums)
+        except Exception as error:
+            raise RemoteError(
+                f"{shown(url)}: {type(error).__name__}; check the URL and the settings of the store"
+            ) from None
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "gym-trace-get")
+
+    def entries(self) -> dict[str, Stored]:
+        with _translated(self._obstore):
+            found = self._obstore.list_with_delimiter(self._store)["objects"]
+        return {one["path"].rpartition("/")[2]: Stored(one["size"], one["e_tag"] or "") for one in found}
+
+    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
+        return _at_once(self._range, wanted, self._pool)
+
+    def _range(self, one: Wanted) -> bytes:
+        options: Any = {"range": (one.offset, one.offset + one.length)}
+        if one.stored.version:
+            options["if_match"] = one.stored.version
+        with _translated(self._obstore):
+            return bytes(self._obstore.get(self._store, one.name, options=options).bytes())
+
+    def put(self, name: str, content: Path | bytes, new: bool) -> None:
+        with _translated(self._obstore):
+            if isinstance(content, Path) and content.stat().st_size > _MOST_AT_ONCE:
+                if new and name in self.entries():  # uploads in parts cannot be bound to that
+                    raise FileExistsError(name)
+                self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=4)
+                return
+            mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
+            self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+
+
+def _at_once(
+    get: Callable[[Wanted], bytes], wanted: Sequence[Wanted], pool: ThreadPoolExecutor
+) -> list[bytes | Exception]:
+    def attempt(one: Wanted) -> bytes | Exception:
+        try:
+            return get(one)
+        except Exception as error:
+            return error
+
+    if len(wanted) > 1:
+        with suppress(RuntimeError):  # the interpreter is about to end, and begins no threads
+            return list(pool.map(attempt, wanted))
+    return [attempt(one) for one in wanted]
+
+
+@contextmanager
+def _translated(obstore: Any) -> Iterator[None]:
+    kinds = obstore.exceptions
+    try:
+        yield
+    except kinds.AlreadyExistsError:
+        raise FileExistsError from None
+    except kinds.PreconditionError:
+        raise Overwritten from None
+
+
+class FsspecStore:
+    """The objects below a URL, by fsspec. Each range is checked: few of its file systems can ask for a version."""
+
+    def __init__(self, url: str, scheme: str):
+        self._url, self._is_web = url, scheme in ("http", "https")
+        try:
+            import fsspec
+        except ImportError:
+            raise MissingExtra(f"reading URLs needs fsspec; install it with: {_EXTRA}") from None
+        try:
+            self._fs, self._root = fsspec.url_to_fs(url)
+        except ImportError as error:
+            package = _PACKAGES.get(scheme) or getattr(error, "name", None) or "the package that fsspec names"
+            raise MissingExtra(f"{scheme}:// needs {package}; install it with: pip install {package}") from None
+        except ValueError:
+            raise InvalidOption(f"{shown(url)}: unknown kind of URL; fsspec.available_protocols() lists them") from None
+        self._query = f"?{urlsplit(url).query}" if self._is_web and urlsplit(url).query else ""
+        self._root = self._root.partition("?")[0].rstrip("/") if self._is_web else self._root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{quote(name)}{self._query}" if self._is_web else f"{self._root}/{name}"
+
+    def entries(self) -> dict[str, Stored]:
+        if self._is_web:
+            return self._listed_on_the_web()
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        files = (one for one in found if one["type"] == "file")
+        return {one["name"].rpartition("/")[2]: Stored(one["size"], _version(one)) for one in files}
+
+    def _listed_on_the_web(self) -> dict[str, Stored]:
+        """List by names.txt, or else by the links of the page that the server shows for the directory."""
+        try:
+            text = self._fs.cat_file(self._path(NAMES)).decode("utf-8", "replace")
+            names = [line.strip() for line in text.splitlines() if line.strip()]
+        except FileNotFoundError:
+            names = self._linked()
+        paths = [self._path(name) for name in names if "/" not in name]
+        found = _infos(self._fs, paths)
+        return {name: found[path] for name, path in zip(names, paths) if path in found}
+
+    def _linked(self) -> list[str]:
+        try:
+            links = self._fs.ls(f"{self._root}/", detail=False)
+        except FileNotFoundError:
+            links = []
+        names = [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
+        if not any(name and "/" not in name for name in names):
+            raise TraceNotFound(
+                f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on a "
+                "line, beside them"
+            )
+        return [name for name in names if name and "/" not in name]
+
+    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
+        if self._is_web:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
+                return _at_once(self._web_range, wanted, pool)
+        found: list[bytes | Exception] = self._fs.cat_ranges(
+            [self._path(one.name) for one in wanted],
+            [one.offset for one in wanted],
+            [one.offset + one.length for one in wanted],
+            on_error="return",
+        )
+        self._check({one.name: one.stored for one, data in zip(wanted, found) if isinstance(data, bytes)})
+        return found
+
+    def _web_range(self, one: Wanted) -> bytes:
+        key, _, value = one.stored.version.partition("=")
+        headers = {"If-Match": value} if key == "ETag" and value.startswith('"') else {}
+        try:
+            end = one.offset + one.length
+            data: bytes = self._fs.cat_file(self._path(one.name), one.offset, end, headers=headers)
+        except Exception as error:
+            if getattr(error, "status", None) == 412:
+                raise Overwritten from None
+            raise
+        if len(data) > one.length:
+            raise RemoteError(
+                f"{shown(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
+            )
+        return data
+
+    def _check(self, read: dict[str, Stored]) -> None:
+        """Raise Overwritten if objects have other versions by now."""
+        if any(stored.version.partition("=")[0] not in _VERSIONS for stored in read.values()):
+            now = self.entries()  # times look different elsewhere
+            if any(now.get(name) != stored for name, stored in read.items()):
+                raise Overwritten
+            return
+        self._fs.invalidate_cache()
+        for name, stored in read.items():
+            if _version(self._fs.info(self._path(name))) != stored.version:
+                raise Overwritten
+
+    def put(self, name: str, content: Path | bytes, new: bool) -> None:
+        if self._is_web:
+            raise RemoteError(
+                f"{shown(self._url)}: a web server takes no files; pass the URL of a store, such as s3://"
+            )
+        if isinstance(content, Path) and content.stat().st_size > _MOST_AT_ONCE:
+            if new and name in self.entries():
+                raise FileExistsError(name)
+            self._fs.put_file(str(content), self._path(name))
+            return
+        data = content.read_bytes() if isinstance(content, Path) else content
+        if not new:
+            self._fs.pipe_file(self._path(name), data)
+            return
+        try:
+            self._fs.pipe_file(self._path(name), data, mode="create")
+        except (TypeError, NotImplementedError, ValueError):  # a file system that has no such mode
+            if name in self.entries():
+                raise FileExistsError(name) from None
+            self._fs.pipe_file(self._path(name), data)
+        except OSError as error:
+            if "condition" in str(error).lower():  # as s3fs says that there is one
+                raise FileExistsError(name) from None
+            raise
+
+
+class FolderStore:
+    """The files of a local directory as objects, such as those of a shared file system: file://."""
+
+    def __init__(self, url: str):
+        self._root = Path(local_path(url) or "")
+
+    def entries(self) -> dict[str, Stored]:
+        if not self._root.is_dir():
+            return {}
+        with os.scandir(self._root) as entries:
+            files = [entry for entry in entries if entry.is_file(follow_symlinks=False) and entry.name[0] != "."]
+            return {entry.name: _stored(entry.stat(follow_symlinks=False)) for entry in files}
+
+    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
+        found: list[bytes | Exception] = []
+        for one in wanted:
+            fd = open_regular(self._root / one.name, os.O_RDONLY)
+            try:
+                if _stored(os.fstat(fd)) != one.stored:
+                    raise Overwritten
+                found.append(os.pread(fd, one.length, one.offset))
+            finally:
+                os.close(fd)
+        return found
+
+    def put(self, name: str, content: Path | bytes, new: bool) -> None:
+        os.makedirs(self._root, exist_ok=True)
+        fresh = self._root / f".{name[:100]}.{secrets.token_hex(4)}.part"
+        try:
+            with open(fresh, "xb") as file:
+                if isinstance(content, Path):
+                    with open(content, "rb") as source:
+                        shutil.copyfileobj(source, file, _PART)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                os.link(fresh, self._root / name)
+            else:
+                os.replace(fresh, self._root / name)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(fresh)
+        LocalStorage(self._root).sync()
+
+
+def _stored(about: os.stat_result) -> Stored:
+    return Stored(about.st_size, f"{about.st_mtime_ns} {about.st_ino}")
+
+
+def _version(info: Any) -> str:
+    """Return the first thing that tells versions of an object apart, as KEY=VALUE."""
+    return next((f"{key}={info[key]}" for key in (*_VERSIONS, *_TIMES) if info.get(key)), "")
+
+
+def _infos(fs: Any, paths: list[str]) -> dict[str, Stored]:
+    def info(path: str) -> tuple[str, Stored | None]:
+        try:
+            found = fs.info(path)
+        except FileNotFoundError:
+            return path, None
+        size = found.get("size")
+        if size is None:
+            raise RemoteError(f"{shown(path)}: the server tells no size; use one that sends Content-Length")
+        return path, Stored(size, _version(found))
+
+    with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
+        return {path: stored for path, stored in pool.map(info, paths) if stored is not None}
+
+
+def _seconds(number: float) -> Any:
+    from datetime import timedelta
+
+    return timedelta(seconds=number)

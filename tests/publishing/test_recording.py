@@ -1,0 +1,192 @@
+"""Recording to URLs: what is sealed is published, and what a killed process left, later."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import gymnasium
+import numpy as np
+import pytest
+from faulty import FaultyFileSystem
+from runs import play
+from shell import run
+from vectors import TraceRecordingVectorWrapper
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.publishing import spool
+from gym_trace.storage.remote import objects
+
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+
+KILLED = """
+import os, sys, fsspec
+sys.path[:0] = sys.argv[3:]
+from faulty import FaultyFileSystem
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+from gym_trace.format import batch_files
+from gym_trace.storage.remote import objects
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+FaultyFileSystem.failures[:] = [None] + [ConnectionResetError()] * 10**6  # the store is away from now on
+batch_files.BATCH_FRAGMENTS = 7
+objects._FIRST_WAIT = 0.001
+env = TraceRecordingWrapper(CountingEnv(length=5), sys.argv[1], on_exist="append", uid=sys.argv[2], flush_seconds=0.01)
+for episode in range(10**9):
+    env.reset(seed=episode)
+    for step in range(5):
+        env.step(0)
+    print(episode, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(spool, "_EVERY", 0.02)
+    monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / "spool"))
+    FaultyFileSystem.reset()
+    yield
+    FaultyFileSystem.reset()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"faulty:/{tmp_path}/bucket/t"
+
+
+def play_and_flush(env: Any, episodes: int) -> None:
+    for _ in range(episodes):
+        play(env, 1)
+        env.flush()
+
+
+def left(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "spool").rglob("*.*") if path.name not in (spool.DESTINATION, "")]
+
+
+def test_a_recording_to_a_url_is_there_when_it_is_closed(tmp_path: Path, url: str) -> None:
+    with TraceRecordingWrapper(CountingEnv(), url) as env:
+        play(env, 3)
+    assert open_trace(url).episodes["outcome"].tolist() == ["terminated"] * 3
+    assert check_trace(url).damages == []
+    assert [name for name in left(tmp_path) if "manifest" in name or "gtb" in name] == []
+
+
+def test_lanes_are_recorded_to_a_url(url: str) -> None:
+    envs = TraceRecordingVectorWrapper(gymnasium.vector.SyncVectorEnv([CountingEnv] * 2), url)
+    envs.reset(seed=0)
+    for _ in range(11):
+        envs.step(np.zeros(2, int))
+    envs.close()
+    assert open_trace(url).episodes["lane"].max() == 1
+
+
+def test_sealed_batches_are_published_while_recording_goes_on(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
+    with TraceRecordingWrapper(CountingEnv(), url) as env:
+        play_and_flush(env, 6)
+        until = time.monotonic() + 20
+        while sum(name.endswith(".gtb") for name in FaultyFileSystem().find(url)) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert len(open_trace(url)) >= 4
+    assert len(open_trace(url)) == 6
+    assert check_trace(url).damages == []
+
+
+def test_a_store_that_is_away_slows_nothing_and_is_reported(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
+    env = TraceRecordingWrapper(CountingEnv(), url)
+    FaultyFileSystem.reset(*[ConnectionResetError("hush")] * 100_000)
+    with caplog.at_level(logging.WARNING, "gym_trace"):
+        play_and_flush(env, 6)
+        until = time.monotonic() + 20
+        while "recording goes on in" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    assert "hush" not in caplog.text
+    with pytest.warns(RuntimeWarning, match="'gym-trace push --resume' publishes it"):
+        env.close()
+    FaultyFileSystem.reset()
+    assert run("push", "--resume").exit_code == 0
+    assert len(open_trace(url)) == 6
+    assert check_trace(url).damages == []
+    assert run("push", "--resume").output == ""
+
+
+def test_a_full_spool_stops_recording_like_a_full_disk(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
+    monkeypatch.setattr(spool, "_FULL_PATIENCE", 0.3)
+    monkeypatch.setenv(spool.LIMIT_VARIABLE, "4000")
+    env = TraceRecordingWrapper(CountingEnv(), url, on_error="warn")
+    FaultyFileSystem.reset(*[ConnectionResetError()] * 100_000)
+    with pytest.warns(RuntimeWarning, match="recording has stopped: .*is full, and faulty://.* does not answer"):
+        play_and_flush(env, 20)
+    FaultyFileSystem.reset()
+    env.close()
+    assert len(open_trace(url)) >= 2
+
+
+@pytest.mark.parametrize("resumed", ["command", "recorder"])
+def test_a_killed_recording_is_published_later_without_losing_a_step(tmp_path: Path, url: str, resumed: str) -> None:
+    paths = [str(Path(__file__).parent.parent)]
+    told = {}
+    for number in range(3):
+        words = [sys.executable, "-c", KILLED, url, f"w{number}", *paths]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ) as child:
+            assert child.stdout is not None
+            lines = [int(child.stdout.readline()) for _ in range(40 + 9 * number)]
+            child.send_signal(signal.SIGKILL)
+            lines += map(int, child.stdout.read().split())
+        told[f"w{number}"] = lines[-1]
+    if resumed == "command":
+        assert run("push", "--resume").exit_code == 0
+    else:
+        with TraceRecordingWrapper(CountingEnv(), url, on_exist="append", uid="later") as env:
+            play(env, 1)
+    trace = open_trace(url)
+    assert check_trace(url).damages == []
+    for writer, last in told.items():
+        mine = [e for e in trace if e.writer == writer]
+        assert [e.episode_id for e in mine] == list(range(len(mine)))
+        assert len(mine) - 1 >= last
+        assert all(len(e) == 5 for e in mine[: last + 1])
+
+
+def test_an_existing_trace_at_the_url_is_kept(url: str) -> None:
+    with TraceRecordingWrapper(CountingEnv(), url) as env:
+        play(env, 1)
+    with pytest.raises(TraceExists, match="already holds a trace"):
+        TraceRecordingWrapper(CountingEnv(), url)
+    with pytest.raises(InvalidOption, match="not supported for URLs"):
+        TraceRecordingWrapper(CountingEnv(), url, on_exist="replace")
+    with TraceRecordingWrapper(CountingEnv(), url, on_exist="append") as env:
+        play(env, 1)
+    assert len(open_trace(url)) == 2
+    with pytest.raises(InvalidOption, match="has credentials in it"):
+        TraceRecordingWrapper(CountingEnv(), "faulty://me:hush@bucket/t")
+
+
+def test_the_record_command_takes_a_url(url: str, tmp_path: Path) -> None:
+    words = ("record", "CartPole-v1", "--episodes", "3", "--seed", "0", "--license", "MIT")
+    assert run(*words, "-o", url).exit_code == 0
+    assert run(*words, "-o", str(tmp_path / "local")).exit_code == 0
+    assert open_trace(url).facts["license"] == "MIT"
+    assert [e.rewards.tolist() for e in open_trace(url)] == [e.rewards.tolist() for e in open_trace(tmp_path / "local")]

@@ -1,0 +1,195 @@
+"""push, pull and sync between a directory and stores in memory, in a folder, and one that fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from faulty import FaultyFileSystem
+from runs import play, recorded
+from shell import run
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push, sync
+from gym_trace.errors import CorruptTrace, InvalidOption, RemoteError, TraceExists, TraceNotFound
+from gym_trace.format.facts import add_facts
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.remote import objects
+
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    FaultyFileSystem.reset()
+    yield
+    FaultyFileSystem.reset()
+
+
+@pytest.fixture(params=["file", "memory", "faulty"])
+def url(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    slashes = "://" if request.param == "file" else ":/"
+    return f"{request.param}{slashes}{tmp_path}/bucket/trace"
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trace of two writers with several batches each."""
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
+    for writer in ("a", "b"):
+        with TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid=writer, on_exist="append") as env:
+            for _ in range(6):
+                play(env, 1)
+                env.flush()
+    return tmp_path / "t"
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_pushed_trace_is_read_and_pulled_as_it_was(trace: Path, url: str, tmp_path: Path) -> None:
+    add_facts(LocalStorage(trace), {"license": "MIT"})
+    (trace / "mine.txt").write_text("not of the trace")
+    done = []
+    report = push(trace, url, on_progress=lambda *counts: done.append(counts))
+    assert sorted(report.pushed) == sorted({*files(trace)} - {"mine.txt"})
+    assert done[-1] == (report.bytes, report.bytes)
+    assert open_trace(url).episodes.tolist() == open_trace(trace).episodes.tolist()
+    assert check_trace(url).damages == []
+    assert pull(url, tmp_path / "copy").pulled == report.pushed
+    assert files(tmp_path / "copy") == {name: data for name, data in files(trace).items() if name != "mine.txt"}
+
+
+def test_a_second_push_or_pull_copies_only_new_files(trace: Path, url: str, tmp_path: Path) -> None:
+    first = push(trace, url)
+    recorded(trace, uid="c", on_exist="append")
+    second = push(trace, url)
+    assert second.same == len(first.pushed)
+    assert {name[0] for name in second.pushed} == {"c"}
+    pull(url, tmp_path / "copy")
+    os.unlink(next((tmp_path / "copy").glob("a.000001.gtb")))
+    assert pull(url, tmp_path / "copy").pulled == ["a.000001.gtb"]
+
+
+def test_a_dry_run_copies_nothing(trace: Path, url: str, tmp_path: Path) -> None:
+    report = push(trace, url, dry_run=True)
+    assert len(report.pushed) == len(files(trace))
+    with pytest.raises(TraceNotFound):
+        pull(url, tmp_path / "copy")
+    push(trace, url)
+    assert pull(url, tmp_path / "copy", dry_run=True).bytes == report.bytes
+    assert not (tmp_path / "copy").exists()
+
+
+def test_sync_copies_both_ways(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    recorded(tmp_path / "other", uid="c")
+    push(tmp_path / "other", url)
+    recorded(trace, uid="d", on_exist="append")
+    report = sync(trace, url)
+    assert ({name[0] for name in report.pushed}, {name[0] for name in report.pulled}) == ({"d"}, {"c"})
+    assert open_trace(url).writers == open_trace(trace).writers
+    assert sync(trace, url).bytes == 0
+    assert sync(tmp_path / "new", url).pushed == []
+    assert open_trace(tmp_path / "new").writers == open_trace(trace).writers
+
+
+def test_facts_are_those_of_the_source(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    pull(url, tmp_path / "copy")
+    add_facts(LocalStorage(trace), {"license": "MIT"})
+    push(trace, url)
+    add_facts(LocalStorage(tmp_path / "copy"), {"license": "BSD"})
+    assert "differs" in str(sync(tmp_path / "copy", url).remarks)
+    pull(url, tmp_path / "copy")
+    assert open_trace(tmp_path / "copy").facts == open_trace(url).facts == {"license": "MIT"}
+
+
+def test_a_file_of_the_same_name_and_other_content_is_never_overwritten(url: str, tmp_path: Path) -> None:
+    recorded(tmp_path / "one", episodes=2, uid="w")
+    recorded(tmp_path / "other", episodes=2, uid="w")
+    push(tmp_path / "one", url)
+    before = open_trace(url).episodes.tolist()
+    for call in (push, sync):
+        with pytest.raises(TraceExists, match="differs from the file of this name"):
+            call(tmp_path / "other", url)
+    with pytest.raises(TraceExists):
+        pull(url, tmp_path / "other")
+    assert open_trace(url).episodes.tolist() == before
+
+
+def test_a_damaged_batch_is_not_pushed(trace: Path, url: str) -> None:
+    path = trace / "a.000001.gtb"
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptTrace, match="in the manifest"):
+        push(trace, url)
+
+
+def test_a_damaged_object_is_not_pulled(trace: Path, tmp_path: Path) -> None:
+    push(trace, (tmp_path / "bucket").as_uri())
+    path = tmp_path / "bucket" / "a.000001.gtb"
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptTrace, match="in the manifest"):
+        pull((tmp_path / "bucket").as_uri(), tmp_path / "copy")
+    assert not (tmp_path / "copy" / "a.000001.gtb").exists()
+
+
+def test_a_put_whose_answer_was_lost_counts_as_success(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/x"
+    FaultyFileSystem.reset(None, "lost", ConnectionResetError(), "lost")
+    push(trace, url, workers=1)
+    assert check_trace(url).damages == []
+    assert open_trace(url).episodes.tolist() == open_trace(trace).episodes.tolist()
+
+
+def test_a_push_that_broke_off_goes_on(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/x"
+    FaultyFileSystem.reset(None, None, None, *[ConnectionResetError("hush")] * 100)
+    with pytest.raises(RemoteError, match=r"connection lost, \d times; try again later") as raised:
+        push(trace, url, workers=1)
+    assert "hush" not in str(raised.value)
+    FaultyFileSystem.reset()
+    assert push(trace, url).same == 2
+    assert open_trace(url).episodes.tolist() == open_trace(trace).episodes.tolist()
+
+
+def test_a_pull_that_broke_off_leaves_whole_files_only(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/x"
+    push(trace, url)
+    FaultyFileSystem.reset(*[None] * 12, *[ConnectionResetError()] * 200)
+    with pytest.raises(RemoteError):
+        pull(url, tmp_path / "copy", workers=1)
+    there, whole = files(tmp_path / "copy"), files(trace)
+    assert there.items() <= whole.items()
+    FaultyFileSystem.reset()
+    pull(url, tmp_path / "copy")
+    assert files(tmp_path / "copy") == whole
+
+
+def test_commands_push_pull_and_sync(trace: Path, tmp_path: Path) -> None:
+    url, copy = (tmp_path / "bucket").as_uri(), str(tmp_path / "copy")
+    listed = run("push", str(trace), url, "--dry-run").output
+    assert listed.count("push ") == len(files(trace))
+    assert "copied" in run("push", str(trace), url).output
+    assert '"same"' in run("pull", url, copy, "--json").output
+    assert run("sync", copy, url).output.startswith("0 files")
+    assert run("push", str(trace), str(tmp_path / "plain")).exit_code == 2
+    assert run("push", str(tmp_path / "nothing"), url).exit_code == 1
+
+
+def test_places_are_checked(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="is the directory itself"):
+        push(trace, trace.as_uri())
+    with pytest.raises(InvalidOption, match="workers=0"):
+        push(trace, (tmp_path / "b").as_uri(), workers=0)
+    with pytest.raises(InvalidOption, match="is a URL"):
+        push(trace.as_uri(), (tmp_path / "b").as_uri())

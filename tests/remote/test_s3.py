@@ -1,0 +1,175 @@
+"""S3 through a proxy that fails: reading, push and pull, recording, and a recording that is killed again and again."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import Faults
+from nursery import LENGTH
+from runs import play
+from shell import run
+from storage_contract import ReadContract
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
+from gym_trace.errors import RemoteError, TraceExists
+from gym_trace.format import batch_files
+from gym_trace.publishing.spool import publish, spool_of
+from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.remote import objects
+from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched
+from gym_trace.storage.remote.storage import RemoteStorage
+from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
+
+KILLS = int(os.environ.get("KILLS", "100"))
+RATE = 0.2  # of requests that fail
+
+
+class TestS3(ReadContract):
+    @pytest.fixture
+    def filled(self, s3: Faults, url: str):
+        def fill(files: dict[str, bytes]) -> ReadStorage:
+            for name, data in files.items():
+                store_at(url).put(name, data, new=False)
+            return RemoteStorage(url)
+
+        return fill
+
+
+@pytest.mark.parametrize("kind", ["obstore", "fsspec"])
+def test_the_seam_creates_only_and_reads_one_version(s3: Faults, url: str, kind: str) -> None:
+    store = FsspecStore(url, "s3") if kind == "fsspec" else store_at(url)
+    assert kind == "fsspec" or isinstance(store, ObstoreStore)
+    assert store.entries() == {}
+    store.put("a", b"one" * 1000, new=True)
+    with pytest.raises(FileExistsError):
+        store.put("a", b"other", new=True)
+    stored = store.entries()["a"]
+    assert stored.size == 3000
+    assert store.get([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)]) == [b"one", b"e"]
+    (missing,) = store.get([Wanted("b", Stored(3, ""), 0, 3)])
+    assert isinstance(missing, FileNotFoundError)
+    store.put("a", b"two" * 1000, new=False)
+    with pytest.raises(Overwritten):
+        fetched(lambda: store, [Wanted("a", stored, 0, 3)], url)
+
+
+def test_a_large_object_is_stored_in_parts(
+    s3: Faults, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.storage.remote.stores._MOST_AT_ONCE", 1 << 20)
+    data = np.random.default_rng(0).integers(0, 256, 40 << 20, np.uint8).tobytes()
+    (tmp_path / "large").write_bytes(data)
+    store = store_at(url)
+    store.put("large", tmp_path / "large", new=True)
+    stored = store.entries()["large"]
+    assert store.get([Wanted("large", stored, 0, stored.size)]) == [data]
+    with pytest.raises(FileExistsError):
+        store.put("large", tmp_path / "large", new=True)
+
+
+def test_a_trace_goes_to_s3_and_back_through_faults(s3: Faults, url: str, tmp_path: Path) -> None:
+    batch_files.BATCH_FRAGMENTS, before = 2, batch_files.BATCH_FRAGMENTS
+    try:
+        with TraceRecordingWrapper(CountingEnv(), tmp_path / "t") as env:
+            for _ in range(40):
+                play(env, 1)
+                env.flush()
+    finally:
+        batch_files.BATCH_FRAGMENTS = before
+    s3.rate = RATE
+    push(tmp_path / "t", url)
+    assert push(tmp_path / "t", url).bytes == 0
+    assert open_trace(url).episodes.tolist() == open_trace(tmp_path / "t").episodes.tolist()
+    assert check_trace(url).damages == []
+    pull(url, tmp_path / "copy")
+    for path in (tmp_path / "t").iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    assert all(s3.counts[kind] for kind in ("status", "cut before", "lost answer", "half an answer"))
+
+
+def test_a_clash_of_names_overwrites_nothing(s3: Faults, url: str, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with TraceRecordingWrapper(CountingEnv(), tmp_path / name, uid="w") as env:
+            play(env, 3)
+    push(tmp_path / "one", url)
+    s3.rate = RATE
+    with pytest.raises(TraceExists):
+        push(tmp_path / "other", url)
+    pull(url, tmp_path / "copy")
+    assert open_trace(tmp_path / "copy").episodes.tolist() == open_trace(tmp_path / "one").episodes.tolist()
+
+
+def test_a_store_that_stays_away_is_described_without_keys(
+    s3: Faults, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    s3.rate = 1.0
+    with pytest.raises(RemoteError, match="7 times; try again later") as raised:
+        open_trace(url)
+    assert "AKIA" not in str(raised.value)
+    assert "hush" not in str(raised.value)
+    assert "AKIA" not in run("info", url).output
+
+
+def test_a_recording_left_open_is_published_at_exit(s3: Faults, url: str) -> None:
+    code = (
+        "import sys; from gym_trace import TraceRecordingWrapper; from runs import play; from zoo import CountingEnv;"
+        "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1]); play(env, 3)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, url], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(open_trace(url)) == 3
+
+
+def test_kills_of_a_recording_lose_and_double_nothing(s3: Faults, url: str, tmp_path: Path) -> None:
+    """KILLS recordings to one URL, through faults, each killed at a random moment; the next one publishes its spool."""
+    randomly = random.Random(0)
+    s3.rate = 0.1
+    words = [sys.executable, str(Path(__file__).parent / "nursery.py"), url]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as nursery:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        for number in range(KILLS):
+            path = tmp_path / f"acknowledged-{number}"
+            nursery.stdin.write(f"w{number:03d} {path}\n")
+            nursery.stdin.flush()
+            child = int(nursery.stdout.readline())
+            until = time.monotonic() + 60
+            while not (path.exists() and path.stat().st_size):
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            time.sleep(randomly.uniform(0, 0.8))
+            os.kill(child, signal.SIGKILL)
+            assert nursery.stdout.readline() == "gone\n"
+        nursery.stdin.close()
+    assert publish(spool_of(url)) is not None
+    trace = open_trace(url)
+    report = check_trace(url)
+    assert report.damages == []
+    episodes = collections.defaultdict(list)
+    for episode in trace:
+        episodes[episode.writer].append(episode)
+    steps = 0
+    for number in range(KILLS):
+        last = int((tmp_path / f"acknowledged-{number}").read_text().splitlines()[-1])
+        mine = episodes[f"w{number:03d}"]
+        assert [episode.episode_id for episode in mine] == list(range(len(mine)))
+        assert len(mine) > last
+        for episode in mine[: last + 1]:
+            assert len(episode) == LENGTH
+            assert episode.outcome == "terminated"
+        steps += LENGTH * (last + 1)
+    assert not [path for path in spool_of(url).iterdir() if ".gtb" in path.name or "manifest" in path.name]
+    print(f"\n{KILLS} kills, {steps:,} acknowledged steps: all at the URL, each once; requests: {dict(s3.counts)}")

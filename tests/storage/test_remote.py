@@ -1,0 +1,363 @@
+"""Traces at URLs, read through fsspec from memory, from a web server, and from a store that fails."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import gymnasium
+import numpy as np
+import pytest
+from faulty import FaultyFileSystem
+from gymnasium import spaces
+from memory_storage import MemoryStorage
+from runs import in_a_child, play, recorded
+from shell import run
+from storage_contract import ReadContract
+from web import Web, serving
+
+import gym_trace
+from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize
+from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
+from gym_trace.playback.trace import Trace
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.remote import objects
+from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
+from gym_trace.storage.remote.storage import RemoteStorage
+
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    for name in ("GYM_TRACE_URL_CACHE", "GYM_TRACE_URL_CACHE_BYTES"):
+        monkeypatch.delenv(name, raising=False)
+    FaultyFileSystem.reset()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as web:
+        yield web
+
+
+class Noise(gymnasium.Env[Any, Any]):
+    """40 steps of 20,000 bytes that do not compress."""
+
+    observation_space = spaces.Box(0, 255, (20_000,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._seen(), float(self.steps), self.steps == 40, False, {}
+
+    def _seen(self) -> Any:
+        return self.np_random.integers(0, 256, 20_000, np.uint8)
+
+
+def wide(directory: Path, seed: int = 0, **options: Any) -> None:
+    """Record 12 episodes of 40 steps, 10 MB."""
+    with TraceRecordingWrapper(Noise(), directory, **options) as env:
+        play(env, 12, seed)
+
+
+def uploaded(directory: Path, url: str) -> str:
+    fs, root = fsspec.url_to_fs(url)
+    for path in directory.iterdir():
+        fs.pipe_file(f"{root}/{path.name}", path.read_bytes())
+    return url
+
+
+def served(directory: Path, web: Web) -> str:
+    web.files |= {f"/t/{path.name}": path.read_bytes() for path in directory.iterdir()}
+    return f"{web.url}/t"
+
+
+def same_steps(one: Trace, other: Trace) -> None:
+    assert one.episodes.tolist() == other.episodes.tolist()
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.observations, b.observations)
+        np.testing.assert_array_equal(a.rewards, b.rewards)
+
+
+_Fill = Callable[[dict[str, bytes]], ReadStorage]
+
+
+class TestLocal(ReadContract):
+    @pytest.fixture
+    def filled(self, tmp_path: Path) -> _Fill:
+        def fill(files: dict[str, bytes]) -> ReadStorage:
+            (tmp_path / "t").mkdir(exist_ok=True)
+            for name, data in files.items():
+                (tmp_path / "t" / name).write_bytes(data)
+            return LocalStorage(tmp_path / "t")
+
+        return fill
+
+
+class TestMemory(ReadContract):
+    @pytest.fixture
+    def filled(self, tmp_path: Path) -> _Fill:
+        def fill(files: dict[str, bytes]) -> ReadStorage:
+            storage = MemoryStorage(tmp_path)
+            if files:
+                storage.make()
+            for name, data in files.items():
+                if name in storage.names():
+                    storage.remove(name)
+                storage.create(name).write(data)
+            return storage
+
+        return fill
+
+
+class TestFsspec(ReadContract):
+    @pytest.fixture(params=["memory", "disk"])
+    def filled(self, tmp_path: Path, request: pytest.FixtureRequest) -> _Fill:
+        def fill(files: dict[str, bytes]) -> ReadStorage:
+            fs, root = fsspec.url_to_fs(f"memory:/{tmp_path}")
+            for name, data in files.items():
+                fs.pipe_file(f"{root}/{name}", data)
+            cache = DiskBlocks(tmp_path / "cache") if request.param == "disk" else MemoryBlocks()
+            return RemoteStorage(f"memory:/{tmp_path}", cache)
+
+        return fill
+
+
+class TestWeb(ReadContract):
+    @pytest.fixture
+    def filled(self, web: Web) -> _Fill:
+        def fill(files: dict[str, bytes]) -> ReadStorage:
+            web.files |= {f"/t/{name}": data for name, data in files.items()}
+            return RemoteStorage(f"{web.url}/t")
+
+        return fill
+
+
+def test_a_trace_at_a_url_is_the_trace_in_its_directory(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=5)
+    local = open_trace(tmp_path / "t")
+    url = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x")
+    for cache in (None, tmp_path / "cache"):
+        for _ in range(2):
+            trace = open_trace(url, cache=cache)
+            same_steps(local, trace)
+            np.testing.assert_array_equal(trace[3].observations, local[3].observations)
+            same_steps(pickle.loads(pickle.dumps(trace[1:])), local[1:])
+            assert next(trace.windows(2))["rewards"].tolist() == next(local.windows(2))["rewards"].tolist()
+    assert summarize(url)["steps"] == summarize(local)["steps"]
+    assert check_trace(url).damages == []
+    assert str(trace.directory) == url
+    assert url in repr(trace)
+    edit.merge([url], tmp_path / "copy")
+    same_steps(open_trace(tmp_path / "copy"), local)
+
+
+def test_a_file_url_is_a_directory(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=1)
+    same_steps(open_trace((tmp_path / "t").as_uri()), open_trace(tmp_path / "t"))
+    with pytest.raises(InvalidOption, match="names a host"):
+        open_trace("file://elsewhere/t")
+
+
+def test_commands_read_urls(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    url = served(tmp_path / "t", web)
+    for words in (("info", url), ("stats", url), ("ls", url), ("cat", url), ("check", url)):
+        assert run(*words).exit_code == 0, words
+    cache = str(tmp_path / "cache")
+    before = web.sent
+    assert run("--cache", cache, "cat", url).output == run("cat", str(tmp_path / "t")).output
+    once = web.sent - before
+    assert run("--cache", cache, "cat", url).exit_code == 0
+    assert web.sent - before - once < once / 2  # names, and the page with them
+    (tmp_path / "cache" / "mine").write_text("kept")
+    assert "removed" in run("cache", "clear", cache).output
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["mine"]
+    assert run("info", f"{web.url}/nothing").exit_code == 1
+
+
+def test_names_txt_names_the_files_where_a_server_lists_none(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", episodes=2)
+    url = served(tmp_path / "t", web)
+    web.lists = False
+    with pytest.raises(TraceNotFound, match=r"names\.txt"):
+        open_trace(url)
+    web.files["/t/names.txt"] = "\n".join(path.name for path in (tmp_path / "t").iterdir()).encode()
+    same_steps(open_trace(url), open_trace(tmp_path / "t"))
+
+
+def test_a_server_without_ranges_is_refused(tmp_path: Path, web: Web) -> None:
+    wide(tmp_path / "t")
+    url = served(tmp_path / "t", web)
+    web.has_ranges = False
+    with pytest.raises(RemoteError, match="no ranges of bytes"):
+        open_trace(url)
+
+
+@pytest.mark.parametrize("failures", [[503, "close", "cut"], [500] * 5], ids=["mixed", "500"])
+def test_failures_of_a_server_are_tried_again(tmp_path: Path, web: Web, failures: list[int | str]) -> None:
+    wide(tmp_path / "t")
+    url = served(tmp_path / "t", web)
+    trace = open_trace(url)
+    web.failures += failures
+    same_steps(trace, open_trace(tmp_path / "t"))
+    assert web.failures == []
+
+
+def test_lasting_failures_are_described_without_the_answer_of_the_store(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x")
+    FaultyFileSystem.reset(*[OSError("AKIASECRET")] * objects.TRIES)
+    with pytest.raises(RemoteError, match=r"faulty://.*/x: OSError, 7 times; try again later") as raised:
+        open_trace(url)
+    assert "AKIASECRET" not in str(raised.value)
+    assert raised.value.__suppress_context__
+    FaultyFileSystem.reset(PermissionError("AKIASECRET"))
+    with pytest.raises(RemoteError, match="access denied; check the credentials"):
+        open_trace(url)
+    assert FaultyFileSystem.calls == [("ls", "x")]
+
+
+def test_a_short_answer_is_fetched_again(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x")
+    FaultyFileSystem.reset(None, "short", "short")
+    same_steps(open_trace(url), open_trace(tmp_path / "t"))
+
+
+def test_credentials_in_a_url_are_not_shown(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", episodes=2)
+    url = served(tmp_path / "t", web).replace("//", "//me:hush@") + "?signature=hush"
+    trace = open_trace(url)
+    assert len(trace) == 2
+    assert "hush" not in f"{trace!r} {trace.directory} {trace.readers[0].files.where}"
+    with pytest.raises(TraceNotFound) as raised:
+        open_trace(url.replace("/t?", "/u?"))
+    assert "hush" not in str(raised.value)
+    edit.merge([trace], tmp_path / "copy")
+    assert not any(b"hush" in path.read_bytes() for path in (tmp_path / "copy").iterdir())
+
+
+def test_an_overwritten_object_is_never_served_from_the_cache(tmp_path: Path, web: Web) -> None:
+    for name, length in (("one", 2), ("other", 3)):
+        recorded(tmp_path / name, episodes=length, uid="w")
+    url, cache = served(tmp_path / "one", web), tmp_path / "cache"
+    same_steps(open_trace(url, cache=cache), open_trace(tmp_path / "one"))
+    opened = open_trace(url)
+    served(tmp_path / "other", web)
+    same_steps(open_trace(url, cache=cache), open_trace(tmp_path / "other"))
+    opened.refresh()
+    same_steps(opened, open_trace(tmp_path / "other"))
+
+
+def test_an_object_overwritten_while_it_is_read_raises(tmp_path: Path, web: Web) -> None:
+    wide(tmp_path / "one", uid="w")
+    wide(tmp_path / "other", uid="w", seed=5)
+    trace = open_trace(served(tmp_path / "one", web))
+    served(tmp_path / "other", web)
+    with pytest.raises(TraceError, match="was overwritten while it was read; open the trace again"):
+        list(trace)
+
+
+def test_new_batches_and_a_longer_manifest_are_seen_by_a_refresh(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=2, uid="first")
+    url = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x")
+    trace = open_trace(url)
+    recorded(tmp_path / "t", episodes=3, uid="second", on_exist="append")
+    uploaded(tmp_path / "t", url)
+    assert trace.refresh() == 3
+    same_steps(trace, open_trace(tmp_path / "t"))
+
+
+def test_rewards_are_read_without_the_observations(tmp_path: Path) -> None:
+    wide(tmp_path / "t")
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x")
+    total = sum(path.stat().st_size for path in (tmp_path / "t").iterdir())
+    FaultyFileSystem.reset()
+    trace = open_trace(url)
+    assert trace[7].rewards.tolist() == open_trace(tmp_path / "t")[7].rewards.tolist()
+    assert FaultyFileSystem.fetched < total / 20
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_fetched_once(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=5)
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x")
+    list(open_trace(url, cache=tmp_path / "cache"))
+    FaultyFileSystem.reset()
+    list(open_trace(url, cache=tmp_path / "cache"))
+    assert {call for call, _ in FaultyFileSystem.calls} == {"ls"}
+
+
+def test_the_cache_stays_under_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+    limit = 8 << 20
+    cache = DiskBlocks(tmp_path, limit)
+    for number in range(1000):
+        cache.put("a" * 32, number, bytes([number % 251]) * BLOCK)
+    used = sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*.blocks"))
+    assert limit / 2 < used <= limit
+    for number in (0, 999):
+        block = cache.get("a" * 32, number)
+        assert block == (None if number == 0 else bytes([999 % 251]) * BLOCK)
+
+
+def test_blocks_that_another_process_reads_are_not_removed(tmp_path: Path) -> None:
+    other = DiskBlocks(tmp_path, 64 << 20)
+    other.put("b" * 32, 0, b"theirs")
+    cache = DiskBlocks(tmp_path, 2 << 20)
+    for number in range(500):
+        cache.put("a" * 32, number, bytes(BLOCK))
+    assert (tmp_path / f"object-{'b' * 32}" / "000000.blocks").exists()
+    assert other.get("b" * 32, 0) == b"theirs"
+
+
+def test_a_damaged_block_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=5)
+    url = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x")
+    list(open_trace(url, cache=tmp_path / "cache"))
+    for path in (tmp_path / "cache").rglob("*.blocks"):
+        data = bytearray(path.read_bytes())
+        data[4096 + 100] ^= 1
+        path.write_bytes(data)
+    same_steps(open_trace(url, cache=tmp_path / "cache"), open_trace(tmp_path / "t"))
+
+
+def test_a_limit_under_one_chunk_warns_and_reading_goes_on(tmp_path: Path) -> None:
+    wide(tmp_path / "t")
+    url = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x")
+    with pytest.warns(UserWarning, match="raise the limit"):
+        same_steps(open_trace(url, cache=tmp_path / "cache", cache_bytes=2 << 20), open_trace(tmp_path / "t"))
+
+
+def test_options_of_the_cache_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOption, match="only for URLs"):
+        open_trace(tmp_path, cache=tmp_path / "cache")
+    with pytest.raises(InvalidOption, match="too small"):
+        open_trace("memory://x", cache=tmp_path / "cache", cache_bytes=10)
+    with pytest.raises(InvalidOption, match="unknown kind of URL"):
+        open_trace("gopher://x/t")
+    monkeypatch.setenv("GYM_TRACE_URL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GYM_TRACE_URL_CACHE_BYTES", "many")
+    with pytest.raises(InvalidOption, match="not a number of bytes"):
+        gym_trace.open_trace("memory://x")
+
+
+def test_a_forked_process_reads_with_connections_of_its_own(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    trace = open_trace(served(tmp_path / "t", web), cache=tmp_path / "cache")
+    list(trace)
+    in_a_child(lambda: same_steps(trace, open_trace(tmp_path / "t")))
+    in_a_child(lambda: same_steps(open_trace(f"{web.url}/t"), open_trace(tmp_path / "t")))
