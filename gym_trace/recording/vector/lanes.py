@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, raise_if_of_signal
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import Array
 
@@ -48,6 +49,21 @@ class Lanes:
         """Return the recorded lanes' rows of an array or list with a row for each lane. Raises LookupError."""
         return batch if self.numbers is None else taken_rows(batch, self.numbers, self.count, self._indices)
 
+    def tree(self, batch: Any) -> Any:
+        """Return the recorded lanes' rows of an array, or of a dict or tuple of arrays; None if that is impossible."""
+        if self.numbers is None:
+            return batch
+        try:
+            return self._tree(batch)
+        except Exception as error:  # anything: other people's objects
+            raise_if_of_signal(error)
+            return None
+
+    def _tree(self, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: self._tree(part) for key, part in batch.items()}
+        return tuple(map(self._tree, batch)) if isinstance(batch, tuple) else self.rows(batch)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_indices": {}}
 
@@ -60,8 +76,15 @@ def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | No
 
     Raises LookupError if there are not count rows.
     """
-    if len(batch) != count:
-        raise LookupError(f"{len(batch)} rows for {count} lanes")
+    shape = getattr(batch, "shape", None)
+    found = shape[0] if isinstance(shape, tuple) and shape else len(batch)  # the len() of a tensor takes longer
+    if found != count:
+        raise LookupError(f"{found} rows for {count} lanes")
+    if type(batch) is np.ndarray:
+        return batch[rows]
+    if getattr(batch, "is_cpu", False) is True:  # a tensor of PyTorch: plain_array() takes longer
+        with contextlib.suppress(TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
+            return batch.numpy()[rows]
     if isinstance(batch, (list, tuple)):
         return [batch[row] for row in rows.tolist()]
     if is_on_device(batch):

@@ -70,8 +70,7 @@ class LaneSteps:
         self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
-        # Whether each step has more to record than arrays with a row for each recorded lane.
-        self.has_more = self._filters.any or self._infos or lanes.numbers is not None
+        self.has_more = self._filters.any or self._infos  # whether each step has more to record than arrays
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:
@@ -150,7 +149,7 @@ class LaneSteps:
         recorder = self.recorder
         if not recorder.ready():
             return False
-        if self._lanes.numbers is None and recorder.slab.ask(actions):
+        if recorder.slab.ask(self._lanes.tree(actions)):
             return True
         recorder.begin_event()
         try:

@@ -151,12 +151,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
         recorder, steps, notes = self._recorder, self._steps, self._steps.notes
         if notes:  # of this step, whatever becomes of it
             steps.notes = {}
-        is_asked = self._lanes.numbers is None and recorder.slab.ask(actions)
-        if not is_asked and not steps.ask(actions):
+        pick = None if self._lanes.numbers is None else self._lanes.tree
+        if not recorder.slab.ask(actions if pick is None else pick(actions)) and not steps.ask(actions):
             return self.env.step(actions)
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         has_more = steps.has_more or notes
-        if has_more or not recorder.slab.answer(observations, rewards, terminations, truncations):
+        told = observations, rewards, terminations, truncations
+        if has_more or not recorder.slab.answer(*(told if pick is None else map(pick, told))):
             steps.answer(result, notes)
         return result
 
