@@ -12,7 +12,7 @@ TABLE = {
     str(FINE): "success; everything compared matches",
     str(ERROR): "error, or findings (lint)",
     str(USAGE): "wrong usage",
-    str(DIFFERS): "something differs (verify, diff, shell, train --verify)",
+    str(DIFFERS): "something differs (verify, diff, shell, train --verify, proof verify)",
     str(UNVERIFIABLE): "episodes cannot be verified, the others match (verify)",
     str(DAMAGED): "damage found, nothing differs",
     str(INTERRUPTED): "interrupted (Ctrl-C); 129 hung up, 143 terminated",

@@ -37,6 +37,7 @@ COMMANDS = {
     "record": ("record", "command", "Record episodes of a Gymnasium environment."),
     "play": ("play", "command", "Play an environment by hand and record it."),
     "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
+    "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
     "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
     "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
     "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OF_NO_INTEREST = {"doing", "done", "out_of"}
 
 
-def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool) -> int:
+def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, noun: str = "version") -> int:
     """Print what was proved line by line, and return the exit code."""
     if as_json:
         found = dataclasses.asdict(proof)
@@ -25,7 +25,7 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool) -> 
     for note in proof.notes if not quiet else ():
         click.echo(show.printable(f"note: {note}"), err=True)
     if stop.received:
-        done = f"{show.count(proof.versions)} of {show.count(proof.of, 'version')}"
+        done = f"{show.count(proof.versions)} of {show.count(proof.of, noun)}"
         click.echo(f"{stop.what_happened} after {done}, all equal", err=True)
         return stop.exit_code
     if not as_json and not quiet:
@@ -33,8 +33,9 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool) -> 
             for line in lines:
                 click.echo(show.printable(f"{word}: {line}"))
     if proof.differs:
-        same = f"{show.count(proof.versions, 'version')} and {show.count(proof.checkpoints, 'checkpoint')}"
+        same = show.count(proof.versions, noun)
+        same += f" and {show.count(proof.checkpoints, 'checkpoint')}" if proof.checkpoints else ""
         click.echo(show.printable(f"differs: {proof.differs}"), err=True)
-        click.echo(f"before that {same} matched, of {show.count(proof.of, 'version')}", err=True)
+        click.echo(f"before that {same} matched, of {show.count(proof.of, noun)}", err=True)
         return DIFFERS
     return FINE

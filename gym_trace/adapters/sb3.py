@@ -1,4 +1,4 @@
-"""Replay buffers for Stable-Baselines3: replay_buffer(trace)."""
+"""Stable-Baselines3: replay_buffer(trace), and UpdateLogCallback, which proves training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,18 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"replay buffers need Stable-Baselines3 ({missing}): pip install 'gym-trace[sb3]'") from missing
 
-__all__ = ["replay_buffer"]
+if TYPE_CHECKING:
+    from gym_trace.adapters.sb3_updates import UpdateLogCallback, update_parts
+
+__all__ = ["UpdateLogCallback", "replay_buffer", "update_parts"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("UpdateLogCallback", "update_parts"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gym_trace.adapters import sb3_updates  # which needs safetensors
+
+    return getattr(sb3_updates, name)
 
 
 def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> ReplayBuffer:

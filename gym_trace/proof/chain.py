@@ -8,20 +8,24 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
-from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.model.packing import unpack
 from gym_trace.storage.local import lock, open_regular, size_on_disk
 
-_MOST_ENTRY = 64 << 20  # bytes
+_MOST_ENTRY = 1 << 30  # bytes
 _FRAME = 16
 _PATIENCE = 60.0  # seconds for the previous writer to end
 _DIGEST = 32  # bytes
+
+
+ABOUT = "proof.json"  # of a log of UpdateLog; that of a training run follows run.json
 
 
 class Entry(NamedTuple):
@@ -146,6 +150,8 @@ class ChainWriter:
     def append(self, kind: str, content: Any) -> None:
         """Add an entry. Raises RecordingError, and leaves the log unchanged."""
         body: bytes = msgpack.packb([self.head, kind, content])
+        if len(body) > _MOST_ENTRY:
+            raise RecordingError(f"log of updates: an update of {len(body):,} bytes; pass less, or Steps")
         entry = frame(len(body), zlib.crc32(body)) + body
         end = os.fstat(self._file.fileno()).st_size
         try:
@@ -165,6 +171,20 @@ class ChainWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+
+def chain_in(directory: Path) -> Chain:
+    """Return the log in a directory: of a training run, or of an UpdateLog. Raises TraceNotFound."""
+    for name in ("run.json", ABOUT):
+        if (directory / name).is_file():
+            root = partial(_read, directory / name)
+            return Chain(directory / "updates.msgpack", root, name, lambda: "restore a copy, or train again")
+    raise TraceNotFound(f"{directory}: has no log of updates: neither run.json nor {ABOUT}")
+
+
+def _read(path: Path) -> bytes:
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def digest(*parts: bytes) -> bytes:

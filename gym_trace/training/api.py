@@ -18,12 +18,13 @@ from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.processes.local import end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
+from gym_trace.proof.state import made_with
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.accounts import end
 from gym_trace.training.driver import Driver, Trained, drive
 from gym_trace.training.learnt import version_of
 from gym_trace.training.network.forms import demand_in_reach
-from gym_trace.training.network.learning import Learner, made_with
+from gym_trace.training.network.learning import Learner
 from gym_trace.training.network.model import check_device
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
 from gym_trace.training.processes.cell import Cell, Turns

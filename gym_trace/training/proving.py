@@ -18,10 +18,11 @@ from gym_trace.playback.trace import open_trace
 from gym_trace.proof.anchors import check_anchor
 from gym_trace.proof.recorded import check_bytes, check_files, replay
 from gym_trace.proof.result import LIMITS, Proof
+from gym_trace.proof.state import made_with
 from gym_trace.showing.words import count
 from gym_trace.training.accounts import left_over, recorded_rollouts, rollouts_of
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
-from gym_trace.training.network.learning import REMOVE, Learner, made_with, read_checkpoint
+from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import tensors
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import MEAN, Log, Run, Update, runs_in

@@ -51,6 +51,7 @@ EVERY_COMMAND = [
     ["record", "CartPole-v1", "-o", "../lanes", "--steps", "20", "--num-envs", "2", "--vectorization-mode", "async"],
     ["train", "CartPole-v1", "-o", "../run", "--steps", "64", "--num-envs", "1", "-j", "1", "--quiet"],
     ["play", "CartPole-v1", "-o", "../played", "--keys", "no-such-file.toml"],
+    ["proof", "verify", ".", "--make", "builtins:dict"],
     ["replay", ".", "--json"],
     ["replay", ".", "--verify"],
     ["replay", ".", "--human"],

@@ -351,16 +351,6 @@ class Learner:
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def made_with() -> dict[str, str]:
-    """Return what else decides how floats are summed: PyTorch, and the processor features that it uses."""
-    return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
-
-
-def kernels() -> dict[str, Any]:
-    """Return the settings of PyTorch that decide which kernels compute, and in which order they add."""
-    return {"threads": torch.get_num_threads(), "deterministic": torch.are_deterministic_algorithms_enabled()}
-
-
 def read_checkpoint(path: FilePath, next_step: str = REMOVE) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the facts and the tensors of a checkpoint, an untrusted file. Raises CorruptRun with the next step."""
     try:

@@ -1,0 +1,82 @@
+"""gym-trace proof with its commands"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace.errors import InvalidOption
+from gym_trace_cli import show
+from gym_trace_cli.help import Group, option, section
+from gym_trace_cli.options import PATH, NamedCallable, json_option
+from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.proving import print_proof
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from gym_trace.proof import Proof
+
+
+@click.group("proof", cls=Group)
+def command() -> None:
+    """Prove what a PyTorch trainer learned, and from which steps."""
+
+
+@command.command("verify")
+@click.argument("directory", type=PATH)
+@section(
+    "Proof",
+    option("--make M:F", "MODULE:FUNCTION that returns parts, learn. Required.", NamedCallable(), required=True),
+    option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
+    option("--no-replay", "Do not play the episodes again."),
+    option("--trust", "Allow imports and calls that only the trace names."),
+)
+@section("Output", option("--quiet", "Only the exit code and errors."), json_option)
+def verify_(
+    directory: str,
+    make: Callable[[], Any],
+    anchor: str | None,
+    no_replay: bool,
+    trust: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Learn every update of a log again and compare; exit 3 on a difference.
+
+    \b
+    gym-trace proof verify runs/ppo.proof --make my_script:parts_and_learn
+    """
+    from gym_trace.proof import verify
+
+    made = make()
+    try:
+        parts, learn = made
+    except (TypeError, ValueError):
+        raise InvalidOption(f"--make: returned a {type(made).__name__}; return parts, learn") from None
+    with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
+
+        def report(proof: Proof) -> int:
+            line.update_count(proof.done, proof.out_of, proof.doing)
+            return stop.received
+
+        proof = verify(directory, parts, learn, on_progress=report, replays=not no_replay, trust=trust, anchor=anchor)
+    return print_proof(proof, stop, as_json, quiet, "update")
+
+
+@command.command("anchor")
+@click.argument("directory", type=PATH)
+@click.argument("where")
+def anchor_(directory: str, where: str) -> int:
+    """Append the head of a log to a file, or to the notes of the current commit (git-note).
+
+    \b
+    gym-trace proof anchor runs/ppo.proof anchors.txt
+    """
+    from gym_trace.proof.anchors import write_anchor
+    from gym_trace.proof.chain import chain_in
+    from gym_trace.proof.update_log import directory_of
+
+    click.echo(show.printable(write_anchor(chain_in(directory_of(directory)), where)))
+    return 0

@@ -1,0 +1,181 @@
+"""UpdateLog: what a trainer learned from, so that anybody can learn it again. Needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gym_trace.errors import InvalidOption, RecordingError, TraceError
+from gym_trace.playback.trace import open_trace
+from gym_trace.proof.chain import ABOUT, Chain, chain_in
+from gym_trace.proof.recorded import files_of
+from gym_trace.proof.state import Generators, Packed, Parts, Watched, kernels, made_with, norms_of, state_of
+from gym_trace.proof.steps import RecordedSteps, Steps
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
+from gym_trace.storage.staging import new_file
+
+START, UPDATE, END = "start", "update", "end"  # kinds of entries
+_CHECKED = (0, 1)  # updates whose steps are compared with the trace at once
+_SELDOM = 256  # updates at most without a digest
+
+
+class UpdateLog:
+    """Log of the updates of any PyTorch trainer, from which verify() learns them again.
+
+    Call update() in place of your function that learns. It logs the arguments and what else the result depends on,
+    calls the function, and logs a digest of the state afterwards.
+
+    Args:
+        trace: the recorder of the environment, also below other wrappers: the log is then in a directory beside the
+            trace, DIR.proof, and Steps are references into the trace. Or the directory of the log, new or of a log to
+            continue.
+        parts: by name, all that the function changes: modules, optimizers, schedulers and other objects with
+            state_dict() and load_state_dict(), torch.Generator, numpy.random.Generator.
+        learn: function that makes an update. It gets the parts and the arguments of update() by name, and depends on
+            nothing else; the global generators of PyTorch (CPU), NumPy and random are logged. Numbers, arrays, or a
+            dict of them that it returns are logged, too.
+        overhead: fraction of the time that the log may take. If the digest of the state would take more, only some
+            updates have one, at least each 256th.
+
+    Attributes:
+        directory: pathlib.Path of the log. updates: number of updates so far. spent: seconds that the log took.
+
+    Raises InvalidOption, CorruptTrace, RecordingError.
+    """
+
+    def __init__(
+        self,
+        trace: Any,
+        parts: Parts,
+        learn: Callable[..., Any],
+        *,
+        overhead: float = 0.025,
+    ):
+        self._parts, self._learn, self._overhead = dict(parts), learn, overhead
+        recorder = _recorder_in(trace)
+        self._trace: Path | None = None if recorder is None else Path(recorder.directory).absolute()
+        self._writer = None if recorder is None else recorder._recorder.writer_id
+        self.directory = directory_of(trace) if self._trace is None else directory_of(self._trace)
+        about = self.directory / ABOUT
+        state = state_of(self._parts)
+        if not about.exists():
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                told = {"trace": None if self._trace is None else os.path.relpath(self._trace, self.directory)}
+                with new_file(about) as staged:
+                    staged.write_text(json.dumps({**told, "parts": list(self._parts)}, indent=1) + "\n")
+            except OSError as error:
+                raise RecordingError(f"{self.directory}: cannot be written: {error.strerror}") from error
+        chain: Chain = chain_in(self.directory)
+        self.updates = sum(entry.kind == UPDATE for entry in chain.entries())
+        self._log = chain.open()
+        start = {"time": time.time(), "writer": self._writer, **made_with(), **kernels(), "state": state.stored()}
+        self._log.append(START, start)
+        self._watched, self._ends = Watched(self._parts), dict[str, Generators]()
+        self._marks = self._watched.marks()
+        self._since, self.spent = time.perf_counter(), 0.0
+        self._undigested = 0
+
+    def update(self, **inputs: Any) -> Any:
+        """Learn from the inputs, and log it. Returns what the function returns.
+
+        inputs: its arguments: numbers, text, arrays, tensors, lists and dicts of them, which are copied into the log,
+            and Steps, which are not.
+
+        Raises InvalidOption, also if Steps are not those of the trace; RecordingError.
+        """
+        begin = time.perf_counter()
+        marks = self._watched.marks()
+        changed = [name for name, mark in marks.items() if mark != self._marks[name]]
+        outside = state_of({name: self._parts[name] for name in changed}).stored() if changed else None
+        steps = {name: value.reference() for name, value in inputs.items() if isinstance(value, Steps)}
+        plain = {name: value for name, value in inputs.items() if name not in steps}
+        values = Packed({"inputs": plain, "steps": steps}, "update").stored()
+        if steps and self.updates in _CHECKED:
+            self._check(steps)
+        before = Generators()
+        pause = time.perf_counter()
+        result = self._learn(**self._parts, **inputs)
+        resume = time.perf_counter()
+        after = Generators()
+        used: dict[str, Any] = {}
+        for name in before.differing(after):
+            goes_on = name in self._ends and name not in before.differing(self._ends[name])
+            used[name] = None if goes_on else before.stored(name)
+            self._ends[name] = after
+        content: dict[str, Any] = {"values": values, "generators": used, "outside": outside}
+        try:
+            content["result"] = Packed(result, "result").stored()
+        except InvalidOption:  # an object that the user has for something else
+            content["result"] = None
+        self._marks = self._watched.marks()
+        now = time.perf_counter()
+        self._undigested += 1
+        if self.spent + now - begin < self._overhead * (now - self._since) or self._undigested >= _SELDOM:
+            content |= {"digest": state_of(self._parts).digest(), "norms": norms_of(self._parts)}
+            self._undigested = 0
+        self._log.append(UPDATE, content)
+        self.updates += 1
+        self.spent += time.perf_counter() - resume + pause - begin
+        return result
+
+    def _check(self, steps: dict[str, Any]) -> None:
+        """Compare steps with the trace, so that a mistake shows at the first update and not in a proof."""
+        if self._trace is None:
+            raise InvalidOption("steps: have no trace; pass the recorder to UpdateLog, or arrays")
+        try:
+            recorded = RecordedSteps(open_trace(self._trace), self._writer)
+            for plain, columns in steps.values():
+                recorded.of(plain, columns)
+        except TraceError as error:
+            advice = "pass the array as an argument of its own, which the log copies"
+            raise InvalidOption(f"update {self.updates}: {error}; {advice}") from error
+
+    def close(self) -> None:
+        """Log the end: the last state, and the files of the trace. Close the recorder first."""
+        if self._log is None:
+            return
+        log, self._log = self._log, None  # type: ignore[assignment]
+        files = None if self._trace is None or _is_open(self._trace) else files_of(self._trace)
+        outside = [name for name, mark in self._watched.marks().items() if mark != self._marks[name]]
+        try:
+            log.append(END, {"state": state_of(self._parts).stored(), "outside": outside, "files": files})
+        finally:
+            log.close()
+
+    def __enter__(self) -> UpdateLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._log.close()
+
+
+def directory_of(place: str | os.PathLike[str]) -> Path:
+    """Return the directory of a log: itself, or the one beside a trace."""
+    path = Path(place).absolute()
+    is_trace = any(path.glob("*.manifest.jsonl"))
+    return path.with_name(path.name + ".proof") if is_trace else path
+
+
+def _is_open(trace: Path) -> bool:
+    return any(path.suffix in (".ring", ".part") for path in trace.iterdir())
+
+
+def _recorder_in(env: Any) -> Any:
+    """Return the recorder among the wrappers of an environment; None for a path."""
+    if isinstance(env, (str, os.PathLike)):
+        return None
+    while not isinstance(env, (TraceRecordingWrapper, TraceRecordingVectorWrapper)):
+        env = getattr(env, "env", None)
+        if env is None:
+            raise InvalidOption("trace: pass a recorder, an environment with a recorder below it, or a directory")
+    return env
