@@ -39,7 +39,7 @@ def verify(
 
     Args:
         directory: of an UpdateLog, or of its trace.
-        parts, learn: like those of the UpdateLog, made anew; their state is that of the log afterwards. The global
+        parts, learn: like those of the UpdateLog; their state is that of the log afterwards. The global
             generators of PyTorch, NumPy and random change, too.
         on_progress: called after each update and episode; a truthy result ends it.
         replays: whether to play the episodes again. make_env: makes their environment; None: the recorded one. trust:

@@ -186,7 +186,7 @@ def test_a_log_of_arrays_alone_is_proved_with_all_generators(tmp_path: Path) -> 
         verify(tmp_path / "log", regression()[0] | {"more": torch.nn.Linear(1, 1)}, learn)
 
 
-def test_a_value_that_is_no_argument_and_changes_the_update_is_found(tmp_path: Path) -> None:
+def test_a_global_value_that_changes_an_update_is_found(tmp_path: Path) -> None:
     parts, learn = regression(1)
     hidden = [1.0]
 
