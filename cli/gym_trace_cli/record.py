@@ -124,7 +124,7 @@ policy_option = option(
     on_exist_option,
     option("--split NAME", "Split of the episodes. Default: train.", default="train"),
     option("--infos", "Record infos.", name="record_infos"),
-    option("--states K", "Keep the environment's state every K steps, for env_at.", POSITIVE),
+    option("--states K", "Keep states every K steps, for env_at.", POSITIVE),
     option("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName()),
     option("--tensorboard DIR", "Write TensorBoard scalars.", PATH),
     option("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1),
@@ -210,12 +210,10 @@ def command(
     states: int | None,
     **recording: Any,
 ) -> int:
-    """Record episodes of a Gymnasium environment until the first limit.
-    Ctrl-C stops after the current step and keeps everything.
+    """Record episodes until the first limit; Ctrl-C keeps everything.
 
     \b
     gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0
-    gym-trace record CartPole-v1 -o traces/night --episodes 2000 -j 2
     """
     if (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")

@@ -104,9 +104,9 @@ class TrainCommand(Headed):
     "Run",
     option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
     option("--resume DIR", "Resume a run.", PATH),
-    option("--verify DIR", "Prove a run: relearn, act and play again; exit 3 on a difference.", PATH, name="verified"),
+    option("--verify DIR", "Prove a run; exit 3 if something differs.", PATH, name="verified"),
     option("--no-replay", "With --verify: do not play the episodes again."),
-    option("--anchor FILE", "Write the head of the log at the end, or compare it; FILE or git-note."),
+    option("--anchor FILE", "Write, or compare, the log's head: a file, git-note."),
     option("--trust", "Allow imports and calls that only the run names."),
     option("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.", name="begin_with"),
     option("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE),
@@ -152,10 +152,7 @@ class TrainCommand(Headed):
         name="exchange",
         multiple=True,
     ),
-)
-@section(
-    "Checkpoints",
-    option("--checkpoint-seconds S", "Interval. Default: 60.", SECONDS, default=60.0),
+    option("--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0),
     option("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3),
     option("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS, name="milestone_seconds"),
 )
@@ -174,8 +171,7 @@ def command(
     exchange: Sequence[tuple[str, Any]],
     **given: Any,
 ) -> int:
-    """Train a policy with PPO and record every step it learns from.
-    Stops at the first limit. Ctrl-C saves everything; --resume continues.
+    """Train a policy with PPO and record every step. Ctrl-C saves everything.
 
     \b
     gym-trace train CartPole-v1 -o runs/cartpole --steps 100000 --seed 1
