@@ -98,8 +98,12 @@ class _RunProof:
         try:
             self._check_chain(anchor)
             self._check_environment()
+            saved = checkpoint_files(run)
+            later = [version for version in saved.values() if version >= len(self._updates)]
+            if later:
+                raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
             account = self._account()
-            self._check_versions(exact=not notes)
+            self._check_versions(saved, exact=not notes)
             proof.proved.append(account)
             self._check_end()
             if replays:
@@ -132,12 +136,12 @@ class _RunProof:
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
-    def _check_versions(self, exact: bool) -> None:
+    def _check_versions(self, saved: dict[Path, int], exact: bool) -> None:
         run, proof, log, settings = self._run, self._proof, self._log, self._settings
         learner = fresh(run, self._trust, device=None)
         recorded = recorded_rollouts(self._trace, settings, learner.shape.state)
         acting = _Acting(log, recorded, settings, exact and settings.inference == "actor")
-        best, saved = _Best(recorded, log.chained), checkpoint_files(run)
+        best = _Best(recorded, log.chained)
         steps = 0
         for update, losses in learn_again(run, learner, self._updates):
             steps += settings.batch_steps if update.rollouts else 0
@@ -149,9 +153,6 @@ class _RunProof:
             acting.check(update.version, learner)
             proof.versions, proof.done = proof.versions + 1, proof.done + 1
             self._tell()
-        later = [version for version in saved.values() if version >= len(self._updates)]
-        if later:
-            raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
         acting.finish()
         proof.proved.append(
             f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')} learned again, bit for bit; "
