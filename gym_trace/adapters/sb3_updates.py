@@ -49,7 +49,8 @@ class UpdateLogCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         if self.log is not None:
-            del vars(self.model)["train"]
+            model: Any = self.model
+            del model.train  # that of the class again
             self.log.close()
             self.log = None
 

@@ -26,6 +26,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects
+from gym_trace.storage.remote.address import UrlPath, url_of
 from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
 from gym_trace.storage.remote.storage import RemoteStorage
 
@@ -361,3 +362,9 @@ def test_a_forked_process_reads_with_connections_of_its_own(tmp_path: Path, web:
     list(trace)
     in_a_child(lambda: same_steps(trace, open_trace(tmp_path / "t")))
     in_a_child(lambda: same_steps(open_trace(f"{web.url}/t"), open_trace(tmp_path / "t")))
+
+
+@pytest.mark.parametrize("url", ["file:///a/b", "s3://bucket/a", "memory://a/b", "local:///a"])
+def test_a_url_survives_pathlib_which_removes_slashes(url: str) -> None:
+    assert url_of(Path(url)) == url
+    assert str(UrlPath(url)) == url

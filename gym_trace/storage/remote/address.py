@@ -10,6 +10,7 @@ from urllib.request import url2pathname
 
 from gym_trace.errors import InvalidOption
 
+_LOCAL = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of two
 
 
@@ -20,14 +21,21 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def url_of(path: str | os.PathLike[str]) -> str:
     """Return a URL with both slashes, which pathlib removes, and without a slash at the end."""
-    given = os.fspath(path)
-    return (given if "://" in given else given.replace(":/", "://", 1)).rstrip("/")
+    return _with_slashes(os.fspath(path)).rstrip("/")
+
+
+def _with_slashes(text: str) -> str:
+    """Return a URL with the slashes that pathlib has removed: "file:/a" was file:///a, "s3:/a" was s3://a."""
+    scheme, colon, rest = text.partition(":/")
+    if not colon or rest.startswith("/"):
+        return text
+    return f"{scheme}:///{rest}" if scheme.lower() in _LOCAL else f"{scheme}://{rest}"
 
 
 def local_path(url: str) -> str | None:
     """Return the path of a file:// URL; None for others. Raises InvalidOption for a file on another machine."""
     parts = urlsplit(url)
-    if parts.scheme.lower() not in ("file", "local"):
+    if parts.scheme.lower() not in _LOCAL:
         return None
     if parts.netloc not in ("", "localhost"):
         raise InvalidOption(f"{shown(url)}: names a host; write file:///PATH with three slashes")
@@ -54,8 +62,7 @@ class UrlPath(type(Path())):  # type: ignore[misc]  # the class of paths on this
     __slots__ = ()
 
     def __str__(self) -> str:
-        text: str = super().__str__()
-        return text if "://" in text else text.replace(":/", "://", 1)
+        return _with_slashes(super().__str__())
 
     def __fspath__(self) -> str:
         return str(self)
