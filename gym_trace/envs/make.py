@@ -105,8 +105,11 @@ def completed(env: Any, description: Mapping[str, Any], lane: int = 0) -> gymnas
 
     That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
     Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.
+    Raises EnvironmentUnavailable for another object.
     """
     made: gymnasium.Env[Any, Any] = jointly(gymnasium_view(env), description)
+    if not isinstance(made, gymnasium.Env):
+        raise EnvironmentUnavailable(f"make_env: returned {type(env).__name__}; return a gymnasium.Env")
     wrappers, there = _to_make(recorded_wrappers(description, lane)), _classes_around(made)
     more = wrappers[len(there) :]
     if there != [_last(name) for name, _ in wrappers[: len(there)]] or asked_of_sizes(more):
@@ -226,6 +229,7 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymn
     registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)
     if registered is None:
         _import_for(recipe, imports)
+        registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)  # by the import
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
