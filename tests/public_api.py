@@ -27,7 +27,10 @@ MODULES = (
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
 # Likewise where there is no PyTorch.
-NEED_TORCH = ("Exchange", "Relearnt", "RunPolicies", "RunPolicy", "Trained", "train", "verify_run")
+NEED_TORCH = (
+    *("Exchange", "Relearnt", "RunPolicies", "RunPolicy", "Steps", "Trained", "UpdateLog", "train", "verify"),
+    "verify_run",
+)
 
 
 def annotation_text(annotation: Any) -> str:

@@ -82,7 +82,8 @@ def _bytes_of(tensor: torch.Tensor) -> Array:
         tensor = tensor.cpu().contiguous()
     if tensor.dtype not in _PLAIN:
         tensor = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return tensor.numpy().reshape(-1).view(np.uint8)
+    rows: Array = tensor.numpy().reshape(-1).view(np.uint8)
+    return rows
 
 
 def unpacked(stored: Any) -> Any:
