@@ -114,15 +114,15 @@ class Chain:
                 yield at, body
                 at += size
 
-    def open(self) -> ChainWriter:
+    def open(self, patience: float | None = None) -> ChainWriter:
         """Open the log to append entries, and cut off an unfinished one.
 
-        Waits for the previous writer, which may still save. Raises OSError, CorruptTrace, InvalidOption.
+        Waits for the previous writer, which may still save, for 60 seconds unless patience says otherwise. Raises OSError, CorruptTrace, InvalidOption.
         """
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the writer
         try:
-            until = time.monotonic() + _PATIENCE
+            until = time.monotonic() + (_PATIENCE if patience is None else patience)
             while not lock(file.fileno()):
                 if time.monotonic() > until:
                     raise InvalidOption(f"{self.path}: another process still writes to it; wait for it to end")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gym_trace.errors import ReplayDiverged, TraceNotFound
+from gym_trace.errors import InvalidOption, ReplayDiverged, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.recorded import files_of
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.run import END, Log, Run
 from gym_trace.training.settings import Settings
 
+_SHORT = 2.0  # seconds
 _STAGGER = "random steps of stagger"
 _UNTAKEN = "the worker or the learner ended before it was learned from"
 
@@ -71,5 +73,5 @@ def end(run: Run, stopped: str) -> None:
     if len(trace) and run.about.get("learn", True):
         left = left_over(log, recorded_rollouts(trace, settings).counts(), settings)
     content: dict[str, Any] = {"stopped": stopped, "left": list(map(list, left)), "files": files_of(run.trace)}
-    with run.open_log() as writer:
+    with suppress(InvalidOption), run.open_log(_SHORT) as writer:  # a previous learner has it: this run changed nothing
         writer.append(END, content)

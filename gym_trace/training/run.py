@@ -249,12 +249,12 @@ class Run:
                     found.update(recorded.episodes_of(origin))
         return trace[sorted(found)]
 
-    def open_log(self) -> ChainWriter:
+    def open_log(self, patience: float | None = None) -> ChainWriter:
         """Open the log to append entries, and cut off an unfinished one.
 
         Waits for the previous learner, which may still save. Raises OSError, CorruptTrace, InvalidOption.
         """
-        log = self.chain.open()
+        log = self.chain.open(patience)
         try:
             newest = max(self.saved(), default=0)
             if newest >= max(len(self.updates()), 1):
