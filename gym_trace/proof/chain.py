@@ -117,7 +117,8 @@ class Chain:
     def open(self, patience: float | None = None) -> ChainWriter:
         """Open the log to append entries, and cut off an unfinished one.
 
-        Waits for the previous writer, which may still save, for 60 seconds unless patience says otherwise. Raises OSError, CorruptTrace, InvalidOption.
+        Waits for the previous writer, which may still save, for 60 seconds or those of patience. Raises OSError,
+        CorruptTrace, InvalidOption.
         """
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the writer
