@@ -103,8 +103,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name == "adapters":  # gym_trace.adapters.sb3 needs no import statement
-        return importlib.import_module("gym_trace.adapters")
+    if name in ("adapters", "ray"):  # gym_trace.adapters.sb3 needs no import statement
+        return importlib.import_module(f"gym_trace.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Loads what export writes with the packages that people train with, in environments of their own: .venv-interop-main,
-# .venv-interop-lerobot (Python 3.12) and .venv-interop-tfds. Prints their versions at the end of each.
+# .venv-interop-lerobot (Python 3.12), .venv-interop-tfds and .venv-interop-appo. Prints their versions at the end of each.
 # ONLY="main tfds": of these; ONLY=ci: what every change has to pass, in .venv-interop-ci (make check-extras).
 # LEROBOT_PYTHON: a Python 3.12. Arguments go to pytest, such as -k minari.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
-only="${ONLY:-main lerobot tfds}"
+only="${ONLY:-main lerobot tfds appo}"
 # On the PATH, or installed by pyenv.
 for candidate in "${LEROBOT_PYTHON:-python3.12}" "$HOME/.pyenv/versions/3.12".*/bin/python; do
     "$candidate" -c 'import venv' 2>/dev/null && lerobot_python="$candidate" && break
@@ -54,11 +54,12 @@ for name in $only; do
         ;;
     main)
         environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,pettingzoo,mcap,rerun,train \
-            "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' \
+            "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' 'dask[dataframe]' daft \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
             rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' &&  # older ones cannot pickle functions of Python 3.11
             without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
-            suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" &&
+            suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py \
+                --ignore tests/interop/test_sample_factory.py "$@" &&
             pages main || failed=1
         ;;
     lerobot)
@@ -70,8 +71,13 @@ for name in $only; do
         environment tfds "${PYTHON:-python3}" rlds 'tensorflow-cpu==2.21.0' 'tensorflow-datasets==4.9.10' &&
             suite tfds tests/interop/test_conformance.py tests/interop/test_rlds.py "$@" || failed=1
         ;;
+    appo) # which needs an older Gymnasium and NumPy than the others
+        envs=('gymnasium[classic-control]==0.29.1')
+        environment appo "${PYTHON:-python3}" tensorboard 'sample-factory==2.1.1' &&
+            suite appo tests/interop/test_sample_factory.py "$@" || failed=1
+        ;;
     *)
-        echo "interop: there is no $name; there are main, lerobot, tfds and ci"
+        echo "interop: there is no $name; there are main, lerobot, tfds, appo and ci"
         exit 2
         ;;
     esac

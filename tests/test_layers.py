@@ -40,7 +40,7 @@ LAYERS = [
     {"adapters"},
     {"training"},
     {"viewer"},
-    {"wrappers", "replay_env", "edit", "pettingzoo", "dm_env", "pytest_plugin"},  # public paths
+    {"wrappers", "replay_env", "edit", "pettingzoo", "dm_env", "ray", "pytest_plugin"},  # public paths
 ]
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}

@@ -45,6 +45,8 @@ _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
 _FACTS = "For search and the card (tag: repeatable)."
+_ENGINE = "Where workers run: local or ray, and its address."
+_PRIVATE = "Store the full command line, uncommitted changes."
 
 
 fact_options = bundle(
@@ -167,6 +169,8 @@ policy_option = option(
     bundle(
         "of_workers",
         dict,
+        option("--engine E", _ENGINE, ["local", "ray"]),
+        option("--address A", _ENGINE),
         option("--shard I/N", "Record only episodes k with k mod N = I.", ShardOf()),
         option("--resume", "Resume an interrupted run of -j."),
         option("--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS),
@@ -181,8 +185,8 @@ policy_option = option(
     bundle(
         "private",
         dict,
-        option("--argv", "Store the full command line, not only the program."),
-        option("--git-diff", "Store uncommitted changes."),
+        option("--argv", _PRIVATE),
+        option("--git-diff", _PRIVATE),
     ),
 )
 @click.pass_context
@@ -224,6 +228,11 @@ def command(
     if taken := sorted(set(_OWN_METADATA) & set(given)):
         raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
     facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
+    engine, address = of_workers.pop("engine") or "local", of_workers.pop("address")
+    if engine == "ray" and workers is None:
+        raise click.UsageError("--engine ray needs -j, the number of its actors")
+    if address is not None and engine != "ray":
+        raise click.UsageError("--address needs --engine ray")
     shard = of_workers["shard"]
     if shard is not None:
         workers = workers or 1
@@ -259,7 +268,8 @@ def command(
         options = {"workers": workers, "num_envs": num_envs, "seed": seed, **limits, **of_workers, **private}
         options |= {"command": _COMMAND, "facts": facts, **({"metadata": given} if given else {}), **recording}
         options |= {"describe": named.described(), "on_progress": watch}
-        with watch, errors_name_options(directory):
+        with watch, errors_name_options(directory), _engine(engine, address) as backend:
+            options["backend"] = backend
             done = gym_trace.collect(named, acting, directory, **options)
             watch.finish(done)
     else:
@@ -271,6 +281,21 @@ def command(
         recording["metadata"] = {**given, "seed": seed}
         done = _record_here(env, named, acting, directory, watch, facts, private, {"seed": seed, **limits}, recording)
     return _summarize(done, watch.stop, directory, named.imports, quiet, as_json)
+
+
+@contextmanager
+def _engine(name: str, address: str | None) -> Iterator[Any]:
+    """Return the backend of the workers; None for processes of this machine."""
+    if name == "local":
+        yield None
+        return
+    from gym_trace.processes.ray import RayActors
+
+    actors = RayActors(address)
+    try:
+        yield actors
+    finally:
+        actors.close()
 
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.directory import find_writers, prepare
-from gym_trace.format.manifest import json_of
+from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
@@ -145,6 +145,11 @@ def await_writers(directory: Path, run: str, shard: Shard | None = None) -> None
             return
         time.sleep(0.1)
     raise InvalidOption(f"{directory}: processes of this run still write; end them, then resume")
+
+
+def has_ended(directory: Path, writer: str) -> bool:
+    """Return True unless a process holds the lock of this writer."""
+    return LocalStorage(directory).holder(writer + SUFFIX) is None
 
 
 def _belongs(writer: WriterReader, run: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gym_trace.collecting.resuming import Shard, finished, shard_mark
+from gym_trace.collecting.resuming import Shard, finished, has_ended, shard_mark
 from gym_trace.collecting.rollout import directory_bytes
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.format.directory import new_writer_id
@@ -288,7 +288,8 @@ class Supervisor:
         worker.assigned, worker.given, worker.at = {}, EpisodeRanges(), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
-        self._fleet.start(number, Job(str(number), work, (setup,), self._niceness, cpu))
+        is_over = partial(has_ended, self._directory, worker.uid)
+        self._fleet.start(number, Job(str(number), work, (setup,), self._niceness, cpu, is_over))
         self._give(number)
 
     def _hear(self, number: int, report: Report) -> None:

@@ -114,7 +114,8 @@ class Worker(Rollout):
             env.close()
             raise
         try:
-            if has_parent():  # otherwise a resumed run, which has not seen this writer, records the same episodes
+            # Otherwise a resumed run, which has not seen this writer, records the same episodes.
+            if has_parent(self._connection):
                 self._record(recorder)
         finally:
             recorder.close()

@@ -16,10 +16,15 @@ _WINDOWS = (10.0, 60.0, 300.0)  # seconds
 Key = int | str  # of a worker: a name of the caller's choice
 
 
+def _always() -> bool:
+    return True
+
+
 class Job(NamedTuple):
     """Work for a worker: ``body(connection, *args)``. The body is a function of a module; the arguments are picklable.
 
     niceness: added to that of this process. cpu: processor to run on; None: any.
+    is_over: returns True once a lost process of this job writes no more, for backends that cannot wait for its end.
     """
 
     name: str
@@ -27,6 +32,7 @@ class Job(NamedTuple):
     args: tuple[Any, ...]
     niceness: int = 0
     cpu: int | None = None
+    is_over: Callable[[], bool] = _always
 
 
 class Lost(NamedTuple):

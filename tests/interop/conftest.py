@@ -27,13 +27,16 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 # Packages of each file, whose versions are printed; by default the one that the file is named after.
 _PACKAGES = {
+    "arrow": ["ray", "polars", "pandas", "dask", "daft", "pyspark", "pyarrow"],
     "d4rl": ["h5py"],
     "mcap": ["mcap"],
     "parquet": ["duckdb", "polars", "pandas", "pyspark", "pyarrow", "ray"],
     "rerun": ["rerun-sdk"],
     "rldata": ["mcap", "rerun-sdk"],
     "rlds": ["tensorflow-datasets", "tensorflow-cpu"],
+    "ray_engine": ["ray"],
     "rllib": ["ray"],
+    "sample_factory": ["sample-factory"],
     "sb3": ["stable-baselines3"],
     "train_targets": ["rlax", "torchrl"],
 }

@@ -66,14 +66,35 @@ class TraceDataset(ds.Dataset):
     failure: TraceError | None = None
     left_out: Sequence[str] = ()
 
-    def __init__(self, table: str, shares: Sequence[Share], where: str | None = None, expression: Any = None):
-        """Raises InvalidOption."""
+    def __init__(
+        self,
+        table: str,
+        shares: Sequence[Share],
+        where: str | None = None,
+        expression: Any = None,
+        names: bool | None = None,
+    ):
+        """names: whether there is a column "trace"; None: if there are several shares. Raises InvalidOption."""
         if table not in (STEPS, EPISODES):
             raise InvalidOption(f'table={table!r}: pass "steps" or "episodes"')
         self._table, self._shares, self._where, self._expression = table, tuple(shares), where, expression
+        self._has_names = len(self._shares) > 1 if names is None else names
 
     def __reduce__(self) -> Any:
-        return TraceDataset, (self._table, self._shares, self._where, self._expression)
+        return TraceDataset, (self._table, self._shares, self._where, self._expression, self._has_names)
+
+    def _with(self, where: str | None, expression: Any) -> TraceDataset:
+        return TraceDataset(self._table, self._shares, where, expression, self._has_names)
+
+    @property
+    def name(self) -> str:
+        """The names of the traces."""
+        return ", ".join(share.name for share in self._shares)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no trace has a finished episode; then the columns are not known."""
+        return not self._readers
 
     @cached_property
     def _readers(self) -> list[_Reader]:
@@ -87,11 +108,8 @@ class TraceDataset(ds.Dataset):
                 source = Source(trace if len(places) == len(trace) else trace[places], finals=KEPT, keeps_repeated=True)
                 columns = columns_of(source) if share.columns is None else share.columns
                 found.append((share, source, columns, places + share.first))
-        if not found:
-            raise InvalidOption(f"{', '.join(share.name for share in self._shares)}: no finished episodes")
-        is_one = len(self._shares) == 1
         readers = [
-            _Reader(self._table, None if is_one else share.name, source, columns, numbers)
+            _Reader(self._table, share.name if self._has_names else None, source, columns, numbers)
             for (share, source, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
         ]
         schema, self.left_out = _joined([reader.schema for reader in readers])
@@ -101,6 +119,8 @@ class TraceDataset(ds.Dataset):
 
     @property
     def schema(self) -> pa.Schema:
+        if self.is_empty:
+            raise InvalidOption(f"{self.name}: no finished episodes")
         return self._readers[0].schema
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Any:
@@ -128,10 +148,10 @@ class TraceDataset(ds.Dataset):
 
     def where(self, condition: str) -> TraceDataset:
         """Return the rows where a condition holds, in the language of Trace.find_steps, or of Trace.select."""
-        return TraceDataset(self._table, self._shares, condition, self._expression)
+        return self._with(condition, self._expression)
 
     def filter(self, expression: Any) -> TraceDataset:
-        return TraceDataset(self._table, self._shares, self._where, _both(self._expression, expression))
+        return self._with(self._where, _both(self._expression, expression))
 
     def _cannot(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("a trace is read as a whole; use to_table() first")

@@ -1,0 +1,76 @@
+"""Sample Factory records: the environments that it makes in its workers are wrapped in a recorder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sample_factory.algo.utils.context import global_env_registry
+
+from gym_trace.errors import InvalidOption
+from gym_trace.recording.options import opened_directory
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+
+_PER_ENVIRONMENT = {"uid", "video", "on_exist"}
+_MakeEnv = Callable[..., Any]  # (name, cfg, env_config, render_mode)
+
+
+def record(
+    directory: str | os.PathLike[str],
+    environments: Collection[str] | None = None,
+    *,
+    on_exist: str = "error",
+    **recording: Any,
+) -> None:
+    """Record all environments that Sample Factory makes from now on, also in its spawned workers.
+
+    Call it after register_env() and before run_rl(). Each environment of each worker is a writer of one trace, with
+    what the environment itself returned: rewards before Sample Factory scales or clips them, observations before its
+    own wrappers, final observations, infos. The environment that is made only to look at its spaces is not recorded.
+    A second call replaces the directory and the options.
+
+    Args:
+        directory: of the trace.
+        environments: names in the registry; None: all that are registered.
+        on_exist: if the directory has a trace: "error", "append" or "replace". Workers that Sample Factory restarts
+            append.
+        recording: other arguments of TraceRecordingWrapper, except uid and video. record_infos is True by default.
+
+    Raises:
+        InvalidOption: no such environment, or an invalid option. In a worker: an environment with several agents.
+        TraceExists
+    """
+    if refused := sorted(_PER_ENVIRONMENT & set(recording)):
+        raise InvalidOption(f"{refused[0]}: not supported here; omit it")
+    registry = global_env_registry()
+    names = list(registry if environments is None else environments)
+    if unknown := [name for name in names if name not in registry]:
+        known = f"registered are {', '.join(registry)}" if registry else "call register_env() first"
+        raise InvalidOption(f"{unknown[0]}: not registered; {known}")
+    if not names:
+        raise InvalidOption("no environments are registered; call register_env() first")
+    with opened_directory(directory, on_exist) as place:
+        options = {"record_infos": True, **recording, "directory": os.fspath(place), "on_exist": "append"}
+    for name in names:
+        made = registry[name]
+        registry[name] = replace(made, options=options) if isinstance(made, _Recorded) else _Recorded(made, options)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Makes a recorded environment. Picklable, if the function of the environment is: spawned workers get it."""
+
+    make_env: _MakeEnv
+    options: dict[str, Any]
+
+    def __call__(self, name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
+        """env_config: None where Sample Factory only looks at the spaces."""
+        env = self.make_env(name, cfg, env_config, render_mode)
+        if env_config is None:
+            return env
+        if getattr(env, "num_agents", 1) > 1:
+            env.close()
+            raise InvalidOption(f"{name}: has {env.num_agents} agents; environments with several are not recorded")
+        return TraceRecordingWrapper(env, **self.options)

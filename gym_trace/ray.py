@@ -1,0 +1,5 @@
+"""Public import path of gym_trace.adapters.ray."""
+
+from gym_trace.adapters.ray import read_trace
+
+__all__ = ["read_trace"]
