@@ -30,7 +30,7 @@ from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.conditions import chosen_rows
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.showing.html import player
-from gym_trace.storage.opening import path_of, storage_at
+from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
@@ -139,7 +139,7 @@ class Trace:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
-        self._opened = Opened(storage_at(directory))
+        self._opened = Opened(absolute(storage_at(directory)))
         self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:

@@ -27,7 +27,7 @@ def storage_at(
     if isinstance(place, ReadStorage):
         return place
     if not is_url(path):
-        return LocalStorage(os.path.abspath(path))
+        return LocalStorage(path)
     if not is_remote:
         assert local is not None
         return LocalStorage(os.path.abspath(local))
@@ -38,6 +38,12 @@ def storage_at(
         raise InvalidOption("cache_bytes: pass cache, too")
     kept = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
     return RemoteStorage(path, kept)
+
+
+def absolute(storage: ReadStorage) -> ReadStorage:
+    """Return the storage, which then stays the same if the process changes its directory."""
+    is_relative = type(storage) is LocalStorage and not os.path.isabs(storage.root)
+    return LocalStorage(os.path.abspath(storage.root)) if is_relative else storage
 
 
 def path_of(root: str) -> Path:

@@ -13,6 +13,7 @@ from gym_trace import TraceRecordingWrapper, lint_trace, open_trace, record_epis
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 # Samples with real defects: damage, values that misfit, a cut episode, and episodes recorded twice.
 EXPECTED = {
+    "agents": {"T106", "T402"},  # an agent of an unknown name is outside the space
     "damaged": {"T001"},
     "mismatch": {"T104", "T106"},
     "outcomes": {"T402"},

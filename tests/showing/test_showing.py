@@ -75,7 +75,7 @@ def test_every_sample_has_a_notebook_view(name: str) -> None:
     trace = open_trace(SAMPLES / name)
     shown = trace._repr_html_() + "".join(trace[i]._repr_html_() for i in range(min(2, len(trace))))
     shown = re.sub(r"<iframe .*?</iframe>", "", shown, flags=re.DOTALL)  # the viewer has tests of its own
-    assert ("<img" in shown) == (name in ("pictures", "pong", "minigrid"))
+    assert ("<img" in shown) == (name in ("pictures", "pong", "minigrid", "agents"))
     assert shown.count("<div>") == shown.count("</div>")
 
 
