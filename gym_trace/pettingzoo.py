@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,8 @@ from gym_trace.model.agents import (
 )
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import TraceLike
-from gym_trace.recording.filters import EpisodeFilter, FrameFilter
-from gym_trace.recording.options import with_documented_options
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.replay.replay_env import ReplayEnv
-from gym_trace.video.schedules import Schedule
 
 try:
     from pettingzoo import AECEnv, ParallelEnv
@@ -50,25 +47,8 @@ except ImportError as missing:
 __all__ = ["record", "replay"]
 
 
-@with_documented_options
 def record(
-    env: Any,
-    directory: str | os.PathLike[str] | None = None,
-    *,
-    state: bool = False,
-    episode_filter: EpisodeFilter | None = None,
-    frame_filter: FrameFilter | None = None,
-    reward_classes: Sequence[float] | None = None,
-    record_infos: bool = False,
-    split: str = "train",
-    uid: str | None = None,
-    on_exist: str = "error",
-    flush_seconds: float = 10.0,
-    level: int = 1,
-    fsync: bool = False,
-    metadata: Any = None,
-    on_error: str = "raise",
-    video: Schedule | str | bool | None = None,
+    env: Any, directory: str | os.PathLike[str] | None = None, *, state: bool = False, **options: Any
 ) -> RecordedAEC | RecordedParallel:
     """Return the environment, recording every step of all its agents; use it in place of the one given.
 
@@ -80,10 +60,10 @@ def record(
 
     Args:
         env: an AEC or parallel environment of PettingZoo.
-        directory … on_error: see RecordingOptions.
+        directory: of the trace; None: a new temporary one.
         state: also record what env.state() returns after each reset and step.
-        record_infos: True for the infos of all agents.
-        video: the episodes to film; see TraceRecordingWrapper.
+        options: of TraceRecordingWrapper, such as split, on_exist, video. record_infos is True or False: the infos of
+            all agents, or none.
 
     Returns:
         An environment of the same kind, with the attribute directory (pathlib.Path), and annotate(**values) and
@@ -95,27 +75,11 @@ def record(
     """
     if not is_of_agents(env):
         raise InvalidOption(f"{type(env).__name__}: is neither an AEC nor a parallel environment of PettingZoo")
-    if not isinstance(record_infos, bool):
+    if not isinstance(record_infos := options.get("record_infos", False), bool):
         raise InvalidOption(f"record_infos={record_infos!r}: pass True or False; infos of agents are kept whole")
     joint = JointEnv(env, state=state)
     joint.spec = spec_of(joint, state)
-    recorder = TraceRecordingWrapper(
-        joint,
-        directory,
-        episode_filter=episode_filter,
-        frame_filter=frame_filter,
-        reward_classes=reward_classes,
-        record_infos=record_infos,
-        split=split,
-        uid=uid,
-        on_exist=on_exist,
-        flush_seconds=flush_seconds,
-        level=level,
-        fsync=fsync,
-        metadata=metadata,
-        on_error=on_error,
-        video=video,
-    )
+    recorder = TraceRecordingWrapper(joint, directory, **options)
     return RecordedAEC(joint, recorder) if joint.kind == AEC else RecordedParallel(joint, recorder)
 
 
