@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnreadableRecording
 from gym_trace.formats.conformance import check_round_trip, make_zoo
 from gym_trace.formats.exporting import export
 from gym_trace.formats.importing import import_trace
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.windows import choose, step_blocks
+from gym_trace.formats.steps.windows import Block, choose, step_blocks
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -201,24 +201,47 @@ def test_identities_of_many_episodes_equal_those_of_each(tmp_path: Path) -> None
         assert [json.loads(text) for text in many[::-1]] == [json.loads(source.identity(e)) for e in source.trace]
 
 
+def _check_blocks(trace: Trace) -> list[Block]:
+    """Check that blocks have what the episodes have. Return them."""
+    blocks = list(step_blocks(trace, choose(trace, None)))
+    for block in blocks:
+        ends = np.cumsum(block.steps)
+        for run, (place, start, steps) in enumerate(zip(block.episodes, block.starts, block.steps)):
+            part = trace[int(place)][int(start) : int(start + steps)]
+            begin = int(ends[run] - steps)
+            for column in ("actions", "rewards", "terminations", "truncations"):
+                if (column,) in block.columns:
+                    assert np.array_equal(block.columns[(column,)][begin : begin + steps], getattr(part, column))
+            if ("observations",) in block.columns:
+                first = int(block.first_observations[run])
+                rows = block.columns[("observations",)][first : first + int(steps) + 1]
+                assert rows.tobytes() == part.observations.tobytes()
+    assert [int(it) for block in blocks for it in block.episodes[block.closes]] == list(range(len(trace)))
+    return blocks
+
+
 def test_blocks_of_episodes_are_what_the_episodes_are(tmp_path: Path) -> None:
     for path in make_zoo(tmp_path / "zoo", ["vectors", "dict", "text", "ends", "parts", "flags-within"]).values():
         whole = open_trace(path)
         for trace in (whole, whole[::-1], whole[[0, 2, 2, 1]] if len(whole) > 2 else whole):
-            seen = 0
-            for block in step_blocks(trace, choose(trace, None)):
-                ends = np.cumsum(block.steps)
-                for run, (place, start, steps) in enumerate(zip(block.episodes, block.starts, block.steps)):
-                    part = trace[int(place)][int(start) : int(start + steps)]
-                    begin = int(ends[run] - steps)
-                    for column in ("rewards", "terminations", "truncations"):
-                        assert np.array_equal(block.columns[(column,)][begin : begin + steps], getattr(part, column))
-                    if ("observations",) in block.columns:
-                        first = int(block.first_observations[run])
-                        rows = block.columns[("observations",)][first : first + int(steps) + 1]
-                        assert rows.tobytes() == part.observations.tobytes()
-                    seen += bool(block.closes[run])
-            assert seen == len(trace)
+            _check_blocks(trace)
+
+
+def test_episodes_of_lanes_that_lie_in_several_chunks_come_many_at_once(tmp_path: Path) -> None:
+    envs = TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", num_envs=8), tmp_path / "lanes")
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    for step in range(400):
+        envs.step(envs.action_space.sample())
+        if step % 20 == 0:
+            envs.flush()  # ends a chunk
+    envs.close()
+    whole = open_trace(tmp_path / "lanes")
+    assert len(whole) > 100
+    assert np.diff(whole.readers[0].parts.first).max() > 2
+    assert len(_check_blocks(whole)) < 40
+    _check_blocks(whole[::2])
+    _check_blocks(whole[::-1])
 
 
 # -- tampered with ----------------------------------------------------------------------------------------------------

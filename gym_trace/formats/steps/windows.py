@@ -13,6 +13,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import CHANGES, MSGPACK
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
@@ -303,7 +304,7 @@ def _around_damage(source: _Source, steps: range, opens: bool, on_damage: OnDama
 # -- of many ----------------------------------------------------------------------------------------------------------
 
 _FEWEST = 4  # episodes that are worth reading a chunk for
-_MOST_CHUNK = 32 << 20  # of a chunk that is decoded as a whole
+_MOST_CHUNKS = 32 << 20  # bytes of the chunks that a block is cut out of
 _BITS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
 
 
@@ -356,31 +357,31 @@ def step_blocks(
 ) -> Iterator[Block]:
     """Yield the chosen columns of all episodes in order, some at a time, in bounded memory.
 
-    Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals, steps and taken:
-    as of step_windows. Raises CorruptTrace.
+    Whole episodes that end in one chunk are cut together out of the chunks that hold them, if these are not too large;
+    all else comes in windows. finals, steps and taken: as of step_windows. Raises CorruptTrace.
     """
     if steps != slice(None) or taken is not None:
         yield from _windows(trace, range(len(trace)), choice, finals, steps, taken)
         return
     writers, rows = trace.content["writer"], trace.rows
-    chunks = np.full(len(trace), -1, np.int64)
-    fragments = np.zeros(len(trace), np.int64)
+    chunks = np.full(len(trace), -1, np.int64)  # that episodes end in; -1: they come in windows
     for number, reader in enumerate(trace.readers):
         mine = np.flatnonzero(writers == number)
-        parts, row = reader.parts, rows[mine]
-        fragments[mine] = parts.first_of(row)
-        alone = (np.diff(parts.first)[row] == 1) & ~parts.trimmed[row]
+        whole = ~reader.parts.trimmed[rows[mine]]
         if finals != KEPT:
-            alone &= trace.content["has_final_observation"][mine]
-        chunks[mine[alone]] = np.searchsorted(reader.chunk_bounds, fragments[mine[alone]], side="right") - 1
+            whole &= trace.content["has_final_observation"][mine]
+        ends = reader.parts.last_of(rows[mine[whole]])
+        chunks[mine[whole]] = np.searchsorted(reader.chunk_bounds, ends, side="right") - 1
     changes = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
-    bounds = [0, *changes.tolist(), len(trace)]
     begin = 0  # of the episodes that are to come in windows
-    for first, last in pairwise(bounds):
-        chunk, reader = int(chunks[first]), trace.readers[int(writers[first])]
-        if chunk < 0 or last - first < _FEWEST or not _is_plain(reader, chunk, choice):
+    plain: _PlainChunks | None = None
+    for first, last in pairwise([0, *changes.tolist(), len(trace)]):
+        if chunks[first] < 0 or last - first < _FEWEST:
             continue
-        block = _block_of(reader, chunk, np.arange(first, last), fragments[first:last], choice)
+        reader = trace.readers[int(writers[first])]
+        if plain is None or plain.reader is not reader:
+            plain = _PlainChunks(reader, choice)
+        block = plain.block(np.arange(first, last), rows[first:last])
         if block is None:
             continue
         yield from _windows(trace, range(begin, first), choice, finals)
@@ -403,46 +404,84 @@ def _windows(
         yield Block(place, start, count, opens, closes, window.columns)
 
 
-def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:
-    """Return True if the rows of a chunk equal those of its episodes, and are not too large."""
-    anything = {leaf.path for root in reader.layouts[:2] for leaf in root.leaves() if leaf.dtype is None}
-    size = 0
-    for column in reader.columns_of(chunk):
-        if column.path[0] in choice.roots:
-            of_any_kind = column.dtype == MSGPACK and column.path not in anything and column.path[0] != "infos"
-            if of_any_kind or column.encoding & CHANGES:
-                return False
-            size += column.full_size
-    return size <= _MOST_CHUNK
+class _PlainChunks:
+    """Chunks of a writer whose rows equal those of their episodes; those of the last block stay decoded."""
+
+    def __init__(self, reader: WriterReader, choice: Choice):
+        self.reader, self._choice = reader, choice
+        self._leaves = [leaf for root in reader.layouts[:2] for leaf in root.leaves()]
+        self._held: dict[int, Chunk] = {}
+
+    def block(self, episodes: Array, rows: Array) -> Block | None:
+        """Return whole episodes, which lie in these rows of the reader; None if they are not to be had like this."""
+        reader, parts, choice = self.reader, self.reader.parts, self._choice
+        counts = np.diff(parts.first)[rows]
+        fragments = parts.fragments[_ranges(parts.first[rows], counts)]  # in the order of the episodes
+        found = np.searchsorted(reader.chunk_bounds, fragments, side="right") - 1
+        chunks = self._chunks(np.unique(found).tolist())
+        if chunks is None:
+            return None
+        steps = reader.fragments.steps[fragments].astype(np.int64)
+        observed = steps + (reader.fragments.flags[fragments] & wire.LEADS > 0)
+        places: list[list[Array | slice]] = [[], []]  # in each chunk, of the rows of observations and of steps
+        for number in chunks:
+            begin, end = reader.chunk_bounds[number : number + 2].tolist()
+            for offsets, of_chunks in zip(step_offsets(reader.fragments[begin:end]), places):
+                of_chunks.append(_rows(offsets, fragments[found == number] - begin))
+        order = np.argsort(found, kind="stable")
+        in_order = [_moved(order, counts) for counts in (observed, steps)] if len(chunks) > 1 else []
+        columns: dict[Path, Array] = {}
+        paths = [leaf.path for leaf in self._leaves if choice.takes(leaf.path)]
+        paths += [path for chunk in chunks.values() for path in chunk.columns if choice.takes(path)]
+        for path in dict.fromkeys(paths):
+            if any(path not in chunk for chunk in chunks.values()):
+                return None
+            is_step = path[0] != "observations"
+            arrays = [chunk.array(path)[mine] for chunk, mine in zip(chunks.values(), places[is_step])]
+            if len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
+                return None
+            if arrays[0].dtype == object and any(isinstance(value, Misfit) for array in arrays for value in array):
+                return None
+            columns[path] = np.concatenate(arrays)[in_order[is_step]] if in_order else arrays[0]
+        for name, bit in _BITS.items():
+            if name in choice.roots:
+                flagged = (reader.fragments.flags[fragments] & bit > 0) & (steps > 0)
+                columns[(name,)] = np.zeros(int(steps.sum()), np.bool_)
+                columns[(name,)][np.cumsum(steps)[flagged] - 1] = True
+        whole = np.ones(len(rows), np.bool_)
+        steps = np.add.reduceat(steps, np.cumsum(counts) - counts)
+        return Block(episodes, np.zeros(len(rows), np.int64), steps, whole, whole, columns)
+
+    def _chunks(self, numbers: list[int]) -> dict[int, Chunk] | None:
+        """Return these chunks; None if their rows do not equal those of the episodes, or are too large."""
+        size, anything = 0, {leaf.path for leaf in self._leaves if leaf.dtype is None}
+        for number in numbers:
+            held = self._held.get(number)
+            for column in self.reader.columns_of(number) if held is None else held.described:
+                if column.path[0] in self._choice.roots:
+                    of_any_kind = column.dtype == MSGPACK and column.path not in anything and column.path[0] != "infos"
+                    if of_any_kind or column.encoding & CHANGES:
+                        return None
+                    size += column.full_size
+            if size > _MOST_CHUNKS:
+                return None
+        roots = frozenset(self._choice.roots)
+        self._held = {number: self._held.get(number) or self.reader.chunk(number, roots) for number in numbers}
+        return self._held
 
 
-def _block_of(reader: WriterReader, number: int, episodes: Array, fragments: Array, choice: Choice) -> Block | None:
-    """The episodes of these fragments of a chunk; None where they are not to be had like this."""
-    begin, end = reader.chunk_bounds[number : number + 2].tolist()
-    table = reader.fragments[begin:end]
-    chunk = reader.chunk(number, frozenset(choice.roots))
-    observed, stepped = step_offsets(table)
-    mine = fragments - begin
-    steps = table["steps"][mine].astype(np.int64)
-    leaves = [leaf.path for root in reader.layouts[:2] for leaf in root.leaves() if choice.takes(leaf.path)]
-    paths = [*leaves, *(path for path in chunk.columns if path not in leaves and choice.takes(path))]
-    of_observations, of_steps = _rows(observed, mine), _rows(stepped, mine)
-    columns: dict[Path, Array] = {}
-    for path in paths:
-        if path not in chunk:
-            return None
-        rows = chunk.array(path)[of_observations if path[0] == "observations" else of_steps]
-        if rows.dtype == object and any(isinstance(value, Misfit) for value in rows):
-            return None
-        columns[path] = rows
-    ends = np.cumsum(steps)
-    for name, bit in _BITS.items():
-        if name in choice.roots:
-            flagged = (table["flags"][mine] & bit > 0) & (steps > 0)
-            columns[(name,)] = np.zeros(int(ends[-1]), np.bool_)
-            columns[(name,)][ends[flagged] - 1] = True
-    whole = np.ones(len(mine), np.bool_)
-    return Block(episodes, np.zeros(len(mine), np.int64), steps, whole, whole, columns)
+def _ranges(begins: Array, counts: Array) -> Array:
+    """Return the numbers of ranges, one range after the other."""
+    firsts = np.cumsum(counts) - counts
+    found: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
+    return found
+
+
+def _moved(order: Array, counts: Array) -> Array:
+    """Return the places of the rows of runs after these were put into another order."""
+    begins = np.empty(len(order), np.int64)
+    begins[order] = np.cumsum(counts[order]) - counts[order]
+    return _ranges(begins, counts)
 
 
 def _rows(offsets: Array, mine: Array) -> Array | slice:
@@ -450,6 +489,4 @@ def _rows(offsets: Array, mine: Array) -> Array | slice:
     begins, counts = offsets[mine], offsets[mine + 1] - offsets[mine]
     if bool((np.diff(mine) == 1).all()):
         return slice(int(begins[0]), int(begins[-1] + counts[-1]))
-    firsts = np.cumsum(counts) - counts
-    where: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
-    return where
+    return _ranges(begins, counts)
