@@ -169,13 +169,27 @@ def test_importing_the_library_loads_nothing_else() -> None:
 def test_reading_loads_no_gymnasium() -> None:
     loaded = modules_after("import gym_trace; gym_trace.open_trace, gym_trace.scan_recorded_traces")
     assert "numpy" in loaded
-    assert not loaded & {"gymnasium", "click", "rich"}
+    assert not loaded & {"gymnasium", "click", "rich", "http", "ssl", "fsspec", "pyarrow"}
 
 
 def test_recording_loads_no_optional_package() -> None:
     loaded = modules_after("import gym_trace; gym_trace.TraceRecordingWrapper")
     assert "gymnasium" in loaded
-    assert not loaded & {"click", "rich", "pygame", "mujoco", "ale_py", "minigrid", "torch", "jax"}
+    assert not loaded & {
+        "click",
+        "rich",
+        "pygame",
+        "mujoco",
+        "ale_py",
+        "minigrid",
+        "torch",
+        "jax",
+        "ssl",
+        "fsspec",
+        "pyarrow",
+        "pettingzoo",
+        "dm_env",
+    }
 
 
 def test_recording_imports_nothing_within_a_step() -> None:

@@ -459,8 +459,10 @@ class TraceWriter:
             raise InvalidOption(f"{method}(): the writer is closed; make another one with on_exist='append'")
 
     def _demand_thread(self, method: str) -> None:
+        if not self._is_open or threading.get_ident() == self._thread:
+            return
         owner = next((thread for thread in threading.enumerate() if thread.ident == self._thread), None)
-        if self._is_open and owner is not None and owner is not threading.current_thread():
+        if owner is not None:
             raise InvalidOption(
                 f"{method}(): the open episode is of the thread {owner.name}; use a lane() for each thread"
             )

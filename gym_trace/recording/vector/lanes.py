@@ -12,7 +12,10 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption, raise_if_of_signal
 from gym_trace.model.tensors import plain_array
+from gym_trace.model.trees import mapped
 from gym_trace.model.values import Array
+
+_HOST = 1  # kDLCPU of DLPack
 
 
 class Lanes:
@@ -54,15 +57,10 @@ class Lanes:
         if self.numbers is None:
             return batch
         try:
-            return self._tree(batch)
+            return mapped(self.rows, batch)
         except Exception as error:  # anything: other people's objects
             raise_if_of_signal(error)
             return None
-
-    def _tree(self, batch: Any) -> Any:
-        if isinstance(batch, dict):
-            return {key: self._tree(part) for key, part in batch.items()}
-        return tuple(map(self._tree, batch)) if isinstance(batch, tuple) else self.rows(batch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_indices": {}}
@@ -132,6 +130,3 @@ def _numbers(count: int, lanes: Any) -> Array:
 
 def _shown(lanes: Any) -> str:
     return f"{lanes!r:.60}"
-
-
-_HOST = 1  # kDLCPU of DLPack

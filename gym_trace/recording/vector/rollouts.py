@@ -10,6 +10,7 @@ import numpy as np
 from gym_trace.envs.autoreset import named_mode
 from gym_trace.errors import InvalidOption, raise_if_of_signal
 from gym_trace.model.tensors import plain_array
+from gym_trace.model.trees import leaves_of, mapped
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.vector.steps import LaneSteps
@@ -50,8 +51,12 @@ class Batch(NamedTuple):
         infos: Mapping[str, Any],
     ) -> Batch:
         """Convert and check the arguments of rollouts(). Raises InvalidOption."""
+        notes = {f"annotations[{name!r}]": value for name, value in annotations.items()}
+        more = {f"infos[{name!r}]": value for name, value in infos.items()}
         given = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
-        found = {name: _plain(value, name) for name, value in given.items()}
+        if finals is not None:
+            given["final_observations"] = finals
+        found = {name: _plain(value, name) for name, value in {**given, **notes, **more}.items()}
         seen = _plain(observations, "observations")
         times, lanes = _shape_of(found["rewards"])
         if not lanes:
@@ -63,22 +68,22 @@ class Batch(NamedTuple):
             raise InvalidOption(
                 f"observations: {rows} rows for {times} steps; pass {times + 1}, up to those after the last step"
             )
+        _demand_shape(seen, "observations", rows, lanes)
         for name, value in found.items():
             _demand_shape(value, name, times, lanes)
-        _demand_shape(seen, "observations", rows, lanes)
-        last = None if finals is None else _plain(finals, "final_observations")
-        if last is not None:
-            _demand_shape(last, "final_observations", times, lanes)
-        notes = {name: _plain(value, f"annotations[{name!r}]") for name, value in annotations.items()}
-        more = {name: _plain(value, f"infos[{name!r}]") for name, value in infos.items()}
-        for name, value in notes.items():
-            _demand_shape(value, f"annotations[{name!r}]", times, lanes)
-        for name, value in more.items():
-            _demand_shape(value, f"infos[{name!r}]", times, lanes)
-        terminated, truncated = (_flags(found[name], name) for name in ("terminations", "truncations"))
-        acted, rewarded = found["actions"], found["rewards"]
-        whole = rows == times + 1
-        return cls(seen, acted, rewarded, terminated, truncated, last, notes, more, times, lanes, whole)
+        return cls(
+            seen,
+            found["actions"],
+            found["rewards"],
+            _flags(found["terminations"], "terminations"),
+            _flags(found["truncations"], "truncations"),
+            found.get("final_observations"),
+            {name: found[long] for name, long in zip(annotations, notes)},
+            {name: found[long] for name, long in zip(infos, more)},
+            times,
+            lanes,
+            rows == times + 1,
+        )
 
 
 class RolloutRecorder:
@@ -137,11 +142,12 @@ class RolloutRecorder:
             raise InvalidOption(f"final_observations: only with autoreset={SAME_STEP!r}; here it is {mode}")
         if self._last is None or not batch.times:
             return
-        if _forms(now := _at(batch.observations, 0)) != _forms(self._last):
+        now = _at(batch.observations, 0)
+        if _forms(now) != _forms(self._last):
             raise InvalidOption(
                 f"observations: {_forms(now)} for a step, and {_forms(self._last)} before; use another TraceWriter"
             )
-        differs = _lanes_that_differ(_at(batch.observations, 0), self._last) & ~self._over
+        differs = _lanes_that_differ(now, self._last) & ~self._over
         if differs.any():
             raise InvalidOption(
                 f"observations: row 0 of lane {int(differs.argmax())} is not the last row of the call before; "
@@ -240,26 +246,15 @@ def _plain(value: Any, name: str) -> Tree:
     return array
 
 
-def _leaves(tree: Tree) -> Iterator[Array]:
-    if isinstance(tree, dict):
-        for item in tree.values():
-            yield from _leaves(item)
-    elif isinstance(tree, tuple):
-        for item in tree:
-            yield from _leaves(item)
-    else:
-        yield tree
-
-
 def _shape_of(tree: Tree) -> tuple[int, int]:
     """Return the first two dimensions of the first array."""
-    for leaf in _leaves(tree):
+    for leaf in leaves_of(tree):
         return leaf.shape[0], leaf.shape[1]
     raise InvalidOption("rollouts(): an empty dict or tuple; pass arrays of shape (steps, lanes, ...)")
 
 
 def _demand_shape(tree: Tree, name: str, times: int, lanes: int) -> None:
-    for leaf in _leaves(tree):
+    for leaf in leaves_of(tree):
         if leaf.shape[:2] != (times, lanes):
             raise InvalidOption(f"{name}: shape {leaf.shape}; expected ({times}, {lanes}, ...), as rewards say")
 
@@ -272,31 +267,23 @@ def _flags(value: Tree, name: str) -> Array:
 
 def _at(tree: Tree, place: Any) -> Tree:
     """Return the rows at an index of all arrays."""
-    if isinstance(tree, np.ndarray):
-        return tree[place]
-    if isinstance(tree, dict):
-        return {key: _at(item, place) for key, item in tree.items()}
-    return tuple(_at(item, place) for item in tree)
+    return tree[place] if type(tree) is np.ndarray else mapped(lambda array: array[place], tree)
 
 
 def _copied(tree: Tree) -> Tree:
-    if isinstance(tree, dict):
-        return {key: _copied(item) for key, item in tree.items()}
-    return tuple(map(_copied, tree)) if isinstance(tree, tuple) else np.array(tree)
+    return mapped(np.array, tree)
 
 
 def _forms(tree: Tree) -> Any:
-    """Return the structure of a tree, with the dtype and shape of each array."""
-    if isinstance(tree, dict):
-        return {key: _forms(item) for key, item in tree.items()}
-    return tuple(map(_forms, tree)) if isinstance(tree, tuple) else f"{tree.dtype}{list(tree.shape)}"
+    """Return the dtype and shape of each array, in a tree of the same structure."""
+    return mapped(lambda array: f"{array.dtype}{list(array.shape)}", tree)
 
 
 def _lanes_that_differ(one: Tree, other: Tree) -> Array:
     """Return True for the lanes whose bits differ. Both have the same form."""
-    found = None
-    for a, b in zip(_leaves(one), _leaves(other)):
-        raws = [np.ascontiguousarray(array).view(np.uint8).reshape(len(a), -1) for array in (a, b)]
-        differs = (raws[0] != raws[1]).any(axis=1)
-        found = differs if found is None else found | differs
-    return np.zeros(0, np.bool_) if found is None else found
+    found: list[Array] = []
+    for pair in zip(leaves_of(one), leaves_of(other)):
+        a, b = (np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1) for array in pair)
+        found.append((a != b).any(axis=1))
+    differs: Array = np.logical_or.reduce(found)
+    return differs

@@ -109,6 +109,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._mode = vector_mode(envs)
         self._count = envs.num_envs
         self._lanes = Lanes.chosen(self._count, lanes)
+        self._pick = None if self._lanes.numbers is None else self._lanes.tree
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         spaces = lane_space(envs, "observation_space"), lane_space(envs, "action_space")
         filters = options.filters()
@@ -148,16 +149,15 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """Steps all lanes and records the step."""
         if self._states is not None:
             self._keep_states(self._states)
-        recorder, steps, notes = self._recorder, self._steps, self._steps.notes
+        recorder, steps, pick, notes = self._recorder, self._steps, self._pick, self._steps.notes
         if notes:  # of this step, whatever becomes of it
             steps.notes = {}
-        pick = None if self._lanes.numbers is None else self._lanes.tree
         if not recorder.slab.ask(actions if pick is None else pick(actions)) and not steps.ask(actions):
             return self.env.step(actions)
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
-        has_more = steps.has_more or notes
-        told = observations, rewards, terminations, truncations
-        if has_more or not recorder.slab.answer(*(told if pick is None else map(pick, told))):
+        if pick is not None:
+            observations, rewards, terminations, truncations = map(pick, result[:4])
+        if notes or steps.has_more or not recorder.slab.answer(observations, rewards, terminations, truncations):
             steps.answer(result, notes)
         return result
 

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from gym_trace.errors import InvalidOption
 
@@ -39,6 +38,8 @@ def local_path(url: str) -> str | None:
         return None
     if parts.netloc not in ("", "localhost"):
         raise InvalidOption(f"{shown(url)}: names a host; write file:///PATH with three slashes")
+    from urllib.request import url2pathname  # here, because it imports http.client and ssl: 18 ms
+
     return url2pathname(parts.path)
 
 
