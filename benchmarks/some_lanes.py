@@ -25,7 +25,7 @@ _LANES, _FLOATS, _ACTIONS, _STEPS = 4096, 64, 8, 32
 class Batched(vector.VectorEnv[Any, Any, Any]):
     """Steps all lanes as tensors."""
 
-    metadata = {"autoreset_mode": vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    metadata = {"autoreset_mode": vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as VectorEnv has it
 
     def __init__(self, hidden: int):
         self.num_envs = _LANES

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import Any
 
@@ -23,15 +24,15 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 SECONDS, TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
-class TextOption(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
+class TextOption(click.ParamType, ABC):  # type: ignore[type-arg]  # generic in newer releases of click alone
     """Type of a text option: parsed() makes its value. Other defaults stay as they are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self.parsed(value, param, ctx) if isinstance(value, str) else value
 
+    @abstractmethod
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text, or call fail()."""
-        raise NotImplementedError
 
 
 class EpisodeSlice(TextOption):

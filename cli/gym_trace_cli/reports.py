@@ -76,8 +76,8 @@ class Reports:
         self._files: list[tuple[Path, TextIO, Callable[..., str], Callable[..., tuple[str, str]]]] = []
         for path, row, frame in ((report, _json_row, _json_frame), (junit, _junit_row, _junit_frame)):
             if path is not None:
-                rows: Any = tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")  # noqa: SIM115
-                self._stack.callback(rows.close)
+                rows: Any = tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")  # noqa: SIM115 - the stack closes it
+                self._stack.enter_context(rows)
                 self._files.append((path, rows, row, frame))
         self._last = time.monotonic()
         self._number = 0

@@ -32,7 +32,7 @@ class DmEnvView(gymnasium.Env[Any, Any]):
         self.observation_space = _space_of(env.observation_spec(), "observation_spec()")
         self.action_space = _space_of(env.action_spec(), "action_spec()")
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # Gymnasium's can be set
     def np_random(self) -> Any:
         """The generator of dm_control's environments, as far as Gymnasium's has the same attributes."""
         return _Generator(_random_state(self.viewed))
