@@ -25,12 +25,11 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of
 from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
-from gym_trace.storage.remote.address import has_credentials, shown, url_of
+from gym_trace.storage.remote.address import DESTINATION, has_credentials, shown, url_of
 from gym_trace.storage.remote.objects import persistently
 from gym_trace.storage.remote.stores import store_at
 from gym_trace.storage.staging import replaced_file
 
-DESTINATION = "destination.json"
 SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
 SPOOL_BYTES = 8 << 30
 _LOCK = ".publishing"

@@ -138,7 +138,7 @@ class Transfer:
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
         self._url, self._ways, self._dry_run = url_of(url), ways, dry_run
         self._directory = Path(directory).absolute()
-        if (target := local_path(self._url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
+        if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
             raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
         self.report = TransferReport(str(directory), shown(self._url))
         self._storage = LocalStorage(self._directory)

@@ -29,9 +29,8 @@ from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.process_safety import is_joined
 from gym_trace.storage.local import LocalStorage, alone
-from gym_trace.storage.remote.address import is_url, local_path, url_of
+from gym_trace.storage.remote.address import DESTINATION, is_url, local_path
 
-_DESTINATION = "destination.json"  # in a spool
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
@@ -137,13 +136,12 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
         _log.warning("recording to %s", path)
         yield path
         return
-    if is_url(directory) and (local := local_path(url_of(directory))) is None:
+    local = local_path(directory)
+    if local is None:
         spool = _spooling()
         spool.refuse_existing(directory, on_exist)
-        directory, on_exist = spool.spool_of(directory), "append"
-    elif is_url(directory):
-        directory = local or directory
-    path = Path(directory).absolute()
+        local, on_exist = spool.spool_of(directory), "append"
+    path = Path(local).absolute()
     storage = LocalStorage(path)
     trace_directory.make_directory(storage)
     with alone(path):
@@ -153,9 +151,8 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
 
 def storage_in(directory: Path) -> LocalStorage:
     """Return the storage that a recorder writes to; that of a spool also publishes."""
-    if not os.path.exists(os.path.join(directory, _DESTINATION)):
-        return LocalStorage(directory)
-    storage: LocalStorage = _spooling().SpoolStorage(directory)
+    is_spool = os.path.exists(directory / DESTINATION)
+    storage: LocalStorage = (_spooling().SpoolStorage if is_spool else LocalStorage)(directory)
     return storage
 
 

@@ -8,12 +8,12 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
-from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Span
+from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Storage
 from gym_trace.storage.remote.address import is_url, shown, url_of
 
 try:
@@ -38,8 +38,8 @@ _SAFE_TO_MAP = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "overlay", "f2
 _held_here: set[str] = set()  # files whose locks this process holds
 
 
-class LocalStorage:
-    """A directory of a file system; see gym_trace.storage.protocol.Storage."""
+class LocalStorage(Storage):
+    """A directory of a file system."""
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.root = str(Path(directory))
@@ -80,17 +80,6 @@ class LocalStorage:
                     if entry.is_file(follow_symlinks=False):
                         total += _allocated(entry.stat(follow_symlinks=False))
         return total
-
-    def version(self, name: str) -> str:
-        return str(self.size(name))
-
-    ahead = 0
-
-    def expect(self, spans: Iterable[Span]) -> None:
-        pass
-
-    def soon(self, call: Callable[[], object]) -> None:
-        pass
 
     def open(self, name: str, holes: int = 0) -> LocalReader:
         path = self.path(name)
@@ -177,9 +166,6 @@ class LocalStorage:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-    def settle(self) -> None:
-        pass
 
 
 class LocalReader:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gym_trace.errors import InvalidOption
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import UrlPath, is_url, local_path, url_of
+from gym_trace.storage.remote.address import UrlPath, is_url, local_path
 
 
 def storage_at(
@@ -20,24 +20,20 @@ def storage_at(
 
     cache: see open_trace(). Raises InvalidOption, MissingExtra, RemoteError.
     """
-    path = "" if isinstance(place, ReadStorage) else os.fspath(place)
-    is_remote = is_url(path) and (local := local_path(url_of(path))) is None
-    if not is_remote and (cache is not None or cache_bytes is not None):
-        raise InvalidOption("cache, cache_bytes: only for URLs; omit them")
-    if isinstance(place, ReadStorage):
-        return place
-    if not is_url(path):
-        return LocalStorage(path)
-    if not is_remote:
-        assert local is not None
-        return LocalStorage(os.path.abspath(local))
+    storage = place
+    if not isinstance(storage, ReadStorage) and (local := local_path(storage)) is not None:
+        storage = LocalStorage(local)
+    if isinstance(storage, ReadStorage):
+        if cache is not None or cache_bytes is not None:
+            raise InvalidOption("cache, cache_bytes: only for URLs; omit them")
+        return storage
     from gym_trace.storage.remote.cache import CACHE_BYTES, DiskBlocks
     from gym_trace.storage.remote.storage import RemoteStorage
 
     if cache is None and cache_bytes is not None:
         raise InvalidOption("cache_bytes: pass cache, too")
     kept = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
-    return RemoteStorage(path, kept)
+    return RemoteStorage(storage, kept)
 
 
 def absolute(storage: ReadStorage) -> ReadStorage:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from gym_trace.errors import InvalidOption
 
+DESTINATION = "destination.json"  # in the spool of a recording: its URL
 _LOCAL = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of two
 
@@ -31,8 +32,11 @@ def _with_slashes(text: str) -> str:
     return f"{scheme}:///{rest}" if scheme.lower() in _LOCAL else f"{scheme}://{rest}"
 
 
-def local_path(url: str) -> str | None:
-    """Return the path of a file:// URL; None for others. Raises InvalidOption for a file on another machine."""
+def local_path(place: str | os.PathLike[str]) -> str | None:
+    """Return a path as it is, or that of a file:// URL; None for other URLs. Raises InvalidOption for another host."""
+    if not is_url(place):
+        return os.fspath(place)
+    url = url_of(place)
     parts = urlsplit(url)
     if parts.scheme.lower() not in _LOCAL:
         return None

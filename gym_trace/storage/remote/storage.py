@@ -1,25 +1,20 @@
-"""A trace at a URL, for reading; see gym_trace.storage.protocol.ReadStorage."""
+"""A trace at a URL."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
 from gym_trace.errors import RemoteError, TraceNotFound
-from gym_trace.storage.protocol import Span
+from gym_trace.storage.protocol import ReadStorage, Span
 from gym_trace.storage.remote.address import shown, url_of
-from gym_trace.storage.remote.cache import (
-    BLOCK,
-    BlockCache,
-    DiskBlocks,
-    default_cache,
-    object_key,
-    warn_if_small,
-)
+from gym_trace.storage.remote.cache import BLOCK, BlockCache, DiskBlocks, default_cache, object_key, warn_if_small
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted, fetched, persistently
 from gym_trace.storage.remote.stores import store_at
 
@@ -30,8 +25,8 @@ _FIXED = ".gtb"  # files of this ending never change
 _Block = tuple[str, int]
 
 
-class RemoteStorage:
-    """The files of a trace at a URL.
+class RemoteStorage(ReadStorage):
+    """The files of a trace at a URL, for reading.
 
     Blocks of files are fetched once and kept in a cache. A file that is overwritten has another version, which names()
     sees; blocks of another version are never used.
@@ -66,9 +61,6 @@ class RemoteStorage:
     def __deepcopy__(self, memo: Any) -> RemoteStorage:
         return self
 
-    def path(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
     def names(self) -> list[str]:
         found = persistently(self._connected().entries, self.root)
         if not found:
@@ -91,12 +83,6 @@ class RemoteStorage:
     def version(self, name: str) -> str:
         return self.stored(name).version or str(self.size(name))
 
-    def allocated(self) -> int:
-        return sum(map(self.size, self.names()))
-
-    def holder(self, name: str) -> None:
-        return None
-
     def open(self, name: str, holes: int = 0) -> RemoteReader:
         return RemoteReader(self, name)
 
@@ -110,7 +96,7 @@ class RemoteStorage:
                 wanted.setdefault(name, (stored, set()))[1].update(numbers)
         warn_if_small(self._cache, max((BLOCK * len(blocks) for _, blocks in wanted.values()), default=0), self.root)
         try:
-            self.blocks({name: (stored, sorted(blocks)) for name, (stored, blocks) in wanted.items()})
+            self.blocks({name: (stored, sorted(numbers)) for name, (stored, numbers) in wanted.items()})
         except Overwritten:
             raise self.overwritten(*wanted) from None
 
@@ -126,19 +112,14 @@ class RemoteStorage:
         place = self.path(names[0]) if len(names) == 1 else self.root
         return RemoteError(f"{place}: was overwritten while it was read; open the trace again")
 
-    def relisted(self, name: str) -> Stored:
-        """Return size and version of a file as they are now. Raises FileNotFoundError."""
-        self.names()
-        return self.stored(name)
-
-    def blocks(self, wanted: dict[str, tuple[Stored, Sequence[int]]]) -> dict[tuple[str, int], bytes]:
+    def blocks(self, wanted: dict[str, tuple[Stored, Iterable[int]]]) -> dict[_Block, bytes]:
         """Return blocks of files: of the cache, or fetched, each once however many threads want it.
 
         Raises FileNotFoundError, Overwritten, RemoteError.
         """
-        found: dict[tuple[str, int], bytes] = {}
-        waiting: dict[tuple[str, int], Future[bytes]] = {}
-        mine: dict[str, tuple[Stored, str, list[int]]] = {}
+        found: dict[_Block, bytes] = {}
+        mine: dict[_Block, Future[bytes]] = {}
+        others: dict[_Block, Future[bytes]] = {}
         for name, (stored, numbers) in wanted.items():
             key = object_key(self.url, name, stored)
             for number in numbers:
@@ -147,41 +128,37 @@ class RemoteStorage:
                     found[name, number] = block
                     continue
                 with self._lock:
-                    flying = self._flying.get((key, number))
-                    if flying is None:
-                        self._flying[key, number] = Future()
-                if flying is not None:
-                    waiting[name, number] = flying
-                else:
-                    mine.setdefault(name, (stored, key, []))[2].append(number)
+                    is_mine = (key, number) not in self._flying
+                    future = self._flying.setdefault((key, number), Future())
+                (mine if is_mine else others)[name, number] = future
         if mine:
-            found |= self._fetched(mine)
-        for place, future in waiting.items():
-            found[place] = future.result()
-        return found
+            self._fetch(mine, {name: stored for name, (stored, _) in wanted.items()})
+        return found | {place: future.result() for place, future in (mine | others).items()}
 
-    def _fetched(self, mine: dict[str, tuple[Stored, str, list[int]]]) -> dict[tuple[str, int], bytes]:
-        """Fetch blocks that this thread has announced, and keep them. On an error, too, no thread waits for them."""
-        found: dict[tuple[str, int], bytes] = {}
+    def _fetch(self, mine: dict[_Block, Future[bytes]], files: dict[str, Stored]) -> None:
+        """Fetch blocks that this thread has announced, and keep them. After an error, too, no thread waits for them."""
         try:
             requests = [
-                Wanted(name, stored, first * BLOCK, min(last * BLOCK, stored.size) - first * BLOCK)
-                for name, (stored, _, numbers) in mine.items()
-                for first, last in _runs(numbers)
+                Wanted(name, files[name], first * BLOCK, min(last * BLOCK, files[name].size) - first * BLOCK)
+                for name, blocks in groupby(mine, itemgetter(0))
+                for first, last in _runs([number for _, number in blocks])
             ]
             for one, data in zip(requests, self._ranges(requests)):
-                _, key, numbers = mine[one.name]
-                asked = set(numbers)
-                for number in range(one.offset // BLOCK, -(-(one.offset + one.length) // BLOCK)):
-                    block = data[number * BLOCK - one.offset : (number + 1) * BLOCK - one.offset]
+                key = object_key(self.url, one.name, one.stored)
+                for at in range(0, one.length, BLOCK):
+                    number, block = (one.offset + at) // BLOCK, data[at : at + BLOCK]
                     self._cache.put(key, number, block)
-                    if number in asked:
-                        found[one.name, number] = block
+                    if (one.name, number) in mine:
+                        mine[one.name, number].set_result(block)
         except BaseException as error:
-            self._landed(mine, {}, error)
+            for future in mine.values():
+                if not future.done():
+                    future.set_exception(error)
             raise
-        self._landed(mine, found, None)
-        return found
+        finally:
+            with self._lock:
+                for name, number in mine:
+                    del self._flying[object_key(self.url, name, files[name]), number]
 
     def _ranges(self, requests: list[Wanted]) -> list[bytes]:
         path = self.path(requests[0].name)
@@ -189,21 +166,6 @@ class RemoteStorage:
             return fetched(self._connected, requests, path)
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "no longer there", path) from None
-
-    def _landed(
-        self,
-        mine: dict[str, tuple[Stored, str, list[int]]],
-        found: dict[tuple[str, int], bytes],
-        error: BaseException | None,
-    ) -> None:
-        with self._lock:
-            for name, (_, key, numbers) in mine.items():
-                for number in numbers:
-                    future = self._flying.pop((key, number))
-                    if error is None:
-                        future.set_result(found[name, number])
-                    else:
-                        future.set_exception(error)
 
     def _connected(self) -> ObjectStore:
         """Return the store; in a forked process a new one, as threads and connections stay with the parent."""
@@ -232,7 +194,8 @@ class RemoteReader:
         except Overwritten:
             if self._has_read:
                 raise self._storage.overwritten(self._name) from None
-            self._stored = self._storage.relisted(self._name)  # such as a manifest, which grows
+            self._storage.names()
+            self._stored = self._storage.stored(self._name)  # such as a manifest, which grows
             self.size, self._has_read = self._stored.size, True
             return self.read(offset, length)
         self._has_read = True

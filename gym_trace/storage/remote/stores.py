@@ -34,19 +34,27 @@ _used_obstore = 0  # id of the process that did: its threads do not outlive a fo
 def store_at(url: str) -> ObjectStore:
     """Return the store of a URL. Raises MissingExtra, InvalidOption for an unknown scheme, RemoteError."""
     scheme = urlsplit(url).scheme.lower()
-    if local_path(url) is not None:
-        return FolderStore(url)
+    if (folder := local_path(url)) is not None:
+        return FolderStore(folder)
+    if scheme in ("http", "https"):
+        return WebStore(url)
+    if scheme not in _FAST or not _obstore_has_credentials(scheme):
+        return FsspecStore(url)
     try:
         import obstore.store
     except ImportError:
-        return FsspecStore(url, scheme)
-    if scheme not in _FAST or not _obstore_has_credentials(scheme):
-        return FsspecStore(url, scheme)
+        return FsspecStore(url)
     global _used_obstore
-    if _used_obstore not in (0, os.getpid()):
-        return _after_fork(url, scheme)
-    _used_obstore = os.getpid()
-    return ObstoreStore(url, getattr(obstore.store, _FAST[scheme]))
+    if _used_obstore in (0, os.getpid()):
+        _used_obstore = os.getpid()
+        return ObstoreStore(url, getattr(obstore.store, _FAST[scheme]))
+    try:
+        return FsspecStore(url)
+    except MissingExtra:
+        raise RemoteError(
+            f"{shown(url)}: this process was forked from one that had opened a URL; start workers with "
+            f"multiprocessing_context='spawn', or 'pip install {_PACKAGES[scheme]}'"
+        ) from None
 
 
 def _obstore_has_credentials(scheme: str) -> bool:
@@ -59,16 +67,6 @@ def _obstore_has_credentials(scheme: str) -> bool:
     return True
 
 
-def _after_fork(url: str, scheme: str) -> ObjectStore:
-    try:
-        return FsspecStore(url, scheme)
-    except MissingExtra:
-        raise RemoteError(
-            f"{shown(url)}: this process was forked from one that had opened a URL; start workers with "
-            f"multiprocessing_context='spawn', or 'pip install {_PACKAGES[scheme]}'"
-        ) from None
-
-
 class ObstoreStore:
     """The objects below a URL, by obstore."""
 
@@ -76,12 +74,11 @@ class ObstoreStore:
         import obstore
 
         options = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
-        retries = {"max_retries": 0, "retry_timeout": _seconds(120)}  # see persistently()
         self._obstore = obstore
         try:
             sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # which S3 compares
-            self._store = kind.from_url(url, client_options=options, retry_config=retries, **sums)
-        except Exception as error:
+            self._store = kind.from_url(url, client_options=options, retry_config={"max_retries": 0}, **sums)
+        except Exception as error:  # of many kinds; retries are persistently()'s
             raise RemoteError(
                 f"{shown(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
@@ -119,7 +116,7 @@ def _at_once(
     def attempt(one: Wanted) -> bytes | Exception:
         try:
             return get(one)
-        except Exception as error:
+        except Exception as error:  # fetched() tells what is final
             return error
 
     if len(wanted) > 1:
@@ -142,28 +139,25 @@ def _translated(obstore: Any) -> Iterator[None]:
 class FsspecStore:
     """The objects below a URL, by fsspec. Each range is checked: few of its file systems can ask for a version."""
 
-    def __init__(self, url: str, scheme: str):
-        self._url, self._is_web = url, scheme in ("http", "https")
+    def __init__(self, url: str):
+        self._url, parts = url, urlsplit(url)
         try:
             import fsspec
         except ImportError:
             raise MissingExtra(f"reading URLs needs fsspec; install it with: {_EXTRA}") from None
         try:
-            self._fs, self._root = fsspec.url_to_fs(url)
+            self._fs, root = fsspec.url_to_fs(url)
         except ImportError as error:
-            package = _PACKAGES.get(scheme) or getattr(error, "name", None) or "the package that fsspec names"
-            raise MissingExtra(f"{scheme}:// needs {package}; install it with: pip install {package}") from None
+            package = _PACKAGES.get(parts.scheme) or error.name or "the package that fsspec names"
+            raise MissingExtra(f"{parts.scheme}:// needs {package}; install it with: pip install {package}") from None
         except ValueError:
             raise InvalidOption(f"{shown(url)}: unknown kind of URL; fsspec.available_protocols() lists them") from None
-        self._query = f"?{urlsplit(url).query}" if self._is_web and urlsplit(url).query else ""
-        self._root = self._root.partition("?")[0].rstrip("/") if self._is_web else self._root.rstrip("/")
+        self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{quote(name)}{self._query}" if self._is_web else f"{self._root}/{name}"
+        return f"{self._root}/{name}"
 
     def entries(self) -> dict[str, Stored]:
-        if self._is_web:
-            return self._listed_on_the_web()
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._root, detail=True)
@@ -172,34 +166,7 @@ class FsspecStore:
         files = (one for one in found if one["type"] == "file")
         return {one["name"].rpartition("/")[2]: Stored(one["size"], _version(one)) for one in files}
 
-    def _listed_on_the_web(self) -> dict[str, Stored]:
-        """List by names.txt, or else by the links of the page that the server shows for the directory."""
-        try:
-            text = self._fs.cat_file(self._path(NAMES)).decode("utf-8", "replace")
-            names = [line.strip() for line in text.splitlines() if line.strip()]
-        except FileNotFoundError:
-            names = self._linked()
-        paths = [self._path(name) for name in names if "/" not in name]
-        found = _infos(self._fs, paths)
-        return {name: found[path] for name, path in zip(names, paths) if path in found}
-
-    def _linked(self) -> list[str]:
-        try:
-            links = self._fs.ls(f"{self._root}/", detail=False)
-        except FileNotFoundError:
-            links = []
-        names = [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
-        if not any(name and "/" not in name for name in names):
-            raise TraceNotFound(
-                f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on a "
-                "line, beside them"
-            )
-        return [name for name in names if name and "/" not in name]
-
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        if self._is_web:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
-                return _at_once(self._web_range, wanted, pool)
         found: list[bytes | Exception] = self._fs.cat_ranges(
             [self._path(one.name) for one in wanted],
             [one.offset for one in wanted],
@@ -208,22 +175,6 @@ class FsspecStore:
         )
         self._check({one.name: one.stored for one, data in zip(wanted, found) if isinstance(data, bytes)})
         return found
-
-    def _web_range(self, one: Wanted) -> bytes:
-        key, _, value = one.stored.version.partition("=")
-        headers = {"If-Match": value} if key == "ETag" and value.startswith('"') else {}
-        try:
-            end = one.offset + one.length
-            data: bytes = self._fs.cat_file(self._path(one.name), one.offset, end, headers=headers)
-        except Exception as error:
-            if getattr(error, "status", None) == 412:
-                raise Overwritten from None
-            raise
-        if len(data) > one.length:
-            raise RemoteError(
-                f"{shown(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
-            )
-        return data
 
     def _check(self, read: dict[str, Stored]) -> None:
         """Raise Overwritten if objects have other versions by now."""
@@ -238,10 +189,6 @@ class FsspecStore:
                 raise Overwritten
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        if self._is_web:
-            raise RemoteError(
-                f"{shown(self._url)}: a web server takes no files; pass the URL of a store, such as s3://"
-            )
         if isinstance(content, Path) and content.stat().st_size > _MOST_AT_ONCE:
             if new and name in self.entries():
                 raise FileExistsError(name)
@@ -263,11 +210,80 @@ class FsspecStore:
             raise
 
 
+class WebStore(FsspecStore):
+    """The files below an http:// or https:// URL, for reading."""
+
+    def __init__(self, url: str):
+        super().__init__(url)
+        self._root, _, query = self._root.partition("?")
+        self._root, self._query = self._root.rstrip("/"), f"?{query}" if query else ""
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{quote(name)}{self._query}"
+
+    def entries(self) -> dict[str, Stored]:
+        """List by names.txt, or else by the links of the page that the server shows for the directory."""
+        try:
+            text = self._fs.cat_file(self._path(NAMES)).decode("utf-8", "replace")
+            names = [line.strip() for line in text.splitlines()]
+        except FileNotFoundError:
+            names = self._linked()
+        names = [name for name in names if name and "/" not in name]
+        with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
+            found = zip(names, pool.map(self._stored, names))
+            return {name: stored for name, stored in found if stored is not None}
+
+    def _stored(self, name: str) -> Stored | None:
+        try:
+            found = self._fs.info(self._path(name))
+        except FileNotFoundError:
+            return None
+        if found.get("size") is None:
+            raise RemoteError(f"{shown(self._url)}: the server tells no size; use one that sends Content-Length")
+        return Stored(found["size"], _version(found))
+
+    def _linked(self) -> list[str]:
+        try:
+            links = self._fs.ls(f"{self._root}/", detail=False)
+        except FileNotFoundError:
+            links = []
+        names = [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
+        if not any(name and "/" not in name for name in names):
+            raise TraceNotFound(
+                f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on a "
+                "line, beside them"
+            )
+        return names
+
+    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
+            return _at_once(self._range, wanted, pool)
+
+    def _range(self, one: Wanted) -> bytes:
+        key, _, value = one.stored.version.partition("=")
+        headers = {"If-Match": value} if key == "ETag" and value.startswith('"') else {}
+        try:
+            end = one.offset + one.length
+            data: bytes = self._fs.cat_file(self._path(one.name), one.offset, end, headers=headers)
+        except Exception as error:
+            if getattr(error, "status", None) == 412:
+                raise Overwritten from None
+            raise
+        if len(data) > one.length:
+            raise RemoteError(
+                f"{shown(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
+            )
+        return data
+
+    def put(self, name: str, content: Path | bytes, new: bool) -> None:
+        raise RemoteError(f"{shown(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
+
+
 class FolderStore:
     """The files of a local directory as objects, such as those of a shared file system: file://."""
 
-    def __init__(self, url: str):
-        self._root = Path(local_path(url) or "")
+    def __init__(self, folder: str):
+        self._root = Path(folder)
 
     def entries(self) -> dict[str, Stored]:
         if not self._root.is_dir():
@@ -317,24 +333,3 @@ def _stored(about: os.stat_result) -> Stored:
 def _version(info: Any) -> str:
     """Return the first thing that tells versions of an object apart, as KEY=VALUE."""
     return next((f"{key}={info[key]}" for key in (*_VERSIONS, *_TIMES) if info.get(key)), "")
-
-
-def _infos(fs: Any, paths: list[str]) -> dict[str, Stored]:
-    def info(path: str) -> tuple[str, Stored | None]:
-        try:
-            found = fs.info(path)
-        except FileNotFoundError:
-            return path, None
-        size = found.get("size")
-        if size is None:
-            raise RemoteError(f"{shown(path)}: the server tells no size; use one that sends Content-Length")
-        return path, Stored(size, _version(found))
-
-    with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
-        return {path: stored for path, stored in pool.map(info, paths) if stored is not None}
-
-
-def _seconds(number: float) -> Any:
-    from datetime import timedelta
-
-    return timedelta(seconds=number)
