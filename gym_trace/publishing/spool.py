@@ -26,6 +26,7 @@ from gym_trace.format.directory import WriterFiles, find_writers, kind_of
 from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
 from gym_trace.storage.remote.address import DESTINATION, has_credentials, shown, url_of
+from gym_trace.storage.remote.cache import bytes_in
 from gym_trace.storage.remote.objects import persistently
 from gym_trace.storage.remote.stores import store_at
 from gym_trace.storage.staging import replaced_file
@@ -167,10 +168,7 @@ class _Publisher:
 
     def __init__(self, spool: Path):
         self._spool, self._url = spool, destination_of(spool) or ""
-        limit = os.environ.get(LIMIT_VARIABLE, str(SPOOL_BYTES))
-        if not limit.isdigit():
-            raise InvalidOption(f"{LIMIT_VARIABLE}={limit}: not a number of bytes")
-        self._limit = int(limit)
+        self._limit = bytes_in(LIMIT_VARIABLE, SPOOL_BYTES)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._done: dict[str, int] | None = None  # files that are published; None: not tried yet

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import fsspec
@@ -362,6 +366,39 @@ def test_a_forked_process_reads_with_connections_of_its_own(tmp_path: Path, web:
     list(trace)
     in_a_child(lambda: same_steps(trace, open_trace(tmp_path / "t")))
     in_a_child(lambda: same_steps(open_trace(f"{web.url}/t"), open_trace(tmp_path / "t")))
+
+
+@pytest.mark.parametrize("kind", [MemoryBlocks, DiskBlocks])
+def test_a_child_forked_while_threads_fetch_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    cache = MemoryBlocks() if kind is MemoryBlocks else DiskBlocks(tmp_path / "cache")
+    storage = RemoteStorage(uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x"), cache)
+    name = next(name for name in storage.names() if name.endswith(".gtb"))
+    get, parent, asked, answer = FaultyFileSystem.cat_file, os.getpid(), Event(), Event()
+
+    def slow(self: FaultyFileSystem, *args: Any, **options: Any) -> bytes:
+        if os.getpid() == parent:
+            asked.set()
+            assert answer.wait(30)
+        return get(self, *args, **options)
+
+    def read() -> None:
+        signal.alarm(0 if os.getpid() == parent else 20)  # instead of waiting for ever
+        with storage.open(name) as file:
+            assert file.read(0, 1000) == (tmp_path / "t" / name).read_bytes()[:1000]
+
+    monkeypatch.setattr(FaultyFileSystem, "cat_file", slow)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        assert asked.wait(30)
+        with cache._lock:
+            try:
+                in_a_child(read)
+            finally:
+                answer.set()
+        reading.result()
 
 
 @pytest.mark.parametrize("url", ["file:///a/b", "s3://bucket/a", "memory://a/b", "local:///a"])

@@ -12,11 +12,10 @@ import hashlib
 import os
 import re
 import shutil
-import warnings
+import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -25,8 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Array
-from gym_trace.storage.local import lock, open_regular, shared_lock
+from gym_trace.storage.local import LocalStorage, lock, open_regular, shared_lock
 from gym_trace.storage.remote.objects import Stored
 
 BLOCK = 16 << 10
@@ -34,13 +32,36 @@ MEMORY_BYTES = 128 << 20
 CACHE_BYTES = 10 << 30
 CACHE_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_URL_CACHE", "GYM_TRACE_URL_CACHE_BYTES"
 _EACH = 64  # blocks of a file
-_SUM = np.dtype([("crc", "<u4"), ("is_there", "<u4")])
+_SUM = np.dtype([("crc", "<u4"), ("length", "<u4")])  # length: 0 where there is no block
 _HEAD = 4096
 _FILE_BYTES = _HEAD + _EACH * BLOCK
 _MOST_OPEN = 128  # files
 _OBJECT = re.compile(r"object-[0-9a-f]{32}")
 _PIECE = re.compile(r"\d{6,9}\.blocks")
 _LEFT = 0.9  # of the limit, after blocks were removed
+
+
+class _OfEachProcess(Protocol):
+    def begin(self) -> None:
+        """Make what a forked process cannot have of its parent: locks, threads, connections, locked files."""
+
+
+_begun: weakref.WeakValueDictionary[int, _OfEachProcess] = weakref.WeakValueDictionary()
+
+
+def begin_in_each_process(one: _OfEachProcess) -> None:
+    """Call begin() now, and after each fork in the child."""
+    one.begin()
+    _begun[id(one)] = one
+
+
+def _begin_again() -> None:
+    for one in list(_begun.values()):
+        one.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)
 
 
 class BlockCache(Protocol):
@@ -76,6 +97,9 @@ class MemoryBlocks:
         self.limit = limit
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._bytes = 0
+        begin_in_each_process(self)
+
+    def begin(self) -> None:
         self._lock = Lock()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
@@ -97,15 +121,39 @@ class MemoryBlocks:
                 self._bytes -= len(self._blocks.popitem(last=False)[1])
 
 
-@dataclass
-class _Open:
-    """A file of blocks, open and locked, so that no other process removes it. users: threads that read it now."""
+class _BlockFile:
+    """A file of blocks, open and locked, so that no other process removes it; closed with the last reference to it."""
 
-    fd: int
-    path: Path
-    sums: Array
-    verified: set[int]
-    users: int = 0
+    def __init__(self, fd: int):
+        self._fd, self._sums, self._verified = fd, np.zeros(_EACH, _SUM), set[int]()
+        weakref.finalize(self, os.close, fd)
+        self._reread()
+
+    def has(self, place: int) -> bool:
+        return bool(self._sums["length"][place])
+
+    def read(self, place: int) -> bytes | None:
+        if not self.has(place):
+            self._reread()
+        crc, length = self._sums[place].tolist()
+        block = os.pread(self._fd, length, _HEAD + place * BLOCK)
+        if place not in self._verified:
+            if not length or len(block) != length or zlib.crc32(block) != crc:
+                return None
+            self._verified.add(place)
+        return block
+
+    def write(self, place: int, block: bytes) -> None:
+        os.pwrite(self._fd, block, _HEAD + place * BLOCK)
+        entry = np.array([(zlib.crc32(block), len(block))], _SUM)
+        os.pwrite(self._fd, entry.tobytes(), place * _SUM.itemsize)  # last: it makes the block count
+
+    def _reread(self) -> None:
+        raw = os.pread(self._fd, _EACH * _SUM.itemsize, 0).ljust(_EACH * _SUM.itemsize, b"\0")
+        sums = np.frombuffer(raw, _SUM).copy()
+        sums["length"][sums["length"] > BLOCK] = 0
+        self._verified -= set(np.flatnonzero(sums != self._sums).tolist())
+        self._sums = sums
 
 
 class DiskBlocks:
@@ -121,104 +169,51 @@ class DiskBlocks:
         if limit < _FILE_BYTES:
             raise InvalidOption(f"cache limit of {limit} bytes: too small; use {_FILE_BYTES} or more")
         os.makedirs(self.root, mode=0o700, exist_ok=True)
-        self._pid = os.getpid()
-        self._lock = Lock()
-        self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._most_open = max(1, min(_MOST_OPEN, limit // (4 * _FILE_BYTES)))
         self._bytes = sum(size for *_, size in self._files())
         self._is_full = False
+        begin_in_each_process(self)
+
+    def begin(self) -> None:
+        self._lock = Lock()
+        self._open: OrderedDict[Path, _BlockFile] = OrderedDict()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
-        for number in numbers:
-            file = self._open.get((key, number // _EACH))
-            if file is None:
-                with self._used(key, number, create=False) as file:
-                    pass
-            if file is None or not file.sums[number % _EACH]["is_there"]:
-                return False
-        return True
+        return all((file := self._file(key, n, False)) is not None and file.has(n % _EACH) for n in numbers)
 
     def get(self, key: str, number: int) -> bytes | None:
-        with self._used(key, number, create=False) as file:
-            if file is None:
-                return None
-            place = number % _EACH
-            if not file.sums[place]["is_there"]:
-                self._reread(file)
-                if not file.sums[place]["is_there"]:
-                    return None
-            block = os.pread(file.fd, BLOCK, _HEAD + place * BLOCK)
-            if place not in file.verified:
-                size = int(file.sums[place]["is_there"])
-                block = block[:size]
-                if len(block) != size or zlib.crc32(block) != file.sums[place]["crc"]:
-                    return None
-                file.verified.add(place)
-            return block[: int(file.sums[place]["is_there"])]
+        file = self._file(key, number, False)
+        return None if file is None else file.read(number % _EACH)
 
     def put(self, key: str, number: int, block: bytes) -> None:
         self._make_room()
-        with contextlib.suppress(OSError), self._used(key, number, create=not self._is_full) as file:
-            if file is None:
-                return
-            place = number % _EACH
-            os.pwrite(file.fd, block, _HEAD + place * BLOCK)
-            entry = np.array([(zlib.crc32(block), len(block))], _SUM)
-            os.pwrite(file.fd, entry.tobytes(), place * _SUM.itemsize)  # last: it makes the block count
-            self._bytes += len(block)
+        with contextlib.suppress(OSError):  # the next reader fetches it again
+            file = self._file(key, number, create=not self._is_full)
+            if file is not None:
+                file.write(number % _EACH, block)
+                self._bytes += len(block)
 
-    @contextlib.contextmanager
-    def _used(self, key: str, number: int, create: bool) -> Iterator[_Open | None]:
+    def _file(self, key: str, number: int, create: bool) -> _BlockFile | None:
+        path = self.root / f"object-{key}" / f"{number // _EACH:06d}.blocks"
         with self._lock:
-            file = self._opened(key, number // _EACH, create)
-            if file is not None:
-                file.users += 1
-        try:
-            yield file
-        finally:
-            if file is not None:
-                with self._lock:
-                    file.users -= 1
-
-    def _opened(self, key: str, piece: int, create: bool) -> _Open | None:
-        if self._pid != os.getpid():  # forked: the locks of these files are the parent's
-            self._pid, self._open = os.getpid(), OrderedDict()
-        if (key, piece) in self._open:
-            self._open.move_to_end((key, piece))
-            return self._open[key, piece]
-        directory = self.root / f"object-{key}"
-        path = directory / f"{piece:06d}.blocks"
-        try:
-            if create:
-                os.makedirs(directory, mode=0o700, exist_ok=True)
-            fd = open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
-        except FileNotFoundError:
-            return None
-        try:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+            try:
+                if create:
+                    os.makedirs(path.parent, mode=0o700, exist_ok=True)
+                fd = open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+            except FileNotFoundError:
+                return None
+            file = _BlockFile(fd)
             shared_lock(fd)
             if os.fstat(fd).st_nlink == 0:  # removed between opening and locking
-                os.close(fd)
                 return None
             os.utime(fd)
-        except OSError:
-            os.close(fd)
-            raise
-        file = _Open(fd, path, np.zeros(_EACH, _SUM), set())
-        self._reread(file)
-        self._open[key, piece] = file
-        for known in list(self._open):
-            if len(self._open) <= self._most_open:
-                break
-            if not self._open[known].users and known != (key, piece):
-                os.close(self._open.pop(known).fd)
-        return file
-
-    def _reread(self, file: _Open) -> None:
-        raw = os.pread(file.fd, _EACH * _SUM.itemsize, 0).ljust(_EACH * _SUM.itemsize, b"\0")
-        sums = np.frombuffer(raw, _SUM).copy()
-        sums["is_there"][sums["is_there"] > BLOCK] = 0
-        file.verified -= set(np.flatnonzero(sums != file.sums).tolist())
-        file.sums = sums
+            self._open[path] = file
+            if len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+            return file
 
     def _files(self) -> list[tuple[float, Path, int]]:
         """Return when each file was used last, its path, and its bytes on the disk; the oldest first."""
@@ -242,17 +237,12 @@ class DiskBlocks:
             if self._bytes + BLOCK <= self.limit:
                 self._is_full = False
                 return
-            ours = {file.path: key for key, file in self._open.items()}
-            order = {path: place for place, path in enumerate(ours)}  # files that are open were used after all others
+            order = {path: place for place, path in enumerate(self._open)}  # open files were used after all others
             files.sort(key=lambda file: order.get(file[1], -1))
             for _, path, size in files:
                 if self._bytes <= _LEFT * self.limit:
                     break
-                key = ours.get(path)
-                if key is not None:
-                    if self._open[key].users:
-                        continue
-                    os.close(self._open.pop(key).fd)
+                self._open.pop(path, None)
                 if _removed(path):
                     self._bytes -= size
             self._is_full = self._bytes + BLOCK > self.limit
@@ -287,31 +277,20 @@ def clear(root: str | os.PathLike[str]) -> int:
         raise InvalidOption(f"{root}: no such directory; pass the one given as --cache")
     for directory in place.iterdir():
         if _OBJECT.fullmatch(directory.name) and directory.is_dir() and not directory.is_symlink():
-            removed += sum(512 * entry.stat(follow_symlinks=False).st_blocks for entry in os.scandir(directory))
+            removed += LocalStorage(directory).allocated()
             shutil.rmtree(directory)
     return removed
 
 
 def default_cache() -> BlockCache:
     """Return the cache that the environment names, or one in memory. Raises InvalidOption."""
-    root, limit = os.environ.get(CACHE_VARIABLE), os.environ.get(LIMIT_VARIABLE, str(CACHE_BYTES))
-    if not root:
-        return MemoryBlocks()
-    if not limit.isdigit():
-        raise InvalidOption(f"{LIMIT_VARIABLE}={limit}: not a number of bytes")
-    return DiskBlocks(root, int(limit))
+    root = os.environ.get(CACHE_VARIABLE)
+    return DiskBlocks(root, bytes_in(LIMIT_VARIABLE, CACHE_BYTES)) if root else MemoryBlocks()
 
 
-def warn_if_small(cache: BlockCache, needed: int, where: str) -> None:
-    """Say once per place that one chunk takes more bytes than the cache may have."""
-    if needed > cache.limit and where not in _warned:
-        _warned.add(where)
-        warnings.warn(
-            f"{where}: a chunk takes {needed} bytes, and the cache may have {cache.limit}: it is fetched again each "
-            "time; raise the limit",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-_warned: set[str] = set()
+def bytes_in(variable: str, default: int) -> int:
+    """Return the number of bytes in an environment variable. Raises InvalidOption."""
+    given = os.environ.get(variable, str(default))
+    if not given.isdigit():
+        raise InvalidOption(f"{variable}={given}: not a number of bytes")
+    return int(given)

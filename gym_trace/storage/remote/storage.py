@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
@@ -14,7 +15,14 @@ from typing import Any
 from gym_trace.errors import RemoteError, TraceNotFound
 from gym_trace.storage.protocol import ReadStorage, Span
 from gym_trace.storage.remote.address import shown, url_of
-from gym_trace.storage.remote.cache import BLOCK, BlockCache, DiskBlocks, default_cache, object_key, warn_if_small
+from gym_trace.storage.remote.cache import (
+    BLOCK,
+    BlockCache,
+    DiskBlocks,
+    begin_in_each_process,
+    default_cache,
+    object_key,
+)
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted, fetched, persistently
 from gym_trace.storage.remote.stores import store_at
 
@@ -38,11 +46,11 @@ class RemoteStorage(ReadStorage):
         self.root = shown(self.url)
         self._cache = default_cache() if cache is None else cache
         self.ahead = self._cache.limit // 4
-        self._start()
-        self._store = store_at(self.url)
+        begin_in_each_process(self)
+        self._store: ObjectStore | None = store_at(self.url)
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def begin(self) -> None:
+        self._store = None
         self._listing: dict[str, Stored] | None = None
         self._lock = Lock()
         self._flying: dict[_Block, Future[bytes]] = {}
@@ -94,14 +102,19 @@ class RemoteStorage(ReadStorage):
             numbers = range(offset // BLOCK, -(-end // BLOCK))
             if end > offset and not self._cache.has(object_key(self.url, name, stored), numbers):
                 wanted.setdefault(name, (stored, set()))[1].update(numbers)
-        warn_if_small(self._cache, max((BLOCK * len(blocks) for _, blocks in wanted.values()), default=0), self.root)
+        if any(BLOCK * len(numbers) > self._cache.limit for _, numbers in wanted.values()):
+            warnings.warn(
+                f"{self.root}: a chunk is larger than the cache of {self._cache.limit} bytes, so each read fetches it "
+                "again; raise the limit",
+                UserWarning,
+                stacklevel=2,
+            )
         try:
             self.blocks({name: (stored, sorted(numbers)) for name, (stored, numbers) in wanted.items()})
         except Overwritten:
             raise self.overwritten(*wanted) from None
 
     def soon(self, call: Callable[[], object]) -> None:
-        self._connected()
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, "gym-trace-ahead")
@@ -168,9 +181,7 @@ class RemoteStorage(ReadStorage):
             raise FileNotFoundError(errno.ENOENT, "no longer there", path) from None
 
     def _connected(self) -> ObjectStore:
-        """Return the store; in a forked process a new one, as threads and connections stay with the parent."""
-        if self._pid != os.getpid():
-            self._start()
+        if self._store is None:
             self._store = store_at(self.url)
         return self._store
 
