@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Keeps connections, logs nothing, and minds no client that has gone."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str], cut: bool = False) -> int:
+        """Send an answer, of the body only half if it is cut; return the bytes of the body that were sent."""
+        self.send_response(status)
+        for key, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.close_connection |= cut
+        return 0 if self.command == "HEAD" else self.wfile.write(body[: len(body) // 2] if cut else body)
+
+
+@contextlib.contextmanager
+def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server on this machine, and return its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Web:
     """Files served at .url. requests: (method, path, Range) of each. failures: what to do instead, one after the other.
 
-    failures: a status; "cut" in the middle of the body; "close" without an answer.
+    failures: a status; "cut" in the middle of the body; "close" without an answer. sent: bytes of bodies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, latency: float):
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         self.failures: list[int | str] = []
@@ -24,71 +60,44 @@ class Web:
         self.has_ranges = True
         self.sent = 0
         self.url = ""
+        self.latency = latency
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[Web]:
-    web = Web()
+def serving(latency: float = 0) -> Iterator[Web]:
+    """latency: seconds to wait before each answer."""
+    web = Web(latency)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
+            time.sleep(web.latency)
             path = unquote(urlsplit(self.path).path)
             asked = self.headers.get("Range")
             web.requests.append((self.command, path, asked))
             failure = web.failures.pop(0) if web.failures and self.command == "GET" else None
             if failure == "close":
                 self.close_connection = True
-                return
-            if isinstance(failure, int):
-                self._answer(failure, b"secret-in-an-answer", {})
-                return
-            if path.endswith("/") and web.lists:
-                links = "".join(f'<a href="{name}">{name}</a>' for name in self._below(path))
-                self._answer(200 if links else 404, f"<html>{links}</html>".encode(), {"Content-Type": "text/html"})
-                return
-            data = web.files.get(path)
-            if data is None:
-                self._answer(404, b"", {})
-                return
-            tag = '"' + hashlib.md5(data).hexdigest() + '"'
-            if self.headers.get("If-Match") not in (None, tag):
-                self._answer(412, b"", {})
+            elif isinstance(failure, int):
+                self.answer(failure, b"secret-in-an-answer", {})
+            elif path.endswith("/") and web.lists:
+                names = [name.removeprefix(path) for name in web.files if name.startswith(path)]
+                page = "".join(f'<a href="{name}">{name}</a>' for name in names).encode()
+                web.sent += self.answer(200 if names else 404, page, {"Content-Type": "text/html"})
+            else:
+                self._answer_file(web.files.get(path), asked, failure == "cut")
+
+        do_HEAD = do_GET  # noqa: N815 - name of http.server
+
+        def _answer_file(self, data: bytes | None, asked: str | None, cut: bool) -> None:
+            tag = f'"{hash(data):x}"'
+            if data is None or self.headers.get("If-Match") not in (None, tag):
+                self.answer(404 if data is None else 412, b"", {})
                 return
             status = 200
             if asked and web.has_ranges:
                 first, _, last = asked.removeprefix("bytes=").partition("-")
                 data, status = data[int(first) : int(last) + 1], 206
-            self._answer(status, data, {"ETag": tag, "Accept-Ranges": "bytes"}, failure == "cut")
+            web.sent += self.answer(status, data, {"ETag": tag, "Accept-Ranges": "bytes"}, cut)
 
-        def _below(self, path: str) -> list[str]:
-            return [name.removeprefix(path) for name in web.files if name.startswith(path)]
-
-        def _answer(self, status: int, body: bytes, headers: dict[str, str], cut: bool = False) -> None:
-            self.send_response(status)
-            for key, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET":
-                web.sent += len(body)
-                self.wfile.write(body[: len(body) // 2] if cut else body)
-            self.close_connection = cut
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    web.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with running(Handler) as web.url:
         yield web
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

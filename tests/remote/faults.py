@@ -8,7 +8,8 @@ import http.client
 import random
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from web import QuietHandler, running
 
 KINDS = ("status", "cut before", "lost answer", "half an answer")
 
@@ -36,12 +37,7 @@ def proxy(port: int, seed: int = 0) -> Iterator[Faults]:
     """Forward to a server on this port of this machine."""
     faults = Faults(seed)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(QuietHandler):
         def _forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = faults.next()
@@ -49,9 +45,7 @@ def proxy(port: int, seed: int = 0) -> Iterator[Faults]:
                 self.close_connection = True
                 return
             if fault == "status":
-                self.send_response(503)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(503, b"", {})
                 return
             server = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             try:
@@ -63,32 +57,11 @@ def proxy(port: int, seed: int = 0) -> Iterator[Faults]:
             if fault == "lost answer":
                 self.close_connection = True
                 return
-            self.send_response(answer.status)
-            length = answer.headers.get("Content-Length")
-            for key, value in answer.headers.items():
-                if key.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                    self.send_header(key, value)
-            self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(data)))
-            self.end_headers()
-            if fault == "half an answer":
-                data, self.close_connection = data[: len(data) // 2], True
-            faults.sent += len(data)
-            self.wfile.write(data)
+            dropped = ("transfer-encoding", "connection", "date", "server")
+            headers = {key.title(): value for key, value in answer.headers.items() if key.lower() not in dropped}
+            faults.sent += self.answer(answer.status, data, headers, fault == "half an answer")
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815 - names of http.server
 
-        def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # the client has gone
-                super().handle()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    faults.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with running(Handler) as faults.url:
         yield faults
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
