@@ -27,6 +27,7 @@ _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.
 
 _RING = re.compile(_WRITER + re.escape(RING))
 _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?P<part>\.part)?")
+_KINDS = {"batch": _BATCH, "manifest": _MANIFEST, "ring": _RING, "video": _VIDEO}
 
 
 class WriterFiles:
@@ -100,11 +101,15 @@ def video_name(writer: str, episode: int) -> str:
 
 
 def kind_of(name: str) -> str | None:
-    """Return what a file of a trace is: "batch", "manifest", "ring", "video" or "facts"; None if it is none of it."""
-    patterns = (("batch", _BATCH), ("manifest", _MANIFEST), ("ring", _RING), ("video", _VIDEO))
+    """Return the kind of a file of a trace: "batch", "manifest", "ring", "video" or "facts"; None for other files."""
     if name == FACTS:
         return "facts"
-    return next((kind for kind, pattern in patterns if pattern.fullmatch(name)), None)
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), None)
+
+
+def writer_of(name: str) -> str | None:
+    """Return the writer of a file; None for facts and for files of others."""
+    return next((found["writer"] for pattern in _KINDS.values() if (found := pattern.fullmatch(name))), None)
 
 
 def find_writers(storage: ReadStorage) -> list[WriterFiles]:

@@ -17,12 +17,11 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format.batch_reader import PART, BatchReader
-from gym_trace.format.directory import WriterFiles, find_writers, kind_of
+from gym_trace.format.directory import WriterFiles, find_writers, kind_of, writer_of
 from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
 from gym_trace.storage.remote.address import DESTINATION, has_credentials, shown, url_of
@@ -101,8 +100,8 @@ def publish(spool: Path, workers: int = 2) -> TransferReport | None:
     url = destination_of(spool)
     if url is None:
         raise InvalidOption(f"{spool}: not a spool of a recording")
-    with _alone(spool) as is_alone:
-        if not is_alone:
+    with open(open_regular(spool / _LOCK, os.O_RDWR | os.O_CREAT), "rb") as held:
+        if not lock(held.fileno()):
             return None
         try:
             transfer = Transfer(spool, url, ("push",), dry_run=False)
@@ -113,23 +112,13 @@ def publish(spool: Path, workers: int = 2) -> TransferReport | None:
         return report
 
 
-@contextlib.contextmanager
-def _alone(spool: Path) -> Iterator[bool]:
-    fd = open_regular(spool / _LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        yield lock(fd)
-    finally:
-        os.close(fd)
-
-
 def _prune(spool: Path, published: dict[str, int]) -> None:
     """Remove published files. A writer that lives, or whose ring is there, keeps the batches that its ring goes on."""
     storage = LocalStorage(spool)
     for files in find_writers(storage):
-        mine = {name: size for name, size in sizes_of(storage).items() if name.startswith(files.writer + ".")}
+        mine = {name: size for name, size in sizes_of(storage).items() if writer_of(name) == files.writer}
         if not files.is_alive() and mine.items() <= published.items():
-            batches = [name for name in mine if name != files.manifest]
-            for name in [*batches, *([files.manifest] if files.manifest else [])]:
+            for name in sorted(mine, key=lambda name: name == files.manifest):  # it last
                 storage.remove(name)
         elif files.is_alive() or files.has_ring:
             for name in _behind(files):
@@ -172,7 +161,6 @@ class _Publisher:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._done: dict[str, int] | None = None  # files that are published; None: not tried yet
-        self._has_warned = False
 
     def start(self) -> None:
         with self._starting:
@@ -184,20 +172,18 @@ class _Publisher:
         wait = _EVERY
         while True:
             time.sleep(wait)
-            wait = _EVERY
             try:
                 there = self._sealed()
-                if there == self._done:
-                    if not there and self._has_ended():
-                        return
-                    continue
-                if publish(self._spool) is not None:
-                    self._done = {name: size for name, size in self._sealed().items() if there.get(name) == size}
-                    self._has_warned = False
-                    continue
+                if there != self._done:
+                    if publish(self._spool) is not None:
+                        self._done = dict(there.items() & self._sealed().items())
+                elif not there and self._has_ended():
+                    return
+                wait = _EVERY
             except (TraceError, OSError) as error:
-                self._warn(error)
-            wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
+                if wait == _EVERY:
+                    _log.warning("%s; recording goes on in %s", error, self._spool)
+                wait = min(_LONGEST_WAIT, 2 * wait)
 
     def _has_ended(self) -> bool:
         """Return True, and end the thread, if nothing is left in the spool; start() begins another one."""
@@ -207,11 +193,6 @@ class _Publisher:
             self._thread = None
             return True
 
-    def _warn(self, error: Exception) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning("%s; recording goes on in %s", error, self._spool)
-
     def _sealed(self) -> dict[str, int]:
         """Return the files that can be published, with their sizes."""
         there = sizes_of(LocalStorage(self._spool))
@@ -219,13 +200,12 @@ class _Publisher:
 
     def wait_for_room(self) -> None:
         """Return once a batch fits. Raises OSError after a while, as for a full disk: the steps stay in the ring."""
+        if self._waiting() < self._limit:
+            return
+        _log.warning("%s: full; recording waits until %s can be reached", self._spool, shown(self._url))
         until = time.monotonic() + _FULL_PATIENCE
-        is_told = False
+        self.start()
         while self._waiting() >= self._limit:
-            if not is_told:
-                _log.warning("%s: full; recording waits until %s can be reached", self._spool, shown(self._url))
-                is_told = True
-            self.start()
             if time.monotonic() > until:
                 raise OSError(errno.ENOSPC, f"{self._spool} is full, and {shown(self._url)} does not answer")
             time.sleep(0.05)
@@ -243,16 +223,11 @@ class _Publisher:
                 if time.monotonic() > until:
                     raise RemoteError(f"{shown(self._url)}: another thread or process is still publishing")
                 time.sleep(0.05)
-            return
         except TraceExists as error:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
         except (RemoteError, OSError) as error:
-            problem = str(error)
-        warnings.warn(
-            f"{problem}; what is not there yet stays in {self._spool}: 'gym-trace push --resume' publishes it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+            text = f"{error}; unpublished files stay in {self._spool}: 'gym-trace push --resume' publishes them"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 _publishers: dict[tuple[int, str], _Publisher] = {}

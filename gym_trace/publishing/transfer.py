@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART
-from gym_trace.format.directory import find_writers, kind_of
+from gym_trace.format.batch_reader import PART, size_and_crc
+from gym_trace.format.directory import find_writers, kind_of, writer_of
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.publishing import hub
-from gym_trace.publishing.whole_files import OnBytes, download, pieces, upload
+from gym_trace.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
@@ -163,7 +163,7 @@ class Transfer:
                 self._add("push", _Copy(name, outgoing[name], True))
             elif size is None:
                 self._add("pull", _Copy(name, stored.size, True))
-            elif kind_of(name) in ("manifest", "facts"):
+            elif kind_of(name) in _TEXT:
                 self._compare_text(name, stored)
             elif stored.size == size:
                 alike.append(name)
@@ -197,26 +197,27 @@ class Transfer:
             self.report.remarks.append(f"{writer}: still recording; only its sealed batches are copied")
         # Before the batches are listed: a manifest lists none that is not copied.
         manifests = {files.manifest: self._storage.size(files.manifest) for files in writers if files.manifest}
-        live = tuple(f"{writer}." for writer in alive)
         found = {name: manifests.get(name, size) for name, size in self._here().items()}
         return {
             name: size
             for name, size in found.items()
-            if not (name.startswith(live) and (name.endswith(PART) or kind_of(name) == "ring"))
+            if not (writer_of(name) in alive and (name.endswith(PART) or kind_of(name) == "ring"))
         }
 
     def _compare_text(self, name: str, stored: Stored) -> None:
         with self._storage.open(name) as file:
             here = file.read(0, file.size)
         there = b"".join(pieces(self._store, self.report.url, name, stored))
+        is_facts = kind_of(name) == "facts"
         if here == there:
             self.report.same += 1
-        elif kind_of(name) == "facts" and len(self._ways) > 1:
+        elif is_facts and len(self._ways) > 1:
             self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
-        elif kind_of(name) == "facts" or here.startswith(there) or there.startswith(here):
-            for way, content, other in (("push", here, there), ("pull", there, here)):
-                if kind_of(name) == "facts" or len(content) > len(other):
-                    self._add(way, _Copy(name, len(content), False))
+        elif is_facts or here.startswith(there) or there.startswith(here):
+            if is_facts or len(here) > len(there):
+                self._add("push", _Copy(name, len(here), False))
+            if is_facts or len(there) > len(here):
+                self._add("pull", _Copy(name, len(there), False))
         else:
             raise self._conflict(name)
 
@@ -271,10 +272,12 @@ class Transfer:
 
     def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         content: Path | bytes = self._directory / copy.name
-        if kind_of(copy.name) in _TEXT:
-            with self._storage.open(copy.name) as file:
+        with self._storage.open(copy.name) as file:
+            if copy.name in crcs:
+                check_crc(size_and_crc(file)[1], crcs[copy.name], str(content))
+            if kind_of(copy.name) in _TEXT:
                 content = file.read(0, copy.size)
-        upload(self._store, self.report.url, copy.name, content, crcs.get(copy.name), copy.new)
+        upload(self._store, self.report.url, copy.name, content, copy.new)
         add(copy.size)
 
     def _download(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:

@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gym_trace.errors import CorruptTrace, TraceExists
+from gym_trace.format.kernels import crc32
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.objects import ObjectStore, Stored, Wanted, fetched, persistently
+from gym_trace.storage.staging import replaced_file
 
 _PIECE = 8 << 20  # bytes of a request
 _AT_ONCE = 4  # pieces of a file
 OnBytes = Callable[[int], None]
 
 
-def upload(
-    store: ObjectStore, shown: str, name: str, content: Path | bytes, crc: int | None = None, new: bool = True
-) -> None:
+def upload(store: ObjectStore, shown: str, name: str, content: Path | bytes, new: bool) -> None:
     """Publish a file, or bytes. A conflict with an object of the same content is a success whose answer was lost.
 
     Args:
         shown: URL for messages.
-        crc: of the file, if known: it is not published with another one.
         new: create it only; False: overwrite it.
 
-    Raises:
-        TraceExists: an object of this name has other content.
-        CorruptTrace, RemoteError, OSError.
+    Raises TraceExists if an object of this name has other content, RemoteError, OSError.
     """
-    if crc is not None and isinstance(content, Path) and (found := _crc_of(content)) != crc:
-        raise CorruptTrace(f"checksum {found:#x}, but {crc:#x} in the manifest", content)
     try:
         persistently(lambda: store.put(name, content, new), f"{shown}/{name}")
     except FileExistsError:
-        if not is_same(store, shown, name, content):
+        if not _is_same(store, shown, name, content):
             raise TraceExists(f"{shown}/{name}: exists with other content; pass another URL") from None
 
 
@@ -46,28 +38,23 @@ def download(
 ) -> None:
     """Fetch an object into a file, which gets its name once it is whole and checked, and replaces one of this name.
 
-    Raises CorruptTrace for another checksum than crc, RemoteError, OSError.
+    Raises CorruptTrace for another checksum than crc, RemoteError, Overwritten, FileNotFoundError, OSError.
     """
-    fresh = target.with_name(f".{target.name}.pulled")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(fresh)
-    try:
+    with replaced_file(target) as staged:
         found = 0
-        with open(fresh, "xb") as file:
+        with open(staged, "xb") as file:
             for piece in pieces(store, shown, name, stored):
                 file.write(piece)
-                found = zlib.crc32(piece, found)
+                found = crc32(piece, found)
                 on_bytes(len(piece))
-            file.flush()
-            os.fsync(file.fileno())
-        if crc is not None and found != crc:
-            raise CorruptTrace(f"checksum {found:#x}, but {crc:#x} in the manifest", f"{shown}/{name}")
-        os.replace(fresh, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
+        check_crc(found, crc, f"{shown}/{name}")
     LocalStorage(target.parent).sync()
+
+
+def check_crc(found: int, listed: int | None, where: str) -> None:
+    """Raise CorruptTrace if the manifest lists another checksum."""
+    if listed is not None and found != listed:
+        raise CorruptTrace(f"checksum {found:#x}, but {listed:#x} in the manifest", where)
 
 
 def pieces(store: ObjectStore, shown: str, name: str, stored: Stored) -> Iterator[bytes]:
@@ -78,7 +65,7 @@ def pieces(store: ObjectStore, shown: str, name: str, stored: Stored) -> Iterato
         yield from fetched(lambda: store, wanted, f"{shown}/{name}")
 
 
-def is_same(store: ObjectStore, shown: str, name: str, content: Path | bytes) -> bool:
+def _is_same(store: ObjectStore, shown: str, name: str, content: Path | bytes) -> bool:
     """Read an object back and compare it with a file, or bytes."""
     stored = persistently(store.entries, shown).get(name)
     size = content.stat().st_size if isinstance(content, Path) else len(content)
@@ -86,11 +73,3 @@ def is_same(store: ObjectStore, shown: str, name: str, content: Path | bytes) ->
         return False
     with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as file:
         return all(file.read(len(piece)) == piece for piece in pieces(store, shown, name, stored))
-
-
-def _crc_of(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return crc

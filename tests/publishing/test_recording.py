@@ -120,7 +120,7 @@ def test_a_store_that_is_away_slows_nothing_and_is_reported(
             assert time.monotonic() < until
             time.sleep(0.02)
     assert "hush" not in caplog.text
-    with pytest.warns(RuntimeWarning, match="'gym-trace push --resume' publishes it"):
+    with pytest.warns(RuntimeWarning, match="'gym-trace push --resume' publishes them"):
         env.close()
     FaultyFileSystem.reset()
     assert run("push", "--resume").exit_code == 0

@@ -47,7 +47,7 @@ class TestS3(ReadContract):
 
 @pytest.mark.parametrize("kind", ["obstore", "fsspec"])
 def test_the_seam_creates_only_and_reads_one_version(s3: Faults, url: str, kind: str) -> None:
-    store = FsspecStore(url, "s3") if kind == "fsspec" else store_at(url)
+    store = FsspecStore(url) if kind == "fsspec" else store_at(url)
     assert kind == "fsspec" or isinstance(store, ObstoreStore)
     assert store.entries() == {}
     store.put("a", b"one" * 1000, new=True)

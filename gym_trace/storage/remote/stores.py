@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 
-from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceNotFound
+from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, open_regular
 from gym_trace.storage.remote.address import local_path, shown
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted
+from gym_trace.storage.staging import new_file, replaced_file
 
 NAMES = "names.txt"  # the files of a trace on a web server, one name per line
 _EXTRA = "pip install 'gym-trace[remote]'"
@@ -305,24 +305,14 @@ class FolderStore:
         return found
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        os.makedirs(self._root, exist_ok=True)
-        fresh = self._root / f".{name[:100]}.{secrets.token_hex(4)}.part"
         try:
-            with open(fresh, "xb") as file:
+            with (new_file if new else replaced_file)(self._root / name) as staged:
                 if isinstance(content, Path):
-                    with open(content, "rb") as source:
-                        shutil.copyfileobj(source, file, _PART)
+                    shutil.copyfile(content, staged)
                 else:
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            if new:
-                os.link(fresh, self._root / name)
-            else:
-                os.replace(fresh, self._root / name)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(fresh)
+                    staged.write_bytes(content)
+        except TraceExists:
+            raise FileExistsError(name) from None
         LocalStorage(self._root).sync()
 
 
