@@ -34,8 +34,9 @@ class DmEnvView(gymnasium.Env[Any, Any]):
 
     @property  # type: ignore[misc]  # Gymnasium's can be set
     def np_random(self) -> Any:
-        """The generator of dm_control's environments, as far as Gymnasium's has the same attributes."""
-        return _Generator(_random_state(self.viewed))
+        """The generator of dm_control's environments; None for others."""
+        random = _random_state(self.viewed)
+        return None if random is None else _Generator(random)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -54,18 +55,13 @@ class DmEnvView(gymnasium.Env[Any, Any]):
 
 
 class _Generator:
-    """A RandomState, with the attribute bit_generator as a numpy.random.Generator has it."""
+    """A RandomState where a numpy.random.Generator is expected: bit_generator.state is its whole state.
 
-    def __init__(self, random: np.random.RandomState | None):
-        if random is not None:
-            self.bit_generator = _BitGenerator(random)
-
-
-class _BitGenerator:
-    """The whole state of a RandomState, with the normal deviate that it keeps for the next call."""
+    That includes the normal deviate that it keeps for the next call.
+    """
 
     def __init__(self, random: np.random.RandomState):
-        self._random = random
+        self.bit_generator, self._random = self, random
 
     @property
     def state(self) -> dict[str, Any]:
