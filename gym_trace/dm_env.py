@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingExtra(f"gym_trace.dm_env needs dm_env ({error}): pip install 'gym-trace[dm-env]'") from error
 
-__all__ = ["RecordedEnvironment", "record"]
+__all__ = ["record"]
 
 
 class RecordedEnvironment(dm_env.Environment):
