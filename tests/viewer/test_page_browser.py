@@ -80,6 +80,7 @@ class Page:
     def __init__(self, driver, address):
         self.driver, self.address = driver, address
         self.root = address.partition("?")[0]
+        self.refused = None
         driver.get(address)
 
     def go(self, route):
@@ -118,7 +119,19 @@ class Page:
         self.until(f"document.querySelector('canvas[data-step=\"{step}\"]')")
 
     def messages(self):
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        """Return what the browser has logged since the last call, without the answers that `was_refused` expects."""
+        messages = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [message for message in messages if not self.refused or self.refused not in message]
+
+    def was_refused(self, status):
+        """Wait until the browser has logged an answer of this status, some time after the page shows it."""
+        end, refusal, seen = time.monotonic() + SECONDS, f"status of {status}", []
+        while not any(refusal in message for message in seen):
+            assert time.monotonic() < end, f"the browser has logged no answer of status {status}"
+            time.sleep(0.02)
+            seen += self.messages()
+        assert [message for message in seen if refusal not in message] == []
+        self.refused = refusal
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +200,7 @@ def test_a_wrong_condition_shows_the_error_of_the_server(page):
     problem = page.until("!document.querySelector('.problem').hidden && document.querySelector('.problem').textContent")
     assert "steps >" in problem
     assert page.run("return document.querySelector('.where').getAttribute('aria-invalid')") == "true"
-    assert [m for m in page.messages() if "400" not in m] == []  # the browser itself reports the status
+    page.was_refused(400)
 
 
 def test_sorting_by_a_column_changes_the_order(page):
@@ -274,7 +287,7 @@ def test_recorded_text_is_shown_and_never_run(page):
 def test_an_unknown_episode_is_an_error_on_the_page(page):
     page.go("#trace=0&episode=99")
     assert page.text(".banner.bad")
-    assert [m for m in page.messages() if "40" not in m] == []
+    page.was_refused(404)
 
 
 def test_nothing_is_wider_than_a_phone(page):
@@ -545,8 +558,7 @@ def test_code_of_a_recording_runs_only_after_consent(driver, tmp_path, monkeypat
             page.until("!document.querySelector('dialog')")
         page.until("document.querySelector('.picture canvas[data-step=\"4\"]')")
         assert page.run(PIXEL) == [77] * 3
-        # The browser itself reports the status of the answer that asks for consent.
-        assert [m for m in page.messages() if "409" not in m] == []
+        page.was_refused(409)
 
 
 DEAF = """
@@ -568,7 +580,7 @@ def test_a_flag_for_an_episode_before_an_edit_in_place_is_refused_and_the_list_i
         assert "another one now" in page.text(".toast .error")
         page.until("document.querySelectorAll('.space .row').length === 3")
         assert len(gym_trace.open_trace(tmp_path / "edited").select("flag is not None")) == 0
-        assert [m for m in page.messages() if "412" not in m] == []  # the browser itself reports the status
+        page.was_refused(412)
     driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
