@@ -1,5 +1,215 @@
-"""Public import path of gym_trace.adapters.ray."""
+"""Ray Data reads traces: blocks of steps or episodes, read in parallel, with only the columns that are used."""
 
-from gym_trace.adapters.ray import read_trace
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.storage.protocol import ReadStorage
+
+try:
+    import pyarrow as pa
+    import ray.data
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import Datasource, ReadTask
+
+    from gym_trace.formats.arrow.dataset import STEPS, Share, TraceDataset
+    from gym_trace.formats.parquet.tables import row_size
+except ImportError as missing:
+    raise MissingExtra(f"read_trace needs Ray Data ({missing}): pip install 'ray[data]'") from missing
 
 __all__ = ["read_trace"]
+
+_SAMPLED = 8  # traces that are opened to estimate the size of all
+_BLOCK_BYTES = 32 << 20  # of Arrow
+_MOST_TASKS = 512  # that thousands of traces are read in, so that each begins soon
+
+
+def read_trace(
+    traces: TraceLike | Sequence[TraceLike],
+    columns: Sequence[str] | None = None,
+    where: Any = None,
+    *,
+    table: str = STEPS,
+    **options: Any,
+) -> ray.data.Dataset:
+    """Return the steps or episodes of traces as a ray.data.Dataset. All nodes need to see their directories.
+
+    Blocks of several steps are read in parallel. A selection of columns and a filter by an expression that follow are
+    handed down to the reading, which decodes only what they need. Images come as tensors with their shape.
+
+    Args:
+        traces: a trace, a view, a directory, or a sequence of these. If it is a sequence, there is a column "trace",
+            and only some of the traces are opened here: the columns are those of the first one, and of others
+            additional columns are left out.
+        columns, where, table: see Trace.to_arrow.
+        options: of ray.data.read_datasource, such as override_num_blocks or concurrency.
+
+    Raises:
+        InvalidOption, TraceNotFound. While it is read: InvalidOption if a trace has another type of a column,
+        CorruptTrace.
+
+    Examples:
+        >>> steps = read_trace("traces/cartpole").filter(expr=ray.data.expressions.col("action") == 1)
+        >>> steps.mean("reward")
+        1.0
+    """
+    source: _Source
+    if isinstance(traces, (str, os.PathLike, Trace, ReadStorage)):
+        source = _OneTrace(as_trace(traces), table)
+    else:
+        source = _Traces(list(traces), table)
+    return ray.data.read_datasource(source.limited(columns, where), **options)
+
+
+class _Source(Datasource):
+    """Reads a table; reads only what is selected and filtered later."""
+
+    def __init__(self, table: str, dataset: TraceDataset, steps: int, episodes: int):
+        """dataset: has the columns. steps, episodes: how many there are, perhaps estimated."""
+        super().__init__()
+        self._projection_map: dict[str, str] | None = None
+        self._table, self._schema, self._where = table, dataset.schema, None
+        self._rows = steps if table == STEPS else episodes
+
+    def limited(self, columns: Sequence[str] | None, where: Any) -> _Source:
+        """Read only these columns, and rows where a condition holds. Raises InvalidOption."""
+        if columns is not None:
+            if unknown := sorted(set(columns) - set(self._schema.names)):
+                raise InvalidOption(f"no column {unknown[0]!r}; choose from {', '.join(self._schema.names)}")
+            self._projection_map = {name: name for name in columns}
+        self._where = where
+        return self
+
+    def get_name(self) -> str:
+        return "Trace"
+
+    def supports_projection_pushdown(self) -> bool:
+        return True
+
+    def supports_predicate_pushdown(self) -> bool:
+        return True
+
+    @property
+    def _names(self) -> list[str]:
+        known = self.get_projection_map()
+        return self._schema.names if known is None else list(known) or ["episode"]  # Ray counts the rows of a column
+
+    @property
+    def _row_bytes(self) -> int:
+        return sum(row_size(self._schema.field(name).type) for name in self._names) or 1
+
+    def estimate_inmemory_data_size(self) -> int:
+        return self._rows * self._row_bytes
+
+    def _task(self, dataset: Callable[[], TraceDataset], rows: int, files: list[str]) -> ReadTask:
+        predicate = self.get_current_predicate()
+        expression = None if predicate is None else predicate.to_pyarrow()
+        is_whole = self._where is None and predicate is None
+        names = self._names
+        schema = pa.schema([self._schema.field(name) for name in names])
+        about = BlockMetadata(
+            num_rows=rows if is_whole else None,
+            size_bytes=rows * self._row_bytes,
+            exec_stats=None,
+            input_files=tuple(files),
+        )
+        return ReadTask(partial(_blocks, dataset, schema, self._where, expression, self._row_bytes), about, schema)
+
+
+class _OneTrace(_Source):
+    """A trace: each task reads a partition."""
+
+    def __init__(self, trace: Trace, table: str):
+        self._trace = trace
+        super().__init__(table, trace.to_dataset(table), int(trace.content["steps"].sum()), len(trace))
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        return [
+            self._task(
+                partial(TraceDataset, self._table, [part.share]),
+                part.steps if self._table == STEPS else part.episodes,
+                [part.directory],
+            )
+            for part in self._trace.partitions(parallelism)
+        ]
+
+
+class _Traces(_Source):
+    """Many traces: each task opens some of them. A task carries their paths and nothing else of them."""
+
+    def __init__(self, traces: list[TraceLike], table: str):
+        if not traces:
+            raise InvalidOption("no traces; pass at least one")
+        self._traces = traces
+        sampled = [traces[place] for place in np.unique(np.linspace(0, len(traces) - 1, _SAMPLED).astype(int))]
+        opened = [as_trace(trace) for trace in sampled]
+        steps, episodes = (sum(counts) for counts in zip(*((int(t.content["steps"].sum()), len(t)) for t in opened)))
+        share = len(traces) / len(opened)
+        super().__init__(table, _named(table, traces[:1]), round(steps * share), round(episodes * share))
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        count = min(len(self._traces), max(parallelism, _MOST_TASKS))
+        bounds = np.linspace(0, len(self._traces), count + 1).astype(int).tolist()
+        groups = (self._traces[begin:end] for begin, end in pairwise(bounds))
+        return [
+            self._task(
+                partial(_named, self._table, group),
+                round(self._rows * len(group) / len(self._traces)),
+                [_name_of(trace) for trace in group],
+            )
+            for group in groups
+        ]
+
+
+def _named(table: str, traces: list[TraceLike]) -> TraceDataset:
+    """Return a table with the column "trace"."""
+    return TraceDataset(table, [Share(_name_of(trace), partial(as_trace, trace)) for trace in traces], names=True)
+
+
+def _name_of(trace: TraceLike) -> str:
+    if isinstance(trace, Trace):
+        return str(trace.directory)
+    return str(trace.root) if isinstance(trace, ReadStorage) else str(trace)
+
+
+def _blocks(
+    dataset: Callable[[], TraceDataset], schema: pa.Schema, where: Any, expression: Any, row_bytes: int
+) -> Iterator[pa.Table]:
+    """Yield tables of about _BLOCK_BYTES with this schema. Raises InvalidOption, CorruptTrace."""
+    table, held, rows = dataset(), [], 0
+    if isinstance(where, str):
+        table = table.where(where)
+    elif where is not None:
+        table = table.filter(where)
+    for batch in _as_schema(table, schema, expression):
+        held.append(batch)
+        rows += len(batch)
+        if rows * row_bytes >= _BLOCK_BYTES:
+            yield pa.Table.from_batches(held, schema)
+            held, rows = [], 0
+    if held:
+        yield pa.Table.from_batches(held, schema)
+
+
+def _as_schema(table: TraceDataset, schema: pa.Schema, expression: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a table with the columns of a schema, null where it has none. Raises InvalidOption."""
+    if table.is_empty:
+        return
+    own = [name for name in schema.names if name in table.schema.names]
+    for name in own:
+        if table.schema.field(name).type != schema.field(name).type:
+            kind, other = table.schema.field(name).type, schema.field(name).type
+            raise InvalidOption(f"{table.name}: {name} is {kind}, and {other} in the first trace; read them apart")
+    for batch in table.scanner(own, expression).to_batches():
+        missing = (field for field in schema if field.name not in own)
+        columns = {field.name: pa.nulls(len(batch), field.type) for field in missing}
+        columns |= {name: batch.column(name) for name in own}
+        yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = ("d3rlpy", "imitation", "ray", "rllib", "sample_factory", "sb3", "torch", "torchrl")
+_MODULES = ("d3rlpy", "imitation", "rllib", "sample_factory", "sb3", "torch", "torchrl")
 
 
 def __getattr__(name: str) -> Any:

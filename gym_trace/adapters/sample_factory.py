@@ -7,11 +7,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sample_factory.algo.utils.context import global_env_registry
-
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+
+try:
+    from sample_factory.algo.utils.context import global_env_registry
+except ImportError as missing:
+    raise MissingExtra(f"recording in it needs Sample Factory ({missing}): pip install sample-factory") from missing
+
+__all__ = ["record"]
 
 _PER_ENVIRONMENT = {"uid", "video", "on_exist"}
 _MakeEnv = Callable[..., Any]  # (name, cfg, env_config, render_mode)
