@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from gym_trace.envs.agents import AEC, PARALLEL, JointEnv, is_of_agents
 from gym_trace.envs.factories import spec_of
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.agents import (
-    GIVEN,
-    INFORMED,
-    NAMES,
-    OBSERVED,
-    PLACE,
-    REWARD,
-    REWARDED,
-    REWARDS,
-    STATE,
-    TERMINATION,
-    TERMINATIONS,
-    TRUNCATION,
-    TRUNCATIONS,
-    TURN,
-    Name,
-    key_in,
-)
+from gym_trace.model.agents import JointRow, key_in
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import TraceLike
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -78,19 +60,36 @@ def record(
     if not isinstance(record_infos := options.get("record_infos", False), bool):
         raise InvalidOption(f"record_infos={record_infos!r}: pass True or False; infos of agents are kept whole")
     joint = JointEnv(env, state=state)
-    joint.spec = spec_of(joint, state)
+    joint.spec = spec_of(joint)
     recorder = TraceRecordingWrapper(joint, directory, **options)
     return RecordedAEC(joint, recorder) if joint.kind == AEC else RecordedParallel(joint, recorder)
 
 
-class RecordedAEC(BaseWrapper):
-    """An AEC environment that is recorded; see record()."""
+class _Recorded:
+    """What both kinds of recorded environments have; the other base is PettingZoo's wrapper."""
 
     def __init__(self, joint: JointEnv, recorder: TraceRecordingWrapper):
-        super().__init__(joint.inner)
+        super().__init__(joint.inner)  # type: ignore[call-arg]
         self.directory: Path = recorder.directory
         self._joint, self._recorder = joint, recorder
-        self._unseen = False  # what last() returned was not handed out yet
+
+    def close(self) -> None:
+        """Save the trace, then close the environment. Closing twice is fine."""
+        self._recorder.close()
+
+    def annotate(self, **values: Any) -> None:
+        """Record further values with the next step; see TraceRecordingWrapper.annotate()."""
+        self._recorder.annotate(**values)
+
+    def flush(self) -> None:
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        self._recorder.flush()
+
+
+class RecordedAEC(_Recorded, BaseWrapper):
+    """An AEC environment that is recorded; see record()."""
+
+    _unseen = False  # what last() returned was not handed out yet
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self._end_if_dead()
@@ -119,15 +118,7 @@ class RecordedAEC(BaseWrapper):
     def close(self) -> None:
         """Save the trace, then close the environment. Closing twice is fine."""
         self._end_if_dead()
-        self._recorder.close()
-
-    def annotate(self, **values: Any) -> None:
-        """Record further values with the next step; see TraceRecordingWrapper.annotate()."""
-        self._recorder.annotate(**values)
-
-    def flush(self) -> None:
-        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
-        self._recorder.flush()
+        super().close()
 
     def _may_hand_out(self) -> bool:
         """Return True once after each step, if an agent is left."""
@@ -140,13 +131,8 @@ class RecordedAEC(BaseWrapper):
             self._recorder._end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
 
 
-class RecordedParallel(BaseParallelWrapper):
+class RecordedParallel(_Recorded, BaseParallelWrapper):
     """A parallel environment that is recorded; see record()."""
-
-    def __init__(self, joint: JointEnv, recorder: TraceRecordingWrapper):
-        super().__init__(joint.inner)
-        self.directory: Path = recorder.directory
-        self._joint, self._recorder = joint, recorder
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self._recorder.reset(seed=seed, options=options)
@@ -155,18 +141,6 @@ class RecordedParallel(BaseParallelWrapper):
     def step(self, actions: dict[Any, Any]) -> Any:
         self._recorder.step(self._joint.passed_on(actions))
         return self._joint.answer
-
-    def close(self) -> None:
-        """Save the trace, then close the environment. Closing twice is fine."""
-        self._recorder.close()
-
-    def annotate(self, **values: Any) -> None:
-        """Record further values with the next step; see TraceRecordingWrapper.annotate()."""
-        self._recorder.annotate(**values)
-
-    def flush(self) -> None:
-        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
-        self._recorder.flush()
 
 
 # -- playing back -----------------------------------------------------------------------------------------------------
@@ -195,34 +169,9 @@ def replay(
     raise InvalidOption(f"{played.trace.directory}: not a trace of many agents of one kind; use gym_trace.ReplayEnv")
 
 
-class _Row:
-    """One row of a trace of many agents, agent by agent."""
-
-    def __init__(self, row: Any, infos: dict[Any, Any]):
-        key = key_in(row)
-        self.told = told = row[key]
-        self._names: list[Name] = told.get(NAMES) or [name for name in row if name != key]
-        places = [(int(place), name) for place, name in zip(told[PLACE], self._names) if place >= 0]
-        self.agents = [name for _, name in sorted(places, key=lambda placed: placed[0])]
-        self.observations = {name: row[name] for name in self._given(OBSERVED)}
-        self.rewards = {name: _plain(value) for name, value in self._given(REWARDED, REWARDS)}
-        self.terminations = {name: bool(value) for name, value in self._given(TERMINATION, TERMINATIONS)}
-        self.truncations = {name: bool(value) for name, value in self._given(TRUNCATION, TRUNCATIONS)}
-        self.infos = {name: infos.get(name, {}) for name in self._given(INFORMED)}
-        self.turn = self._names[told[TURN]] if told.get(TURN, -1) >= 0 else None
-
-    def _given(self, bit: int, column: str | None = None) -> Iterator[Any]:
-        """Yield the names of agents that were in a dict, with their values in a column."""
-        values = self._names if column is None else self.told[column]
-        for name, value, bits in zip(self._names, values, self.told[GIVEN]):
-            if bits & bit:
-                yield name if column is None else (name, value)
-
-    def truncate(self) -> None:
-        """Truncate the agents that are left."""
-        self.truncations |= {
-            name: self.truncations.get(name) or not self.terminations.get(name) for name in self.agents
-        }
+def _truncate(row: JointRow) -> None:
+    """Truncate the agents that are left."""
+    row.truncations |= {name: not row.terminations.get(name) for name in row.agents if not row.truncations.get(name)}
 
 
 class _Played:
@@ -230,7 +179,7 @@ class _Played:
 
     def __init__(self, played: ReplayEnv):
         self._played = played
-        self._row: _Row | None = None
+        self._row: JointRow | None = None
         self._spaces = played.observation_space, played.action_space
         if isinstance(self._spaces[0], gymnasium.spaces.Dict):
             key = key_in(self._spaces[0].spaces)
@@ -253,9 +202,9 @@ class _Played:
 
     def state(self) -> Any:
         """Return the recorded state. Raises NotImplementedError if it was not recorded."""
-        if self._row is None or STATE not in self._row.told:
+        if self._row is None or self._row.state is None:
             raise NotImplementedError("state() was not recorded; record with state=True")
-        return self._row.told[STATE]
+        return self._row.state
 
     def close(self) -> None:
         self._played.close()
@@ -265,7 +214,7 @@ class ReplayParallel(_Played, ParallelEnv):
     """Recorded episodes as a parallel environment; see replay()."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._row = row = _Row(*self._played.reset(seed=seed, options=options))
+        self._row = row = JointRow(*self._played.reset(seed=seed, options=options))
         self.agents = row.agents
         return row.observations, row.infos
 
@@ -273,10 +222,10 @@ class ReplayParallel(_Played, ParallelEnv):
         if not self.agents:
             return {}, {}, {}, {}, {}
         observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(actions))
-        self._row = row = _Row(observed, infos)
+        self._row = row = JointRow(observed, infos)
         self.agents = row.agents
         if terminated or truncated:
-            row.truncate()
+            _truncate(row)
             self.agents = []
         rewards = dict.fromkeys(row.rewards, 0.0) if "diverged" in infos else row.rewards
         return row.observations, rewards, row.terminations, row.truncations, row.infos
@@ -289,7 +238,7 @@ class ReplayAEC(_Played, AECEnv):
         self._observed: dict[Any, Any] = {}
         self._cumulative_rewards: dict[Any, Any] = {}
         self._is_over, self._skip_agent_selection = False, None
-        self._show(_Row(*self._played.reset(seed=seed, options=options)))
+        self._show(JointRow(*self._played.reset(seed=seed, options=options)))
 
     def step(self, action: Any) -> None:
         if not self.agents:
@@ -298,13 +247,13 @@ class ReplayAEC(_Played, AECEnv):
             self._was_dead_step(action)
             return
         observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action, self.agent_selection))
-        self._is_over, row = terminated or truncated, _Row(observed, infos)
+        self._is_over, row = terminated or truncated, JointRow(observed, infos)
         if self._is_over:
-            row.truncate()
+            _truncate(row)
         self._cumulative_rewards[self.agent_selection] = 0
         self._show(row)
 
-    def _show(self, row: _Row) -> None:
+    def _show(self, row: JointRow) -> None:
         self._row = row
         self.agents, self.rewards, self.infos = row.agents, row.rewards, row.infos
         self.terminations, self.truncations = row.terminations, row.truncations
@@ -313,12 +262,8 @@ class ReplayAEC(_Played, AECEnv):
         self._observed.update(row.observations)
         if row.turn is not None:
             self.agent_selection = row.turn
-            self._cumulative_rewards[row.turn] = _plain(row.told[REWARD])
+            self._cumulative_rewards[row.turn] = row.reward
 
     def observe(self, agent: Any) -> Any:
         """Return what the agent observed at its last turn; None before its first one."""
         return self._observed.get(agent)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if isinstance(value, np.float64) else value

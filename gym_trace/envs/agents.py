@@ -88,7 +88,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self._flags = False, False  # of the agents that were there last
         known = _known_spaces(env)
         self.names: list[Name] | None = None if known is None else list(known[0])
-        self._key = agents_key(self.names or ())
+        self._number = _numbered(self.names or ())
+        self._key = agents_key(self._number)
         self._fillers: dict[Name, Any] = {}
         self._action_fillers: dict[Name, Any] = {}
         if known is None:
@@ -173,8 +174,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     @property
     def all_dead(self) -> tuple[bool, bool] | None:
-        """Flags (terminated, truncated) of the agents that are left, if all are over but not removed yet; else None."""
-        if self.kind == PARALLEL or self.answer is None:
+        """Flags (terminated, truncated) of the agents left in an AEC environment if all are over; else None."""
+        if self.answer is None:
             return None
         inner = self.inner
         over = all(inner.terminations[agent] or inner.truncations[agent] for agent in inner.agents)
@@ -214,18 +215,16 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return a row, and what it says of the agents."""
         given = ((OBSERVED, observations), (REWARDED, rewards), (TERMINATION, terminations), (TRUNCATION, truncations),
                  (INFORMED, infos))  # fmt: skip
-        known, names = self.names, [name_of(agent) for agent in agents]
-        number = _numbered(known or ())
+        names, number = [name_of(agent) for agent in agents], self._number
         bits: dict[Name, int] = dict.fromkeys(names, 0)
         for bit, those in given:
             for agent in those:
                 name = name_of(agent)
                 bits[name] = bits.get(name, 0) | bit
-        is_free = known is None or not all(name in number for name in bits)
-        order = list(bits) if known is None or is_free else known
+        is_free = not (number and bits.keys() <= number.keys())
         if is_free:
-            number = _numbered(order)
-        place, bit_of = np.full(len(order), -1, np.int16), np.zeros(len(order), np.uint8)
+            number = _numbered(bits)
+        place, bit_of = np.full(len(number), -1, np.int16), np.zeros(len(number), np.uint8)
         for i, name in enumerate(names):
             place[number[name]] = i
         for name, bit in bits.items():
@@ -237,7 +236,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             TERMINATIONS: _flagged(terminations, number),
             TRUNCATIONS: _flagged(truncations, number),
             **({STATE: self.inner.state()} if self.has_state else {}),
-            **({NAMES: order} if is_free else {}),
+            **({NAMES: list(number)} if is_free else {}),
         }
         row = self._observed({name_of(agent): value for agent, value in observations.items()}, is_free)
         row[agents_key(bits) if is_free else self._key] = told
@@ -261,13 +260,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
             given = {name_of(agent): value for agent, value in action.items()}
         else:
             given = {} if agent is None else {name_of(agent): action}
-        if self.names is None or not all(name in self._action_fillers for name in given):
+        if not (self._number and given.keys() <= self._number.keys()):
             return given
         row = dict(self._action_fillers)
         acted = np.full(len(row), NO_ACTION, np.uint8)
-        number = _numbered(self.names)
         for name, value in given.items():
-            acted[number[name]] = NONE if value is None else ACTED
+            acted[self._number[name]] = NONE if value is None else ACTED
             if value is not None:
                 row[name] = value
         row[self._key] = acted

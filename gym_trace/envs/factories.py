@@ -29,26 +29,25 @@ _FACTORIES = {AEC: ("env", "raw_env"), "parallel": ("parallel_env",)}
 _MOST_WRAPPERS = 100
 
 
-def spec_of(env: JointEnv, state: bool) -> EnvSpec | None:
+def spec_of(env: JointEnv) -> EnvSpec | None:
     """Return the spec that makes this environment again; None if it is not known how it was made."""
     layers = _layers(env.inner)
     kwargs = _arguments_of(layers[-1])
     factory = _factory_of(env.inner, layers)
     if kwargs is None or factory is None:
         return None
-    module, _, _ = factory.partition(":")
-    name = (getattr(env.inner, "metadata", None) or {}).get("name") or type(layers[-1]).__qualname__
-    top = factory.partition("/")[0] if "/" in factory and ":" not in factory else module.partition(".")[0]
-    label = re.sub(r"[^\w:.-]+", "_", re.sub(r"_v(\d+)$", r"-v\1", str(name)))
-    known: dict[str, Any] = {"kind": env.kind, "env": factory, "layers": [type(layer).__qualname__ for layer in layers]}
-    told = {**known, **({"state": True} if state else {})}
-    identifier = factory if ":" not in factory else f"{top}/{label}"
+    told = {"kind": env.kind, "env": factory, "layers": [type(layer).__qualname__ for layer in layers]}
+    identifier = factory
+    if ":" in factory:
+        name = str(env.metadata.get("name") or type(layers[-1]).__qualname__)
+        label = re.sub(r"[^\w:.-]+", "_", re.sub(r"_v(\d+)$", r"-v\1", name))
+        identifier = f"{re.split('[.:]', factory)[0]}/{label}"
     return EnvSpec(
         identifier,
         entry_point=ENTRY_POINT,
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"pettingzoo": told, **kwargs},
+        kwargs={"pettingzoo": {**told, **({"state": True} if env.has_state else {})}, **kwargs},
     )
 
 
@@ -65,8 +64,7 @@ def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
     told = _checked(pettingzoo)
     factory, kind = told["env"], told["kind"]
     if ":" not in factory:
-        library = _library()
-        if not hasattr(library, "make"):
+        if not hasattr(library := _library(), "make"):
             raise EnvironmentUnavailable(f"{factory}: needs PettingZoo 1.27 or newer, which makes environments by id")
         env = library.make(kind, factory, **kwargs)
     else:
@@ -91,35 +89,36 @@ def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
     """
     told = _told(kwargs)
     asked = asked_of_arguments({name: stored for name, stored in kwargs.items() if name != "pettingzoo"}, {})
-    if ":" in told["env"] and not is_known(told["kind"], told["env"]):
+    if _is_known(told):
+        return asked
+    if ":" in told["env"]:
         module, _, call = told["env"].partition(":")
         return [f"import {named(module)} and call its {named(call)}, which is not PettingZoo's own", *asked]
-    if not may_register and not is_known(told["kind"], told["env"]):
-        raise EnvironmentUnavailable(
-            f"{named(told['env'])} is not registered with pettingzoo; import the package that registers it (--import "
-            "MODULE), or name what makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
-        )
-    return asked
+    if may_register:
+        return asked
+    raise EnvironmentUnavailable(
+        f"{named(told['env'])} is not registered with pettingzoo; import the package that registers it (--import "
+        "MODULE), or name what makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
+    )
 
 
 def is_known_factory(kwargs: Arguments) -> bool:
     """Return True if the environment is PettingZoo's, or its id is registered there. Raises EnvironmentUnavailable."""
-    told = _told(kwargs)
-    return is_known(told["kind"], told["env"])
+    return _is_known(_told(kwargs))
+
+
+def _is_known(told: Mapping[str, Any]) -> bool:
+    if ":" in told["env"]:
+        return _OWN.fullmatch(told["env"]) is not None
+    return told["env"] in _registry(told["kind"])
 
 
 def _told(kwargs: Arguments) -> dict[str, Any]:
     try:
-        return _checked(argument(kwargs["pettingzoo"]))
-    except (LookupError, TraceError) as error:
-        raise EnvironmentUnavailable("the recorded environment of PettingZoo is malformed") from error
-
-
-def is_known(kind: str, factory: str) -> bool:
-    """Return True for an id in PettingZoo's registry, and for factories of PettingZoo itself."""
-    if ":" in factory:
-        return _OWN.fullmatch(factory) is not None
-    return factory in _registry(_library(), kind)
+        stored = argument(kwargs["pettingzoo"])
+    except (LookupError, TraceError):
+        stored = None
+    return _checked(stored)
 
 
 def _checked(told: Any) -> dict[str, Any]:
@@ -140,9 +139,9 @@ def _library() -> Any:
         raise MissingExtra("PettingZoo is not installed; pip install 'gym-trace[pettingzoo]'") from error
 
 
-def _registry(library: Any, kind: str) -> Mapping[str, Any]:
-    found = getattr(library, f"{kind}_registry", None)
-    return found if isinstance(found, Mapping) else {}
+def _registry(kind: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(_library(), f"{kind}_registry", {})  # since PettingZoo 1.27
+    return found
 
 
 def _layers(env: Any) -> list[Any]:
@@ -161,7 +160,7 @@ def _factory_of(env: Any, layers: list[Any]) -> str | None:
     base, kind = type(layers[-1]), kind_of(env)
     module = base.__module__
     if len(layers) > 1 or kind != AEC or base.__qualname__ != "raw_env":
-        for identifier, spec in _registry(sys.modules.get("pettingzoo"), kind).items():
+        for identifier, spec in _registry(kind).items():
             entry = spec.entry_point
             if isinstance(entry, str) and entry.partition(":")[0] == module and _ID.fullmatch(identifier):
                 return str(identifier)

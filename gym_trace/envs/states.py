@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.tensors import plain_array
+from gym_trace.model.trees import mapped
 
 _GROUP = "gym_trace.states"
 # What environments of Gymnasium read of MjData and the integration state lacks: it belongs to the substep before.
@@ -219,16 +220,10 @@ class _StateDict:
         self._env = env
 
     def get_state(self) -> bytes:
-        return pack(_changed(self._env.get_state_dict(), lambda value: np.array(plain_array(value))))
+        return pack(mapped(lambda value: np.array(plain_array(value)), self._env.get_state_dict()))
 
     def set_state(self, state: bytes) -> None:
         self._env.set_state_dict(_like(self._env.get_state_dict(), unpack(state)))
-
-
-def _changed(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _changed(part, change) for key, part in tree.items()}
-    return change(tree)
 
 
 def _like(known: Any, given: Any) -> Any:

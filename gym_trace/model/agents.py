@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.model.values import Array, objects
+from gym_trace.model.trees import mapped
+from gym_trace.model.values import Array, densified, objects, row_of
 from gym_trace.printable import shown
 
 AGENTS = "agents"  # with underscores behind it if an agent is called that
@@ -40,6 +41,42 @@ def key_in(row: Mapping[Any, Any]) -> str:
     """Return the key of a row that is not an agent: AGENTS, with its underscores."""
     keys = [key for key in row if isinstance(key, str) and key.rstrip("_") == AGENTS]
     return max(keys, key=len) if keys else AGENTS
+
+
+class JointRow:
+    """One row of observations of an environment of many agents, agent by agent.
+
+    Attributes:
+        agents: the agents that are there, in order.
+        observations, rewards, terminations, truncations, infos: what the environment gave of its agents, by name.
+        turn, reward: the agent to act and the reward that its last() gave; None if agents act at once or none is left.
+        state: what state() returned; None if it was not recorded.
+    """
+
+    def __init__(self, row: Mapping[Any, Any], infos: Mapping[Any, Any]):
+        key = key_in(row)
+        told = row[key]
+        names: list[Name] = told.get(NAMES) or [name for name in row if name != key]
+        given = told[GIVEN]
+
+        def those(bit: int, values: Any) -> dict[Any, Any]:
+            return {name: value for name, value, bits in zip(names, values, given) if bits & bit}
+
+        places = sorted((int(place), number) for number, place in enumerate(told[PLACE]) if place >= 0)
+        self.agents = [names[number] for _, number in places]
+        self.observations = those(OBSERVED, (row.get(name) for name in names))
+        self.rewards = those(REWARDED, map(_plain, told[REWARDS]))
+        self.terminations = those(TERMINATION, map(bool, told[TERMINATIONS]))
+        self.truncations = those(TRUNCATION, map(bool, told[TRUNCATIONS]))
+        self.infos = those(INFORMED, (infos.get(name, {}) for name in names))
+        has_turn = told.get(TURN, -1) >= 0
+        self.turn = names[told[TURN]] if has_turn else None
+        self.reward = _plain(told[REWARD]) if has_turn else None
+        self.state = told.get(STATE)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, np.float64) else value
 
 
 class JointColumns:
@@ -81,7 +118,7 @@ class JointColumns:
     def observed(self, name: Name, rows: Array) -> Any:
         """Return the observations of an agent in some rows."""
         if isinstance(self._observations, dict):
-            return _taken(self._observations[name], rows)
+            return mapped(lambda column: column[rows], self._observations[name])
         return _stacked([self._observations[row].get(name) for row in rows.tolist()])
 
     @property
@@ -180,21 +217,23 @@ class AgentEpisode:
         """
         rows = self._columns.observed(self.name, np.concatenate([self._first, np.maximum(self._after, 0)]))
         unknown = np.flatnonzero(~self._known) + 1
-        if len(unknown) and unknown[0] < len(self):
-            rows = objects([None if i in set(unknown.tolist()) else _row(rows, i) for i in range(len(self) + 1)])
-        return _without(rows, unknown)
+        if not len(unknown):
+            return rows
+        if unknown[0] < len(self):
+            rows = objects([row_of(rows, i) for i in range(len(self) + 1)])
+        return mapped(lambda column: _without(column, unknown), rows)
 
     @cached_property
     def actions(self) -> Any:
         """N rows: an array (N, *shape), or dicts and tuples of them; None where the environment was given none."""
         actions, acted = self.episode.actions, self._acted()[self._at]
         if isinstance(actions, dict):
-            rows = _taken(actions[self.name], self._at)
+            rows = mapped(lambda column: column[self._at], actions[self.name])
         else:
             rows = _stacked([actions[step].get(self.name) for step in self._at.tolist()])
         if (acted == ACTED).all():
             return rows
-        return objects([_row(rows, i) if told == ACTED else None for i, told in enumerate(acted)])
+        return objects([row_of(rows, i) if told == ACTED else None for i, told in enumerate(acted)])
 
     @cached_property
     def rewards(self) -> Array:
@@ -264,30 +303,8 @@ def _info_in(infos: Any, name: Name) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"value": found}
 
 
-def _taken(rows: Any, chosen: Array) -> Any:
-    if isinstance(rows, dict):
-        return {key: _taken(part, chosen) for key, part in rows.items()}
-    if isinstance(rows, tuple):
-        return tuple(_taken(part, chosen) for part in rows)
-    return rows[chosen]
-
-
-def _row(rows: Any, index: int) -> Any:
-    if isinstance(rows, dict):
-        return {key: _row(part, index) for key, part in rows.items()}
-    if isinstance(rows, tuple):
-        return tuple(_row(part, index) for part in rows)
-    return rows[index]
-
-
-def _without(rows: Any, unknown: Array) -> Any:
+def _without(rows: Array, unknown: Array) -> Array:
     """Put NaN, 0 or None into rows that are not known."""
-    if not len(unknown):
-        return rows
-    if isinstance(rows, dict):
-        return {key: _without(part, unknown) for key, part in rows.items()}
-    if isinstance(rows, tuple):
-        return tuple(_without(part, unknown) for part in rows)
     rows[unknown] = math.nan if rows.dtype.kind in "fc" else None if rows.dtype == object else np.zeros((), rows.dtype)
     return rows
 
@@ -299,9 +316,5 @@ def _stacked(values: list[Any]) -> Any:
         return {key: _stacked([value[key] for value in values]) for key in values[0]}
     if kinds == {tuple} and len({len(value) for value in values}) == 1:
         return tuple(_stacked(list(part)) for part in zip(*values))
-    arrays = all(isinstance(value, (np.ndarray, np.generic)) and value.dtype != object for value in values)
-    if values and arrays and len({(value.dtype.str, value.shape) for value in values}) == 1:
-        return np.stack([np.asarray(value) for value in values])
-    if kinds <= {int} and all(-(1 << 63) <= value < 1 << 63 for value in values):
-        return np.array(values, np.int64)
-    return objects(values)
+    dense = densified(values)
+    return objects(values) if dense is None else dense

@@ -126,6 +126,28 @@ def _one_by_one(items: list[Any]) -> Array:
     return array
 
 
+def densified(items: list[Any]) -> Array | None:
+    """Return items as one array if all are values of one dtype and shape, None otherwise."""
+    kinds = set(map(type, items))
+    if not kinds:
+        return None
+    if kinds <= {float, np.float64}:  # writers store both alike
+        return np.array(items, np.float64)
+    if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds):
+        dtype, shape = items[0].dtype, items[0].shape
+        if dtype.kind not in "biufc" or not all(item.dtype == dtype and item.shape == shape for item in items):
+            return None
+        array = np.empty((len(items), *shape), dtype)
+        for i, item in enumerate(items):
+            array[i] = item
+        return array
+    if kinds == {bool}:
+        return np.array(items, bool)
+    if kinds == {int} and all(-(1 << 63) <= item < 1 << 63 for item in items):
+        return np.array(items, np.int64)
+    return None
+
+
 def row_of(batch: Any, index: int) -> Any:
     """Return one value of a batch of arrays, or of dicts and tuples of them; its arrays are copies."""
     if isinstance(batch, dict):

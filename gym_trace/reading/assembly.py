@@ -11,7 +11,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Leaf, Path, put_together
 from gym_trace.model.schema import Layouts
-from gym_trace.model.values import ABSENT, Array, copied, dtype_from, objects
+from gym_trace.model.values import ABSENT, Array, copied, densified, dtype_from, objects
 
 _EXACT_INTEGERS = 1 << 53
 
@@ -139,28 +139,6 @@ def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
     items = [None if item is ABSENT else copied(item) if copy else item for item in items]
     dense = densified(items)
     return objects(items) if dense is None else dense
-
-
-def densified(items: list[Any]) -> Array | None:
-    """Return items as one array if all are values of one dtype and shape, None otherwise."""
-    kinds = set(map(type, items))
-    if not kinds:
-        return None
-    if kinds <= {float, np.float64}:  # writers store both alike
-        return np.array(items, np.float64)
-    if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds):
-        dtype, shape = items[0].dtype, items[0].shape
-        if dtype.kind not in "biufc" or not all(item.dtype == dtype and item.shape == shape for item in items):
-            return None
-        array = np.empty((len(items), *shape), dtype)
-        for i, item in enumerate(items):
-            array[i] = item
-        return array
-    if kinds == {bool}:
-        return np.array(items, bool)
-    if kinds == {int} and all(-(1 << 63) <= item < 1 << 63 for item in items):
-        return np.array(items, np.int64)
-    return None
 
 
 def as_rewards(rewards: Array) -> Array:

@@ -11,9 +11,10 @@ import numpy as np
 from gym_trace.formats.identity import read_identity
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.windows import leaves_of, mapped
+from gym_trace.formats.steps.windows import leaves_of
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
+from gym_trace.model.trees import mapped
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.forms import Form
@@ -92,7 +93,7 @@ def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
     for episode in trace:
         observations = episode.observations
         if "final_observation" in lost:
-            observations = mapped(observations, lambda rows: rows[:-1])
+            observations = mapped(lambda rows: rows[:-1], observations)
         facts: dict[str, Any] = {name: getattr(episode, name) for name in names}
         yield Loaded(observations, **facts, infos=infos_of(episode))
 
@@ -120,7 +121,7 @@ def _compare_tree(
         expected = [(leaf, values) for leaf, (_, values) in zip(layout.leaves(), leaves_of(layout, tree, ()))]
         expected = [(leaf, values) for leaf, values in expected if leaf.dtype is not None or "text" not in lost]
         found: list[Any] = []
-        mapped(said, found.append)
+        mapped(found.append, said)
         if len(found) == 1 < len(expected):  # one vector of all
             flat = [np.asarray(values).reshape(len(values), -1) for _, values in expected]
             together = np.concatenate(flat, axis=1)

@@ -10,7 +10,8 @@ import numpy as np
 
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.formats.importing import import_trace
-from gym_trace.formats.steps.windows import mapped, with_repeated_final
+from gym_trace.formats.steps.windows import with_repeated_final
+from gym_trace.model.trees import mapped
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
 
@@ -71,11 +72,11 @@ def _each(
 
     def changed(episodes: list[Whole]) -> list[Whole]:
         found: list[bool] = []
-        mapped(getattr(episodes[0][1], name), lambda rows: found.append(applies(rows)))
+        mapped(lambda rows: found.append(applies(rows)), getattr(episodes[0][1], name))
         if not any(found):
             return episodes
         return [
-            (outcome, steps._replace(**{name: mapped(getattr(steps, name), lambda r: change(r) if applies(r) else r)}))
+            (outcome, steps._replace(**{name: mapped(lambda r: change(r) if applies(r) else r, getattr(steps, name))}))
             for outcome, steps in episodes
         ]
 
@@ -112,7 +113,7 @@ def _two_joined(episodes: list[Whole]) -> list[Whole]:
     (_, one), (outcome, other), *rest = episodes
     quiet = np.zeros(len(one.rewards), np.bool_)
     both = NewSteps(
-        _joined(mapped(one.observations, lambda rows: rows[:-1]), other.observations),
+        _joined(mapped(lambda rows: rows[:-1], one.observations), other.observations),
         _joined(one.actions, other.actions),
         np.concatenate((one.rewards, other.rewards)),
         np.concatenate((quiet, _flags(other)[0])),

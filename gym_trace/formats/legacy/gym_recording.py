@@ -22,9 +22,8 @@ from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, OldFile,
 from gym_trace.model.layout import Layout, Leaf, PlainSpace, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array, is_plain_dtype
+from gym_trace.model.values import Array, densified, is_plain_dtype
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.reading.assembly import densified
 from gym_trace.ring.segment import Columns, Segment, size_of
 
 # -- arrays -----------------------------------------------------------------------------------------------------------

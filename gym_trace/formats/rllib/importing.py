@@ -30,8 +30,7 @@ from gym_trace.model.layout import Branch, Layout, Leaf
 from gym_trace.model.packing import Containers
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.trees import cut, leaves_of, mapped
-from gym_trace.model.values import Array, is_plain_dtype
-from gym_trace.reading.assembly import densified
+from gym_trace.model.values import Array, densified, is_plain_dtype
 
 COLUMN = "item"
 _KIND = "RLlib episodes"

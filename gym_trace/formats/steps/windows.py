@@ -18,6 +18,7 @@ from gym_trace.format.columns import CHANGES, MSGPACK
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import Layouts
+from gym_trace.model.trees import mapped
 from gym_trace.model.values import Array, Misfit, objects
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace
@@ -198,16 +199,9 @@ def is_terminated(writer: WriterReader, rows: Array) -> Array:
     return found
 
 
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return dicts and tuples of arrays with each array changed."""
-    if isinstance(tree, dict):
-        return {key: mapped(part, change) for key, part in tree.items()}
-    return tuple(mapped(part, change) for part in tree) if isinstance(tree, tuple) else change(tree)
-
-
 def with_repeated_final(tree: Any) -> Any:
     """Return observations whose last row is the one before it again."""
-    return mapped(tree, lambda rows: np.concatenate((rows[:-1], rows[-2:-1])))
+    return mapped(lambda rows: np.concatenate((rows[:-1], rows[-2:-1])), tree)
 
 
 def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
