@@ -32,7 +32,7 @@ _ATTEMPTS_PER_EPISODE = 3
 class EpisodeSet:
     """Set of numbers of a shard: all below a mark except some holes, and some above it."""
 
-    def __init__(self, numbers: Iterable[int], shard: Shard = Shard()):  # noqa: B008 - immutable
+    def __init__(self, numbers: Iterable[int], shard: Shard):
         self._shard, self._mark = shard, shard.number
         self._above = set(numbers)
         self._holes: set[int] = set()

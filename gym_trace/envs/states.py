@@ -123,7 +123,7 @@ def restore_state(env: gymnasium.Env[Any, Any], states: States, packed: Any, ste
         restore_generator(env.unwrapped, packed["generator"])
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, TimeLimit):
-            env._elapsed_steps = steps  # type: ignore[assignment]
+            env._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium declares it as None
         env = env.env
 
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
+from gym_trace.collecting.resuming import Shard
 from gym_trace.collecting.supervisor import EpisodeRanges, EpisodeSet, Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
@@ -60,7 +61,7 @@ def test_the_seed_of_an_episode_identifies_it(root: int, episode: int) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
 def test_an_episode_set_behaves_like_a_set(changes: list[tuple[bool, int]]) -> None:
-    done, truth = EpisodeSet([3]), {3}
+    done, truth = EpisodeSet([3], Shard()), {3}
     for added, number in changes:
         if added:
             done.add(number)

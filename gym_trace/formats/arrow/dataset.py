@@ -154,7 +154,7 @@ class TraceDataset(ds.Dataset):
         return self._with(self._where, _both(self._expression, expression))
 
     def _cannot(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("a trace is read as a whole; use to_table() first")
+        raise InvalidOption(f"{self.name}: a trace cannot do this; call to_table() and use the table")
 
     get_fragments = replace_schema = sort_by = join = join_asof = _cannot
     partition_expression = property(_cannot)

@@ -117,7 +117,7 @@ class _Files:
 
     def _write_group(self) -> None:
         if self._writer is None:
-            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115
+            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115 - closed by _end_file()
             self._writer = pq.ParquetWriter(self._file, self._schema, **self._options)
             self._count += 1
         table = pa.Table.from_batches(self._held, self._schema)
