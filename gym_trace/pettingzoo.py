@@ -66,7 +66,7 @@ def record(
 
 
 class _Recorded:
-    """What both kinds of recorded environments have; the other base is PettingZoo's wrapper."""
+    """Base of both kinds of recorded environments; the other base is PettingZoo's wrapper."""
 
     def __init__(self, joint: JointEnv, recorder: TraceRecordingWrapper):
         super().__init__(joint.inner)  # type: ignore[call-arg]
