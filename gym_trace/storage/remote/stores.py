@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -58,13 +59,13 @@ def store_at(url: str) -> ObjectStore:
 
 
 def _obstore_has_credentials(scheme: str) -> bool:
-    """Return False where only the clients that fsspec uses find credentials, as in profiles in the home directory."""
+    """Return False where only the clients of fsspec find credentials, as in ~/.aws, or an emulator of Google's."""
     if scheme in ("s3", "s3a") and not any(map(os.environ.get, (*_S3_KEYS, *_S3_ROLES))):
         files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
         return not any(os.path.exists(os.path.expanduser(path)) for path in files)
     if scheme in ("az", "abfs"):
         return any(map(os.environ.get, _AZURE_KEYS))
-    return True
+    return scheme != "gs" or "STORAGE_EMULATOR_HOST" not in os.environ
 
 
 class ObstoreStore:
@@ -152,6 +153,8 @@ class FsspecStore:
             raise MissingExtra(f"{parts.scheme}:// needs {package}; install it with: pip install {package}") from None
         except ValueError:
             raise InvalidOption(f"{shown(url)}: unknown kind of URL; fsspec.available_protocols() lists them") from None
+        if self._fs.async_impl and not threading.main_thread().is_alive():  # asyncio starts no threads any more
+            raise RemoteError(f"{shown(url)}: out of reach while the program ends; call close() before that")
         self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""S3 through a proxy that fails: reading, push and pull, recording, and a recording that is killed again and again."""
+"""Object stores through a proxy that fails: reading, push and pull, recording, a recording killed again and again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.publishing.spool import publish, spool_of
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote import objects
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
@@ -34,9 +33,9 @@ KILLS = int(os.environ.get("KILLS", "100"))
 RATE = 0.2  # of requests that fail
 
 
-class TestS3(ReadContract):
+class TestStores(ReadContract):
     @pytest.fixture
-    def filled(self, s3: Faults, url: str):
+    def filled(self, store: Faults, url: str):
         def fill(files: dict[str, bytes]) -> ReadStorage:
             for name, data in files.items():
                 store_at(url).put(name, data, new=False)
@@ -45,39 +44,40 @@ class TestS3(ReadContract):
         return fill
 
 
-@pytest.mark.parametrize("kind", ["obstore", "fsspec"])
-def test_the_seam_creates_only_and_reads_one_version(s3: Faults, url: str, kind: str) -> None:
-    store = FsspecStore(url) if kind == "fsspec" else store_at(url)
-    assert kind == "fsspec" or isinstance(store, ObstoreStore)
-    assert store.entries() == {}
-    store.put("a", b"one" * 1000, new=True)
+@pytest.mark.parametrize("kind", [FsspecStore, ObstoreStore])
+def test_the_seam_creates_only_and_reads_one_version(store: Faults, url: str, kind: type) -> None:
+    objects = FsspecStore(url) if kind is FsspecStore else store_at(url)
+    if not isinstance(objects, kind):
+        pytest.skip("obstore knows no emulator of Google Cloud Storage")
+    assert objects.entries() == {}
+    objects.put("a", b"one" * 1000, new=True)
     with pytest.raises(FileExistsError):
-        store.put("a", b"other", new=True)
-    stored = store.entries()["a"]
+        objects.put("a", b"other", new=True)
+    stored = objects.entries()["a"]
     assert stored.size == 3000
-    assert store.get([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)]) == [b"one", b"e"]
-    (missing,) = store.get([Wanted("b", Stored(3, ""), 0, 3)])
+    assert objects.get([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)]) == [b"one", b"e"]
+    (missing,) = objects.get([Wanted("b", Stored(3, ""), 0, 3)])
     assert isinstance(missing, FileNotFoundError)
-    store.put("a", b"two" * 1000, new=False)
+    objects.put("a", b"two" * 1000, new=False)
     with pytest.raises(Overwritten):
-        fetched(lambda: store, [Wanted("a", stored, 0, 3)], url)
+        fetched(lambda: objects, [Wanted("a", stored, 0, 3)], url)
 
 
 def test_a_large_object_is_stored_in_parts(
-    s3: Faults, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Faults, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.storage.remote.stores._MOST_AT_ONCE", 1 << 20)
     data = np.random.default_rng(0).integers(0, 256, 40 << 20, np.uint8).tobytes()
     (tmp_path / "large").write_bytes(data)
-    store = store_at(url)
-    store.put("large", tmp_path / "large", new=True)
-    stored = store.entries()["large"]
-    assert store.get([Wanted("large", stored, 0, stored.size)]) == [data]
+    objects = store_at(url)
+    objects.put("large", tmp_path / "large", new=True)
+    stored = objects.entries()["large"]
+    assert objects.get([Wanted("large", stored, 0, stored.size)]) == [data]
     with pytest.raises(FileExistsError):
-        store.put("large", tmp_path / "large", new=True)
+        objects.put("large", tmp_path / "large", new=True)
 
 
-def test_a_trace_goes_to_s3_and_back_through_faults(s3: Faults, url: str, tmp_path: Path) -> None:
+def test_a_trace_goes_to_s3_and_back_through_faults(store: Faults, url: str, tmp_path: Path) -> None:
     batch_files.BATCH_FRAGMENTS, before = 2, batch_files.BATCH_FRAGMENTS
     try:
         with TraceRecordingWrapper(CountingEnv(), tmp_path / "t") as env:
@@ -86,7 +86,7 @@ def test_a_trace_goes_to_s3_and_back_through_faults(s3: Faults, url: str, tmp_pa
                 env.flush()
     finally:
         batch_files.BATCH_FRAGMENTS = before
-    s3.rate = RATE
+    store.rate = RATE
     push(tmp_path / "t", url)
     assert push(tmp_path / "t", url).bytes == 0
     assert open_trace(url).episodes.tolist() == open_trace(tmp_path / "t").episodes.tolist()
@@ -94,15 +94,15 @@ def test_a_trace_goes_to_s3_and_back_through_faults(s3: Faults, url: str, tmp_pa
     pull(url, tmp_path / "copy")
     for path in (tmp_path / "t").iterdir():
         assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
-    assert all(s3.counts[kind] for kind in ("status", "cut before", "lost answer", "half an answer"))
+    assert all(store.counts[kind] for kind in ("status", "cut before", "lost answer", "half an answer"))
 
 
-def test_a_clash_of_names_overwrites_nothing(s3: Faults, url: str, tmp_path: Path) -> None:
+def test_a_clash_of_names_overwrites_nothing(store: Faults, url: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
         with TraceRecordingWrapper(CountingEnv(), tmp_path / name, uid="w") as env:
             play(env, 3)
     push(tmp_path / "one", url)
-    s3.rate = RATE
+    store.rate = RATE
     with pytest.raises(TraceExists):
         push(tmp_path / "other", url)
     pull(url, tmp_path / "copy")
@@ -110,32 +110,39 @@ def test_a_clash_of_names_overwrites_nothing(s3: Faults, url: str, tmp_path: Pat
 
 
 def test_a_store_that_stays_away_is_described_without_keys(
-    s3: Faults, url: str, monkeypatch: pytest.MonkeyPatch
+    store: Faults, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
-    s3.rate = 1.0
+    if url.startswith("gs://"):
+        pytest.skip("gcsfs repeats each request six times by itself, for half a minute")
+    monkeypatch.setattr("gym_trace.storage.remote.objects._FIRST_WAIT", 0.001)
+    store.rate = 1.0
     with pytest.raises(RemoteError, match="7 times; try again later") as raised:
         open_trace(url)
-    assert "AKIA" not in str(raised.value)
-    assert "hush" not in str(raised.value)
-    assert "AKIA" not in run("info", url).output
+    for key in ("AKIA", "hush", "Eby8"):
+        assert key not in str(raised.value)
+        assert key not in run("info", url).output
 
 
-def test_a_recording_left_open_is_published_at_exit(s3: Faults, url: str) -> None:
+def test_a_recording_left_open_is_published_at_exit(store: Faults, url: str) -> None:
     code = (
         "import sys; from gym_trace import TraceRecordingWrapper; from runs import play; from zoo import CountingEnv;"
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1]); play(env, 3)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code, url], env=env, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    if isinstance(store_at(url), ObstoreStore):
+        assert done.stderr == ""
+    else:
+        assert "out of reach while the program ends; call close() before that; unpublished files stay in" in done.stderr
+        assert publish(spool_of(url)) is not None
     assert len(open_trace(url)) == 3
 
 
-def test_kills_of_a_recording_lose_and_double_nothing(s3: Faults, url: str, tmp_path: Path) -> None:
+def test_kills_of_a_recording_lose_and_double_nothing(store: Faults, url: str, tmp_path: Path) -> None:
     """KILLS recordings to one URL, through faults, each killed at a random moment; the next one publishes its spool."""
     randomly = random.Random(0)
-    s3.rate = 0.1
+    store.rate = 0.1
     words = [sys.executable, str(Path(__file__).parent / "nursery.py"), url]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as nursery:
@@ -172,4 +179,4 @@ def test_kills_of_a_recording_lose_and_double_nothing(s3: Faults, url: str, tmp_
             assert episode.outcome == "terminated"
         steps += LENGTH * (last + 1)
     assert not [path for path in spool_of(url).iterdir() if ".gtb" in path.name or "manifest" in path.name]
-    print(f"\n{KILLS} kills, {steps:,} acknowledged steps: all at the URL, each once; requests: {dict(s3.counts)}")
+    print(f"\n{KILLS} kills, {steps:,} acknowledged steps: all at the URL, each once; requests: {dict(store.counts)}")
