@@ -11,6 +11,7 @@ from typing import Any
 from gym_trace.errors import InvalidOption, RecordingError, ReplayDiverged
 from gym_trace.format.manifest import json_of
 from gym_trace.proof.chain import Chain
+from gym_trace.proof.result import Proof
 
 GIT_NOTE = "git-note"
 _REF = "gym-trace"
@@ -22,11 +23,10 @@ def write_anchor(chain: Chain, where: str) -> str:
 
     Returns the line. Raises InvalidOption, RecordingError.
     """
-    entries = list(chain.entries())
-    if not entries:
+    heads = [entry.head.hex() for entry in chain.entries()]
+    if not heads:
         raise InvalidOption(f"{chain.path}: has no entries yet; anchor the run once it has started")
-    facts = {"entries": len(entries), "first": entries[0].head.hex(), "head": entries[-1].head.hex()}
-    line = json.dumps({_KEY: facts})
+    line = json.dumps({_KEY: {"entries": len(heads), "first": heads[0], "head": heads[-1]}})
     if where == GIT_NOTE:
         _git("notes", "--ref", _REF, "append", "-m", line, "HEAD")
     else:
@@ -38,21 +38,20 @@ def write_anchor(chain: Chain, where: str) -> str:
     return line
 
 
-def check_anchor(chain: Chain, where: str) -> None:
+def check_anchor(chain: Chain, where: str, proof: Proof) -> None:
     """Check that the log continues every anchor that a file, or the notes of a git repository, have of it.
 
     Raises ReplayDiverged if they are missing, or if one is not in the log; InvalidOption.
     """
-    entries = list(chain.entries())
-    first = entries[0].head.hex() if entries else ""
-    anchors = [facts for facts in _anchors(where) if facts.get("first") == first]
+    heads = [entry.head.hex() for entry in chain.entries()]
+    anchors = [anchor for anchor in _anchors(where) if anchor.get("first") in heads[:1]]
     if not anchors:
         raise ReplayDiverged(f"{where}: has no anchor of {chain.path}")
-    heads = [(number, entry.head.hex()) for number, entry in enumerate(entries, 1)]
-    for facts in anchors:
-        number = facts.get("entries")
-        if (number, facts.get("head")) not in heads:
+    for anchor in anchors:
+        number = anchor.get("entries")
+        if not (type(number) is int and heads[number - 1 : number] == [anchor.get("head")]):
             raise ReplayDiverged(f"{chain.path}: entry {number} is not the one of the anchor in {where}")
+    proof.proved.append(f"log: continues the anchor of {where}")
 
 
 def _anchors(where: str) -> list[dict[str, Any]]:

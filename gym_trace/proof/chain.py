@@ -7,10 +7,9 @@ import hashlib
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
@@ -22,10 +21,9 @@ from gym_trace.storage.local import lock, open_regular, size_on_disk
 _MOST_ENTRY = 1 << 30  # bytes
 _FRAME = 16
 _PATIENCE = 60.0  # seconds for the previous writer to end
-_DIGEST = 32  # bytes
-
 
 ABOUT = "proof.json"  # of a log of UpdateLog; that of a training run follows run.json
+START, UPDATE, END = "start", "update", "end"  # kinds of entries
 
 
 class Entry(NamedTuple):
@@ -44,16 +42,22 @@ class Entry(NamedTuple):
 
 
 class Chain:
-    """Log in a file.
+    """Log in a file, updates.msgpack.
 
     Args:
-        root: returns the bytes that the first entry follows, those of a file beside the log.
-        name: of that file. next_step: returns advice for a damaged log.
+        about: file beside it, whose bytes the first entry follows. advice: returns what to do about a damaged log.
     """
 
-    def __init__(self, path: Path, root: Callable[[], bytes], name: str, next_step: Callable[[], str]):
-        self.path = path
-        self._root, self._name, self._next_step = root, name, next_step
+    def __init__(self, about: Path, advice: Callable[[], str] = lambda: "restore a copy, or train again"):
+        self.about, self.path = about, about.with_name("updates.msgpack")
+        self._advice = advice
+
+    def _root(self) -> bytes:
+        try:
+            with open(open_regular(self.about, os.O_RDONLY), "rb") as file:
+                return digest(file.read())
+        except OSError as error:
+            raise self.damaged(f"{self.about.name} beside it cannot be read: {error.strerror}") from error
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries. An unfinished last one is skipped.
@@ -61,32 +65,27 @@ class Chain:
         Raises CorruptTrace for a damaged one, and for one that does not follow the one before.
         """
         head = b""
-        for number, (at, body) in enumerate(self._bodies()):
-            head = head or digest(self._root())
+        for at, body in self._bodies():
+            is_first = not head
+            head = head or self._root()
             try:
                 found = unpack(body)
-                if isinstance(found, list) and len(found) == 3 and isinstance(found[0], bytes):
-                    previous, kind, content = found
-                    if previous != head:
-                        raise self.damaged(
-                            f"the entry at byte {at} does not follow the one before"
-                            if number
-                            else f"{self._name} beside it has changed, or is of another log"
-                        )
-                else:
-                    kind, content = "", found
-            except (ValueError, TypeError, OverflowError) as error:
-                raise self.damaged(f"{error} at byte {at}") from error
-            except CorruptRun:
-                raise
             except CorruptTrace as error:
                 raise self.damaged(f"{error.problem} at byte {at}") from error
+            kind, content = "", found
+            if isinstance(found, list) and len(found) == 3 and isinstance(found[0], bytes):
+                previous, kind, content = found
+                if previous != head:
+                    changed = f"{self.about.name} beside it has changed, or is of another log"
+                    raise self.damaged(
+                        changed if is_first else f"the entry at byte {at} does not follow the one before"
+                    )
             head = digest(head, body)
             yield Entry(str(kind), content, at, at + len(body), head)
 
     def damaged(self, problem: str) -> CorruptRun:
         """Return the error for a damaged log."""
-        return CorruptRun(problem, self.path, self._next_step())
+        return CorruptRun(problem, self.path, self._advice())
 
     def _bodies(self) -> Iterator[tuple[int, bytes]]:
         """Yield the offset of each body, and the body."""
@@ -128,29 +127,30 @@ class Chain:
                 if time.monotonic() > until:
                     raise InvalidOption(f"{self.path}: another process still writes to it; wait for it to end")
                 time.sleep(0.05)
-            head, end = digest(self._root()), 0
+            head, end, kinds = self._root(), 0, Counter[str]()
             for entry in self.entries():
                 head, end = entry.head, entry.end
+                kinds[entry.kind] += 1
             os.ftruncate(file.fileno(), end)
         except BaseException:
             file.close()
             raise
-        return ChainWriter(file, head)
+        return ChainWriter(file, head, kinds)
 
 
 class ChainWriter:
     """Open log, locked for other writers.
 
     Attributes:
-        head: digest of everything so far.
+        kinds: number of entries of each kind when it was opened.
     """
 
-    def __init__(self, file: BinaryIO, head: bytes):
-        self._file, self.head = file, head
+    def __init__(self, file: BinaryIO, head: bytes, kinds: Counter[str]):
+        self._file, self._head, self.kinds = file, head, kinds
 
     def append(self, kind: str, content: Any) -> None:
         """Add an entry. Raises RecordingError, and leaves the log unchanged."""
-        body: bytes = msgpack.packb([self.head, kind, content])
+        body: bytes = msgpack.packb([self._head, kind, content])
         if len(body) > _MOST_ENTRY:
             raise RecordingError(f"log of updates: an update of {len(body):,} bytes; pass less, or Steps")
         entry = frame(len(body), zlib.crc32(body)) + body
@@ -161,7 +161,11 @@ class ChainWriter:
         except OSError as error:
             os.ftruncate(self._file.fileno(), end)
             raise RecordingError(f"log of updates: write failed: {error.strerror}") from error
-        self.head = digest(self.head, body)
+        self._head = digest(self._head, body)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._file.closed
 
     def close(self) -> None:
         """Close the file, and release the lock."""
@@ -170,27 +174,21 @@ class ChainWriter:
     def __enter__(self) -> ChainWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def chain_in(directory: Path) -> Chain:
-    """Return the log in a directory: of a training run, or of an UpdateLog. Raises TraceNotFound."""
-    for name in ("run.json", ABOUT):
+    """Return the log of an UpdateLog or of a training run. Raises TraceNotFound."""
+    for name in (ABOUT, "run.json"):
         if (directory / name).is_file():
-            root = partial(_read, directory / name)
-            return Chain(directory / "updates.msgpack", root, name, lambda: "restore a copy, or train again")
-    raise TraceNotFound(f"{directory}: has no log of updates: neither run.json nor {ABOUT}")
-
-
-def _read(path: Path) -> bytes:
-    with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+            return Chain(directory / name)
+    raise TraceNotFound(f"{directory}: has no log of updates: neither {ABOUT} nor run.json")
 
 
 def digest(*parts: bytes) -> bytes:
     """Return the BLAKE2b digest of bytes, 32 bytes."""
-    found = hashlib.blake2b(digest_size=_DIGEST)
+    found = hashlib.blake2b(digest_size=32)
     for part in parts:
         found.update(part)
     return found.digest()

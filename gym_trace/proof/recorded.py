@@ -9,23 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.integrity.repair import check_trace
+from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.proof.result import Proof
+from gym_trace.proof.result import Proof, Tell
 from gym_trace.replay.verify import verify_trace
 from gym_trace.showing.words import count
 from gym_trace.storage.local import open_regular
 
 _BLOCK = 1 << 20
 
-Files = dict[str, list[Any]]  # by name: bytes, and their digest in hexadecimal
 
-
-def files_of(directory: Path) -> Files:
-    """Return size and BLAKE2b digest of the files of a trace, without rings and facts, which users may change."""
-    found: Files = {}
+def files_of(directory: Path) -> dict[str, list[Any]]:
+    """Return, by name, size and BLAKE2b digest of the files of a trace but rings, and facts, which users may change."""
+    found: dict[str, list[Any]] = {}
     for name in sorted(os.listdir(directory)):
         path = directory / name
         if name != FACTS and not name.startswith(".") and not name.endswith(".ring") and path.is_file():
@@ -57,36 +58,47 @@ def check_files(trace: Path, recorded: Any) -> None:
 
 
 def replay(
-    trace: Trace,
-    proof: Proof,
-    make_env: Callable[[], Any] | None,
-    trust: bool,
-    on_progress: Callable[[Proof], Any] | None,
+    trace: Trace, proof: Proof, wanted: bool, make_env: Callable[[], Any] | None, trust: bool, tell: Tell
 ) -> None:
-    """Play the episodes in their environment. Raises ReplayDiverged for one that differs.
+    """Play the episodes in their environment, if wanted. Raises ReplayDiverged for one that differs.
 
     If the environment cannot be made here, `proof.unproved` says why.
     """
+    if not wanted:
+        proof.unproved.append("the episodes in their environment: --no-replay")
+        return
     proof.doing, proof.done, proof.out_of = "episode", 0, len(trace)
-    found: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    identical, reasons = 0, Counter[str]()
     try:
         for verdict in verify_trace(trace, make_env=make_env, trust=trust):
-            found[verdict.verdict] += 1
             proof.done += 1
             if verdict.verdict == "differs":
                 raise ReplayDiverged(f"{trace.directory}: episode {verdict.index} differs in its environment: "
                                      f"{verdict.difference}")  # fmt: skip
-            if verdict.verdict != "identical":
+            if verdict.verdict == "identical":
+                identical += 1
+            else:
                 reasons[verdict.reason] += 1
-            if on_progress is not None and on_progress(proof):
-                proof.differs = "it was interrupted"
-                return
+            tell()
     except (EnvironmentUnavailable, InvalidOption) as error:
         proof.unproved.append(f"the episodes in their environment, which cannot be made here: {error}")
         return
     env = trace.env_spec.get("id") or "their environment"
-    if found["identical"]:
-        proof.proved.append(f"{count(found['identical'], 'episode')} played again in {env}, bit for bit")
+    if identical:
+        proof.proved.append(f"{count(identical, 'episode')} played again in {env}, bit for bit")
     for reason, number in reasons.items():
         proof.unproved.append(f"{count(number, 'episode')} in {env}: {reason}")
+
+
+def lanes_of(trace: Trace) -> dict[tuple[str, int], tuple[Array, Array]]:
+    """Return, by writer and lane, the episodes in order and the number of steps of the lane before each."""
+    table = trace.episodes
+    found, by_lane = {}, dict[tuple[str, int], list[int]]()
+    for index, (writer, lane) in enumerate(zip(table["writer"].tolist(), table["lane"].tolist())):
+        by_lane.setdefault((trace.writers[writer], lane), []).append(index)
+    for name, indexes in by_lane.items():
+        rows = np.array(indexes)
+        rows = rows[np.lexsort((table["first_step"][rows], table["episode_id"][rows]))]
+        ends = np.cumsum(table["steps"][rows].astype(np.int64))
+        found[name] = rows, ends - table["steps"][rows]
+    return found

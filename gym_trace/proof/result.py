@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+from gym_trace.errors import InvalidOption, TraceError
+
+Tell = Callable[[], None]  # reports progress; raises Interrupted
 
 
 @dataclass
@@ -35,3 +42,30 @@ LIMITS = (
     "who made the run, and when: an anchor that was published (--anchor) is evidence of both",
     "runs that were made and thrown away: another seed may have been tried before",
 )
+
+
+class Interrupted(Exception):
+    """on_progress asked for the end."""
+
+
+def telling(proof: Proof, on_progress: Callable[[Proof], Any] | None) -> Tell:
+    """Return a function that calls on_progress."""
+
+    def tell() -> None:
+        if on_progress is not None and on_progress(proof):
+            raise Interrupted
+
+    return tell
+
+
+@contextmanager
+def first_difference(proof: Proof) -> Iterator[None]:
+    """Put the error that ends a proof into proof.differs, but for wrong arguments."""
+    try:
+        yield
+    except InvalidOption:
+        raise
+    except Interrupted:
+        proof.differs = "it was interrupted"
+    except (TraceError, MemoryError) as error:
+        proof.differs = str(error) or "not enough memory"

@@ -1,138 +1,100 @@
-"""Values of a trainer as plain data and bytes: inputs of updates, states of networks, optimizers and generators."""
+"""Values of a trainer as bytes: inputs of updates, states of networks, optimizers and generators. Needs PyTorch."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgpack
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra
-from gym_trace.format.manifest import json_of
+from gym_trace.errors import CorruptTrace, InvalidOption, UnstorableValue
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.tensors import RawArray, plain_array
 from gym_trace.model.values import Array
 
-try:
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.numpy import load, save
-except ImportError as missing:
-    raise MissingExtra(f"proofs need PyTorch and safetensors ({missing}): pip install 'gym-trace[train]'") from missing
+TENSOR = 64  # extension type of MessagePack: a safetensors file of one tensor
 
-_DEPTH = 32
-_NUMPY, _TORCH = "numpy", "torch"
-_PLAIN = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}  # which NumPy has
-_SMALL = 1 << 16  # bytes
-
-Arrays = list[Array]
 Parts = Mapping[str, Any]
 
 
-class Packed:
-    """A tree of dicts, lists, numbers, text, arrays and tensors.
-
-    Attributes:
-        tree: plain data, with ["numpy" or "torch", number, dtype, shape] for arrays. arrays: by number, as bytes.
-    """
-
-    def __init__(self, value: Any, name: str):
-        self.arrays: Arrays = []
-        self.tree = self._packed(value, name)
-
-    def _packed(self, value: Any, name: str) -> Any:
-        if value is None or (isinstance(value, (bool, int, float, str)) and type(value).__module__ == "builtins"):
-            return value
-        if isinstance(value, torch.Tensor):
-            return self._added(_bytes_of(value), _TORCH, str(value.dtype)[len("torch.") :], value.shape)
-        if isinstance(value, (np.ndarray, np.generic)):
-            array = np.ascontiguousarray(value)
-            if array.dtype.kind not in "biufc":
-                raise InvalidOption(f"{name}: an array of {array.dtype} cannot be logged; pass numbers")
-            return self._added(array.reshape(-1).view(np.uint8), _NUMPY, array.dtype.str, np.shape(value))
-        if isinstance(value, Mapping):
-            return {"d": [[key, self._packed(inner, f"{name}/{key}")] for key, inner in value.items()]}
-        if isinstance(value, (list, tuple)):
-            return {"l": [self._packed(inner, f"{name}/{at}") for at, inner in enumerate(value)]}
-        kind = type(value).__name__
-        raise InvalidOption(f"{name}: a {kind} cannot be logged; pass numbers, arrays, tensors, dicts or lists")
-
-    def _added(self, array: Array, kind: str, dtype: str, shape: tuple[int, ...]) -> list[Any]:
-        self.arrays.append(array)
-        return [kind, len(self.arrays) - 1, dtype, list(shape)]
-
-    def stored(self) -> list[Any]:
-        """Return JSON of the tree, and the arrays as a safetensors file."""
-        return [json.dumps(self.tree), save({str(number): array for number, array in enumerate(self.arrays)})]
-
-    def digest(self) -> str:
-        """Return a BLAKE2b digest of everything."""
-        found = hashlib.blake2b(json.dumps(self.tree).encode(), digest_size=16)
-        for array in self.arrays:
-            found.update(array.data)
-        return found.hexdigest()
-
-
-def _bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor, in its memory if that is possible."""
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        tensor = tensor.cpu().contiguous()
-    if tensor.dtype not in _PLAIN:
-        tensor = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    rows: Array = tensor.numpy().reshape(-1).view(np.uint8)
-    return rows
-
-
-def unpacked(stored: Any) -> Any:
-    """Return the value of Packed.stored(). Raises CorruptTrace."""
+def packed(value: Any, name: str) -> bytes:
+    """Return numbers, text, arrays, tensors, and lists and dicts of them as MessagePack. Raises InvalidOption."""
     try:
-        text, data = stored
-        return _unpacked(json_of(text), load(data), 0)
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
+        return pack(_with_tensors_as(_stored, value))
+    except UnstorableValue as error:
+        raise InvalidOption(f"{name}: {error}") from error
+
+
+def _with_tensors_as(form: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return form(value.detach())
+    if isinstance(value, Mapping):
+        return {key: _with_tensors_as(form, inner) for key, inner in value.items()}
+    return [_with_tensors_as(form, inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _stored(tensor: torch.Tensor) -> msgpack.ExtType:
+    return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}))
+
+
+def unpacked(data: Any) -> Any:
+    """Return the value of packed(), with lists for tuples. Raises CorruptTrace."""
+    try:
+        return _with_tensors(unpack(data))
+    except (TypeError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         raise CorruptTrace(f"no value of an update: {error}") from error
 
 
-def _unpacked(tree: Any, arrays: Mapping[str, Array], depth: int) -> Any:
-    if depth > _DEPTH:
-        raise ValueError("nested too deeply")
-    if isinstance(tree, dict) and "d" in tree:
-        return {key: _unpacked(inner, arrays, depth + 1) for key, inner in tree["d"]}
-    if isinstance(tree, dict):
-        return [_unpacked(inner, arrays, depth + 1) for inner in tree["l"]]
-    if isinstance(tree, list):
-        kind, number, dtype, shape = tree
-        return as_value(kind, arrays[str(number)], str(dtype), shape)
-    return tree
+def _with_tensors(value: Any) -> Any:
+    if isinstance(value, msgpack.ExtType) and value.code == TENSOR:
+        return load(value.data)[""]
+    if isinstance(value, dict):
+        return {key: _with_tensors(inner) for key, inner in value.items()}
+    return [_with_tensors(inner) for inner in value] if isinstance(value, list) else value
 
 
-def as_value(kind: str, data: Array, dtype: str, shape: Any) -> Any:
-    """Return an array or a tensor of bytes."""
-    if kind == _NUMPY:
-        return data.view(np.dtype(dtype)).reshape(shape)
-    wanted = getattr(torch, dtype)
-    if not isinstance(wanted, torch.dtype):
-        raise ValueError(f"no dtype {dtype!r}")
-    if not data.size:
-        return torch.empty(shape, dtype=wanted)
-    return torch.from_numpy(data.copy()).view(wanted).reshape(shape)
+def digest_of(data: Any) -> str:
+    """Return the BLAKE2b digest of bytes or of an array, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def state_of(parts: Parts) -> Packed:
+def state_of(parts: Parts) -> bytes:
     """Return the state of all parts. Raises InvalidOption for one that has none."""
-    return Packed({name: _state(name, part) for name, part in parts.items()}, "")
+    return packed({name: _state(name, part) for name, part in parts.items()}, "parts")
+
+
+def state_digest(parts: Parts) -> str:
+    """Return a BLAKE2b digest of the state of all parts, in hexadecimal, without a copy of tensors in memory."""
+    found = hashlib.blake2b(digest_size=16)
+
+    def added(tensor: torch.Tensor) -> list[Any]:
+        found.update(_bytes_of(tensor).data)
+        return [str(tensor.dtype), list(tensor.shape)]
+
+    found.update(packed({name: _with_tensors_as(added, _state(name, part)) for name, part in parts.items()}, "parts"))
+    return found.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    array = plain_array(tensor.detach())
+    return np.ascontiguousarray(array.data if isinstance(array, RawArray) else array).reshape(-1).view(np.uint8)
 
 
 def _state(name: str, part: Any) -> Any:
     if isinstance(part, torch.Generator):
         return part.get_state()
     if isinstance(part, np.random.Generator):
-        return json.dumps(part.bit_generator.state, default=lambda array: array.tolist())
+        return part.bit_generator.state
     if not hasattr(part, "state_dict"):
         raise InvalidOption(f"parts: {name} is a {type(part).__name__} without state_dict(); pass modules, optimizers, "
                             "schedulers or generators")  # fmt: skip
@@ -148,7 +110,7 @@ def restore(parts: Parts, state: Mapping[str, Any]) -> None:
             if isinstance(part, torch.Generator):
                 part.set_state(state[name])
             elif isinstance(part, np.random.Generator):
-                part.bit_generator.state = json_of(state[name])
+                part.bit_generator.state = state[name]
             else:
                 part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -166,73 +128,50 @@ def norms_of(parts: Parts) -> dict[str, float]:
         }
 
 
-class Watched:
-    """Notices parts that change between updates, at a fraction of the cost of a digest."""
-
-    def __init__(self, parts: Parts):
-        self._parts = parts
-
-    def marks(self) -> dict[str, Any]:
-        """Return, for each part, a value that differs if the part does."""
-        return {name: _mark(name, part) for name, part in self._parts.items()}
+def marks_of(parts: Parts) -> dict[str, Any]:
+    """Return, for each part, a value that differs if the part does, at a fraction of the cost of a digest."""
+    return {name: _mark(name, part) for name, part in parts.items()}
 
 
 def _mark(name: str, part: Any) -> Any:
     if isinstance(part, torch.nn.Module):
         return [_sum(tensor) for tensor in (*part.parameters(), *part.buffers())]
     if isinstance(part, torch.optim.Optimizer):  # its moments change in step() only
-        return [{name: value for name, value in group.items() if name != "params"} for group in part.param_groups]
-    return Packed(_state(name, part), name).digest()
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
+        return packed(groups, name)
+    return packed(_state(name, part), name)
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    data = _bytes_of(tensor)
-    if len(data) < _SMALL:
-        return zlib.crc32(data.data)
-    whole = data[: len(data) // 8 * 8].view(np.uint64)
-    return int(np.add.reduce(whole)) ^ zlib.crc32(data[len(whole) * 8 :].data)
+    array = _bytes_of(tensor)
+    words = array[: len(array) // 8 * 8].view(np.uint64)
+    return int(np.add.reduce(words)) ^ zlib.crc32(array[-4096:].data)
 
 
 # -- generators that functions use without being told ------------------------------------------------------------------
 
 
-class Generators:
-    """States of the global generators of PyTorch (CPU), NumPy and random."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._numpy: Any = np.random.get_state()
-        self._random = random.getstate()
-
-    def differing(self, other: Generators) -> list[str]:
-        """Return the names of those that differ."""
-        found = [] if torch.equal(self._torch, other._torch) else ["torch"]
-        if self._numpy[2:] != other._numpy[2:] or not np.array_equal(self._numpy[1], other._numpy[1]):
-            found.append("numpy")
-        return found if self._random == other._random else [*found, "random"]
-
-    def stored(self, name: str) -> Any:
-        """Return a state as plain data."""
-        if name == "torch":
-            return bytes(self._torch.numpy())
-        if name == "numpy":
-            kind, keys, *rest = self._numpy
-            return [str(kind), np.asarray(keys).tobytes(), *rest]
-        version, keys, gauss = self._random
-        return [version, np.array(keys, np.uint64).tobytes(), gauss]
+def generators() -> dict[str, Any]:
+    """Return the states of the global generators of PyTorch (CPU), NumPy and random, as plain data."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": [str(kind), np.asarray(keys).tobytes(), *rest],
+        "random": list(random.getstate()),
+    }
 
 
-def set_generator(name: str, stored: Any) -> None:
-    """Restore a state. Raises CorruptTrace."""
+def set_generator(name: str, state: Any) -> None:
+    """Restore a state of generators(). Raises CorruptTrace."""
     try:
         if name == "torch":
-            torch.set_rng_state(torch.from_numpy(np.frombuffer(stored, np.uint8).copy()))
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
         elif name == "numpy":
-            kind, keys, *rest = stored
+            kind, keys, *rest = state
             np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
         elif name == "random":
-            version, keys, gauss = stored
-            random.setstate((version, tuple(np.frombuffer(keys, np.uint64).tolist()), gauss))
+            version, words, gauss = state
+            random.setstate((version, tuple(words), gauss))
     except (ValueError, TypeError, RuntimeError) as error:
         raise CorruptTrace(f"no state of the generator {name}: {error}") from error
 
@@ -240,6 +179,16 @@ def set_generator(name: str, stored: Any) -> None:
 def made_with() -> dict[str, str]:
     """Return what else decides how floats are summed: PyTorch, and the processor features that it uses."""
     return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
+
+
+def notes_on(made: Iterable[Any]) -> list[str]:
+    """Return what differs here from made_with() of a log, which may be the reason of a difference."""
+    return [
+        f"{name} was {then}, is {now} here"
+        for name, now in made_with().items()
+        for then in dict.fromkeys(one.get(name) if isinstance(one, dict) else None for one in made)
+        if then != now
+    ]
 
 
 def kernels() -> dict[str, Any]:

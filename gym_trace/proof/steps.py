@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from gym_trace.errors import InvalidOption, ReplayDiverged
-from gym_trace.model.values import Array
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.values import Array, dtype_from
 from gym_trace.playback.trace import Trace
-from gym_trace.proof.state import Packed, as_value
+from gym_trace.proof.recorded import lanes_of
+from gym_trace.proof.state import digest_of
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
+_CACHE_BYTES = 256 << 20  # of decoded columns
+_FAR = 1 << 40  # steps
 
 
 class Steps(Mapping[str, Any]):
@@ -54,11 +58,11 @@ class Steps(Mapping[str, Any]):
             plain = {"rows": np.asarray(where, np.int64)}
         columns = []
         for name, array in self._arrays.items():
-            packed = Packed(array, name)
-            if len(packed.arrays) != 1:
-                raise InvalidOption(f"{name}: pass an array or a tensor")
-            kind, _, dtype, shape = packed.tree
-            columns.append([name, kind, dtype, shape, _digest(packed.arrays[0])])
+            values = plain_array(array.detach() if isinstance(array, torch.Tensor) else array)
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufc":
+                raise InvalidOption(f"{name}: pass an array or a tensor of numbers, of a dtype that NumPy has")
+            digest = digest_of(np.ascontiguousarray(values))
+            columns.append([name, isinstance(array, torch.Tensor), values.dtype.str, list(values.shape), digest])
         return plain, columns
 
 
@@ -71,56 +75,56 @@ class RecordedSteps:
 
     def __init__(self, trace: Trace, writer: str | None):
         self._trace = trace
-        names = [writer] if writer is not None else trace.writers
+        names = trace.writers if writer is None else [writer]
         if len(names) != 1:
             raise InvalidOption(f"{trace.directory}: has {len(names)} writers; pass the recorder to UpdateLog")
-        table = trace.episodes
-        number = trace.writers.index(names[0]) if names[0] in trace.writers else -1
-        mine = np.flatnonzero(table["writer"] == number).tolist()
-        self._lanes: list[list[int]] = []
-        for index in mine:
-            lane = int(table["lane"][index])
-            self._lanes += [[] for _ in range(lane + 1 - len(self._lanes))]
-            if table["steps"][index]:
-                self._lanes[lane].append(int(index))
-        self._columns: dict[tuple[str, int], Array] = {}
+        lanes = {lane: found for (name, lane), found in lanes_of(trace).items() if name == names[0]}
+        self._lane_count = max(lanes, default=-1) + 1
+        self._episodes = np.array([index for lane in sorted(lanes) for index in lanes[lane][0]], int)
+        # Where an episode begins, in steps of all lanes one after the other, a long way from each to the next.
+        self._begins = np.array([lane * _FAR + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
+        self._columns: dict[tuple[str, int], Array] = {}  # by episode
+        self._bytes = 0
 
     def of(self, plain: Any, columns: Any) -> Steps:
         """Return steps as they were passed. Raises ReplayDiverged if the trace has other values."""
         found: dict[str, Any] = {}
-        for name, kind, dtype, shape, digest in columns:
-            values = self._values(name, plain)
-            wanted = np.dtype(dtype) if kind == "numpy" else _numpy_dtype(dtype)
-            data = np.ascontiguousarray(values.reshape(shape).astype(wanted)).reshape(-1).view(np.uint8)
-            if _digest(data) != digest:
+        for name, is_tensor, dtype, shape, digest in columns:
+            values = self._values(name, plain).reshape(shape)
+            values = np.ascontiguousarray(values.astype(dtype_from(dtype), copy=False))
+            if digest_of(values) != digest:
                 raise ReplayDiverged(f"{name} of steps {_shown(plain)} are not those of {self._trace.directory}")
-            found[name] = as_value(kind, data, dtype, shape)
-        return Steps(self._where(plain), **found)
-
-    def _where(self, plain: Any) -> Any:
-        if isinstance(plain, dict):
-            return (plain["rows"], plain["lanes"]) if "lanes" in plain else plain["rows"]
-        return range(*plain)
+            found[name] = torch.from_numpy(values) if is_tensor else values
+        return Steps(_where(plain), **found)
 
     def _values(self, name: str, plain: Any) -> Array:
+        """Return the rows of a column: (steps, lanes, ...), or (steps, ...) of chosen lanes."""
+        rows = plain["rows"] if isinstance(plain, dict) else np.arange(*plain)
+        is_chosen = isinstance(plain, dict) and "lanes" in plain
+        wanted = rows + plain["lanes"] * _FAR if is_chosen else rows[:, None] + np.arange(self._lane_count) * _FAR
+        numbers = np.searchsorted(self._begins, wanted, "right") - 1
+        found: Array | None = None
         try:
-            if isinstance(plain, dict) and "lanes" in plain:
-                pairs = zip(plain["rows"].tolist(), plain["lanes"].tolist())
-                return np.stack([self._column(name, lane)[row] for row, lane in pairs])
-            rows = plain["rows"] if isinstance(plain, dict) else np.arange(*plain)
-            lanes = [self._column(name, lane)[rows] for lane in range(len(self._lanes))]
-            return np.stack(lanes, 1)
-        except InvalidOption:
-            raise
-        except (IndexError, ValueError) as error:
-            raise ReplayDiverged(f"{self._trace.directory}: lacks {name} of steps {_shown(plain)}") from error
+            for number in np.unique(numbers).tolist():
+                here = numbers == number
+                values = self._column(name, int(self._episodes[number]))[wanted[here] - self._begins[number]]
+                if found is None:
+                    found = np.empty((*wanted.shape, *values.shape[1:]), values.dtype)
+                found[here] = values
+        except IndexError:
+            found = None
+        if found is None:
+            raise ReplayDiverged(f"{self._trace.directory}: lacks {name} of steps {_shown(plain)}")
+        return found
 
-    def _column(self, name: str, lane: int) -> Array:
-        """Return a column of all steps of a lane."""
-        if (name, lane) not in self._columns:
-            pieces = [_column_of(self._trace[index], name) for index in self._lanes[lane]]
-            self._columns[name, lane] = np.concatenate(pieces)
-        return self._columns[name, lane]
+    def _column(self, name: str, index: int) -> Array:
+        """Return a column of an episode."""
+        if (name, index) not in self._columns:
+            if self._bytes > _CACHE_BYTES:
+                self._columns, self._bytes = {}, 0
+            self._columns[name, index] = column = _column_of(self._trace[index], name)
+            self._bytes += column.nbytes
+        return self._columns[name, index]
 
 
 def _column_of(episode: Any, name: str) -> Array:
@@ -138,15 +142,10 @@ def _column_of(episode: Any, name: str) -> Array:
     return np.asarray(column)
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError as error:
-        raise InvalidOption(f"steps: a tensor of {name} cannot be a reference; pass it as an argument") from error
-
-
-def _digest(data: Array) -> str:
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
+def _where(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return (plain["rows"], plain["lanes"]) if "lanes" in plain else plain["rows"]
+    return range(*plain)
 
 
 def _shown(plain: Any) -> str:

@@ -12,15 +12,24 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.playback.trace import open_trace
-from gym_trace.proof.chain import ABOUT, Chain, chain_in
+from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain
 from gym_trace.proof.recorded import files_of
-from gym_trace.proof.state import Generators, Packed, Parts, Watched, kernels, made_with, norms_of, state_of
+from gym_trace.proof.state import (
+    Parts,
+    generators,
+    kernels,
+    made_with,
+    marks_of,
+    norms_of,
+    packed,
+    state_digest,
+    state_of,
+)
 from gym_trace.proof.steps import RecordedSteps, Steps
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.storage.staging import new_file
 
-START, UPDATE, END = "start", "update", "end"  # kinds of entries
 _CHECKED = (0, 1)  # updates whose steps are compared with the trace at once
 _SELDOM = 256  # updates at most without a digest
 
@@ -67,18 +76,16 @@ class UpdateLog:
         if not about.exists():
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                told = {"trace": None if self._trace is None else os.path.relpath(self._trace, self.directory)}
+                trace_path = None if self._trace is None else os.path.relpath(self._trace, self.directory)
                 with new_file(about) as staged:
-                    staged.write_text(json.dumps({**told, "parts": list(self._parts)}, indent=1) + "\n")
+                    staged.write_text(json.dumps({"trace": trace_path, "parts": list(self._parts)}, indent=1) + "\n")
             except OSError as error:
                 raise RecordingError(f"{self.directory}: cannot be written: {error.strerror}") from error
-        chain: Chain = chain_in(self.directory)
-        self.updates = sum(entry.kind == UPDATE for entry in chain.entries())
-        self._log = chain.open()
-        start = {"time": time.time(), "writer": self._writer, **made_with(), **kernels(), "state": state.stored()}
+        self._log = Chain(about).open()
+        self.updates = self._log.kinds[UPDATE]
+        start = {"time": time.time(), "writer": self._writer, **made_with(), **kernels(), "state": state}
         self._log.append(START, start)
-        self._watched, self._ends = Watched(self._parts), dict[str, Generators]()
-        self._marks = self._watched.marks()
+        self._marks, self._ends = marks_of(self._parts), dict[str, Any]()  # after the last update; after their last use
         self._since, self.spent = time.perf_counter(), 0.0
         self._undigested = 0
 
@@ -91,39 +98,42 @@ class UpdateLog:
         Raises InvalidOption, also if Steps are not those of the trace; RecordingError.
         """
         begin = time.perf_counter()
-        marks = self._watched.marks()
-        changed = [name for name, mark in marks.items() if mark != self._marks[name]]
-        outside = state_of({name: self._parts[name] for name in changed}).stored() if changed else None
+        changed = self._changed()
         steps = {name: value.reference() for name, value in inputs.items() if isinstance(value, Steps)}
-        plain = {name: value for name, value in inputs.items() if name not in steps}
-        values = Packed({"inputs": plain, "steps": steps}, "update").stored()
         if steps and self.updates in _CHECKED:
             self._check(steps)
-        before = Generators()
+        content: dict[str, Any] = {
+            "outside": state_of({name: self._parts[name] for name in changed}) if changed else None,
+            "inputs": {name: packed(value, name) for name, value in inputs.items() if name not in steps},
+            "steps": {name: packed(reference, name) for name, reference in steps.items()},
+        }
+        before = generators()
         pause = time.perf_counter()
         result = self._learn(**self._parts, **inputs)
         resume = time.perf_counter()
-        after = Generators()
-        used: dict[str, Any] = {}
-        for name in before.differing(after):
-            goes_on = name in self._ends and name not in before.differing(self._ends[name])
-            used[name] = None if goes_on else before.stored(name)
-            self._ends[name] = after
-        content: dict[str, Any] = {"values": values, "generators": used, "outside": outside}
+        content["generators"] = used = {}
+        for name, after in generators().items():
+            if after != before[name]:  # None: it goes on from the last update
+                used[name] = None if self._ends.get(name) == before[name] else before[name]
+                self._ends[name] = after
         try:
-            content["result"] = Packed(result, "result").stored()
+            content["result"] = packed(result, "result")
         except InvalidOption:  # an object that the user has for something else
             content["result"] = None
-        self._marks = self._watched.marks()
+        self._marks = marks_of(self._parts)
         now = time.perf_counter()
         self._undigested += 1
         if self.spent + now - begin < self._overhead * (now - self._since) or self._undigested >= _SELDOM:
-            content |= {"digest": state_of(self._parts).digest(), "norms": norms_of(self._parts)}
+            content |= {"digest": state_digest(self._parts), "norms": norms_of(self._parts)}
             self._undigested = 0
         self._log.append(UPDATE, content)
         self.updates += 1
         self.spent += time.perf_counter() - resume + pause - begin
         return result
+
+    def _changed(self) -> list[str]:
+        """Return the parts that changed since the last update."""
+        return [name for name, mark in marks_of(self._parts).items() if mark != self._marks[name]]
 
     def _check(self, steps: dict[str, Any]) -> None:
         """Compare steps with the trace, so that a mistake shows at the first update and not in a proof."""
@@ -139,15 +149,11 @@ class UpdateLog:
 
     def close(self) -> None:
         """Log the end: the last state, and the files of the trace. Close the recorder first."""
-        if self._log is None:
+        if self._log.is_closed:
             return
-        log, self._log = self._log, None  # type: ignore[assignment]
-        files = None if self._trace is None or _is_open(self._trace) else files_of(self._trace)
-        outside = [name for name, mark in self._watched.marks().items() if mark != self._marks[name]]
-        try:
-            log.append(END, {"state": state_of(self._parts).stored(), "outside": outside, "files": files})
-        finally:
-            log.close()
+        with self._log:
+            files = None if self._trace is None or _is_open(self._trace) else files_of(self._trace)
+            self._log.append(END, {"state": state_of(self._parts), "outside": self._changed(), "files": files})
 
     def __enter__(self) -> UpdateLog:
         return self

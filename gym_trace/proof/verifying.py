@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,22 @@ from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceErr
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.anchors import check_anchor
-from gym_trace.proof.chain import ABOUT, chain_in
+from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in
 from gym_trace.proof.recorded import check_bytes, check_files, replay
-from gym_trace.proof.result import LIMITS, Proof
-from gym_trace.proof.state import Packed, Parts, made_with, norms_of, restore, set_generator, state_of, unpacked
+from gym_trace.proof.result import LIMITS, Proof, first_difference, telling
+from gym_trace.proof.state import (
+    Parts,
+    norms_of,
+    notes_on,
+    packed,
+    restore,
+    set_generator,
+    state_digest,
+    state_of,
+    unpacked,
+)
 from gym_trace.proof.steps import RecordedSteps
-from gym_trace.proof.update_log import END, START, UPDATE, directory_of
+from gym_trace.proof.update_log import directory_of
 from gym_trace.showing.words import count
 
 
@@ -51,114 +60,107 @@ def verify(
         InvalidOption: the parts are other ones than those of the log.
     """
     place = directory_of(directory)
+    chain = chain_in(place)
+    if chain.about.name != ABOUT:
+        raise InvalidOption(f"{place}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
     proof = Proof(unproved=list(LIMITS), doing="update")
-    learner = _Again(place, parts, learn, proof)
-    if learner.trace is not None:
-        check_bytes(learner.trace.directory, proof)
-    try:
+    tell = telling(proof, on_progress)
+    learner = _Again(chain, parts, learn, proof)
+    trace = learner.trace
+    if trace is not None:
+        check_bytes(trace.directory, proof)
+    with first_difference(proof):
         if anchor is not None:
-            check_anchor(learner.chain, anchor)
-            proof.proved.append(f"log: continues the anchor of {anchor}")
-        for entry in learner.entries:
-            learner.take(entry.kind, entry.content)
-            if on_progress is not None and entry.kind == UPDATE and on_progress(proof):
-                proof.differs = "it was interrupted"
-                return proof
+            check_anchor(chain, anchor, proof)
+        for entry in chain.entries():
+            learner.take(entry)
+            tell()
         learner.finish()
-        if learner.trace is not None and replays:
-            replay(learner.trace, proof, make_env, trust, on_progress)
-        elif learner.trace is not None:
-            proof.unproved.append("the episodes in their environment: --no-replay")
-    except InvalidOption:
-        raise
-    except (TraceError, MemoryError) as error:
-        proof.differs = str(error) or "not enough memory"
+        if trace is not None:
+            replay(trace, proof, replays, make_env, trust, tell)
     return proof
 
 
 class _Again:
     """Learns entry by entry."""
 
-    def __init__(self, directory: Path, parts: Parts, learn: Callable[..., Any], proof: Proof):
-        self._directory, self._parts, self._learn, self._proof = directory, dict(parts), learn, proof
-        self.chain = chain_in(directory)
-        self.entries = list(self.chain.entries())
-        proof.of = proof.out_of = sum(entry.kind == UPDATE for entry in self.entries)
+    def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof):
+        self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
+        kinds = Counter(entry.kind for entry in chain.entries())
+        self._count = kinds.total()
+        proof.of = proof.out_of = kinds[UPDATE]
         if not proof.of:
-            raise CorruptRun("has no updates", directory, "nothing was learned yet")
-        about = json_of((directory / ABOUT).read_bytes())
+            raise CorruptRun("has no updates", chain.path, "nothing was learned yet")
+        about = json_of(chain.about.read_bytes())
         trace = about.get("trace") if isinstance(about, dict) else None
-        self.trace: Trace | None = None if trace is None else open_trace(directory / str(trace))
+        self.trace: Trace | None = None if trace is None else open_trace(chain.about.parent / str(trace))
         self._recorded: RecordedSteps | None = None
-        self._starts = self._referenced = self._copied = self._undigested = 0
+        self._starts = self._referenced = self._undigested = 0
         self._end: Mapping[str, Any] | None = None
-        self._notes: dict[str, None] = {}
         self._outside: dict[str, list[int]] = {}  # parts, and updates before which something else changed them
 
-    def take(self, kind: str, content: Any) -> None:
+    def take(self, entry: Entry) -> None:
         """Take an entry. Raises ReplayDiverged, CorruptTrace, InvalidOption."""
+        content = entry.content
         if not isinstance(content, dict):
-            raise self.chain.damaged(f"the content of an entry is a {type(content).__name__}")
-        self._end = content if kind == END else None
-        if kind == START:
+            raise self._chain.damaged(f"the content of an entry is a {type(content).__name__}")
+        self._end = content if entry.kind == END else None
+        if entry.kind == START:
             self._start(content)
-        elif kind == UPDATE:
+        elif entry.kind == UPDATE:
             self._update(content)
-        elif kind == END:
+        elif entry.kind == END:
             self._compare_end(content)
 
     def _start(self, content: Mapping[str, Any]) -> None:
-        state = unpacked(content.get("state"))
-        done = self._proof.versions
-        if self._starts and Packed(state, "").digest() != state_of(self._parts).digest():
-            self._proof.unproved.append(
-                f"where the state before update {done} came from, when the script started again"
+        proof, state = self._proof, content.get("state")
+        if self._starts and state != state_of(self._parts):
+            proof.unproved.append(
+                f"where the state before update {proof.versions} came from, when the script started again"
             )
         self._starts += 1
-        restore(self._parts, state)
-        for name, now in made_with().items():
-            if content.get(name) != now:
-                self._notes[f"{name} was {content.get(name)}, is {now} here"] = None
-        self._proof.notes = list(self._notes)
+        restore(self._parts, unpacked(state))
+        proof.notes = list(dict.fromkeys([*proof.notes, *notes_on([content])]))
         torch.set_num_threads(int(content.get("threads") or 1))
         torch.use_deterministic_algorithms(bool(content.get("deterministic")))
         if self.trace is not None:
             writer = content.get("writer")
             self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer))
 
-    def _update(self, content: Mapping[str, Any]) -> None:
-        number = self._proof.versions
+    def _inputs(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of an update, after all that changed before it."""
         try:
-            if content.get("outside") is not None:
+            if content["outside"] is not None:
                 found = unpacked(content["outside"])
                 restore({name: self._parts[name] for name in found}, found)
-                self._outside[", ".join(found)] = [*self._outside.get(", ".join(found), []), number]
-            values = unpacked(content["values"])
-            inputs = {str(name): value for name, value in values["inputs"].items()}
-            for name, (plain, columns) in values["steps"].items():
+                self._outside.setdefault(", ".join(found), []).append(number)
+            inputs = {str(name): unpacked(value) for name, value in content["inputs"].items()}
+            for name, reference in content["steps"].items():
                 if self._recorded is None:
-                    raise self.chain.damaged(f"update {number} is of steps, and the log has no trace")
-                inputs[str(name)] = self._recorded.of(plain, columns)
+                    raise self._chain.damaged(f"update {number} is of steps, and the log has no trace")
+                inputs[str(name)] = self._recorded.of(*unpacked(reference))
                 self._referenced += 1
             for name, state in content["generators"].items():
                 if state is not None:
                     set_generator(name, state)
+        except TraceError:
+            raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, TraceError):
-                raise
-            raise self.chain.damaged(f"update {number}: {error}") from error
-        result = self._learn(**self._parts, **inputs)
+            raise self._chain.damaged(f"update {number}: {error}") from error
+        return inputs
+
+    def _update(self, content: Mapping[str, Any]) -> None:
+        number = self._proof.versions
+        result = self._learn(**self._parts, **self._inputs(number, content))
         if content.get("result") is not None:
-            then, now = unpacked(content["result"]), unpacked(Packed(result, "result").stored())
-            for name, before, after in _differing(then, now, ""):
-                where = f"update {number}: the result{name}"
-                raise ReplayDiverged(f"{where} is {before} in the log, and {after} when learned again")
+            then, now = unpacked(content["result"]), unpacked(packed(result, "result"))
+            self._compare(f"update {number}: the result", then, now)
         self._undigested += 1
         if "digest" in content:
-            if state_of(self._parts).digest() != content["digest"]:
+            if state_digest(self._parts) != content["digest"]:
                 self._differs(number, content.get("norms"))
             self._undigested = 0
-        self._proof.versions, self._proof.done = number + 1, number + 1
+        self._proof.versions = self._proof.done = number + 1
 
     def _differs(self, number: int, norms: Any) -> None:
         """Raise ReplayDiverged for a state that differs after an update."""
@@ -173,18 +175,23 @@ class _Again:
 
     def _compare_end(self, content: Mapping[str, Any]) -> None:
         """Compare the last state, tensor by tensor, but parts that changed after the last update."""
-        then, now = unpacked(content.get("state")), unpacked(state_of(self._parts).stored())
-        for name in content.get("outside") or ():
+        outside = set(content.get("outside") or ())
+        for name in outside:
             self._proof.unproved.append(f"what changed {name} after the last update, outside of learn")
-            then.pop(name, None), now.pop(name, None)
+        then, now = ({name: part for name, part in unpacked(state).items() if name not in outside}
+                     for state in (content.get("state"), state_of(self._parts)))  # fmt: skip
+        self._compare("the last state: ", then, now)
+
+    def _compare(self, where: str, then: Any, now: Any) -> None:
+        """Raises ReplayDiverged."""
         for name, before, after in _differing(then, now, ""):
-            where = f"the last state: {name.lstrip('/')}"
-            raise ReplayDiverged(f"{where} is {before} in the log, and {after} when learned again")
+            raise ReplayDiverged(f"{where}{name} is {before} in the log, and {after} when learned again")
 
     def finish(self) -> None:
         """Say what was proved. Raises ReplayDiverged."""
-        proof, log = self._proof, f"log: {len(self.entries):,} entries"
-        proof.proved.append(f"{log}, each with the digest of the one before, from {ABOUT} on")
+        proof = self._proof
+        entries = f"{self._count:,} entries, each with the digest of the one before, from {ABOUT} on"
+        proof.proved.append(f"log: {entries}")
         proof.proved.append(f"{count(proof.versions, 'update')} learned again, bit for bit")
         if self._referenced and self.trace is not None:
             proof.proved.append(f"steps of {count(self._referenced, 'update')} read from {self.trace.directory}")
@@ -200,22 +207,21 @@ class _Again:
             proof.proved.append("the end: the last state, tensor by tensor")
 
 
-def _differing(then: Any, now: Any, name: str) -> Any:
+def _differing(then: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, value in the log and value now for what differs."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping) and list(then) == list(now):
+    if isinstance(then, dict) and isinstance(now, dict) and list(then) == list(now):
         for key in then:
             yield from _differing(then[key], now[key], f"{name}/{key}")
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for at, (before, after) in enumerate(zip(then, now)):
             yield from _differing(before, after, f"{name}/{at}")
-    elif isinstance(then, (np.ndarray, torch.Tensor)) and type(then) is type(now) and then.shape == now.shape:
-        before, after = np.asarray(Packed(then, "").arrays[0]), np.asarray(Packed(now, "").arrays[0])
-        if then.dtype != now.dtype or not np.array_equal(before, after):
-            far = _as_floats(then) - _as_floats(now)
-            yield name, "another array", f"{float(np.nanmax(np.abs(far))):.3g} away" if far.size else "of another type"
-    elif then != now and not all(isinstance(value, float) and math.isnan(value) for value in (then, now)):
-        yield name, then, now
+    elif packed(then, name) != packed(now, name):
+        if not isinstance(then, (np.ndarray, torch.Tensor)) or np.shape(then) != np.shape(now):
+            yield name, then, now
+        else:
+            far = np.abs(_as_floats(then) - _as_floats(now))
+            yield name, "another array", f"{np.nanmax(far):.3g} away" if far.size else "of another type"
 
 
 def _as_floats(array: Any) -> Any:
-    return np.asarray(array.double().numpy() if isinstance(array, torch.Tensor) else array, np.float64)
+    return np.asarray(array.double() if isinstance(array, torch.Tensor) else array, np.float64)

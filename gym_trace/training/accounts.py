@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from gym_trace.errors import InvalidOption, ReplayDiverged, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.proof.recorded import files_of
-from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
-from gym_trace.training.run import END, Log, Run
+from gym_trace.proof.chain import END
+from gym_trace.proof.recorded import files_of, lanes_of
+from gym_trace.training.rollouts import Origin
+from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
 
 _SHORT = 2.0  # seconds
@@ -26,23 +27,28 @@ class Left(NamedTuple):
     reason: str
 
 
-def left_over(log: Log, counts: dict[str, int], settings: Settings) -> list[Left]:
-    """Return the steps of the trace in no rollout of the log. counts: see RecordedRollouts.counts().
+def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
+    """Return the steps of the trace in no rollout of the log.
 
-    Raises ReplayDiverged for steps in two rollouts.
+    Raises ReplayDiverged for steps in two rollouts, and for rollouts whose steps the trace lacks.
     """
-    taken: dict[str, list[tuple[int, str]]] = {}
-    for origin, what in rollouts_of(log):
-        taken.setdefault(origin.writer, []).append((origin.first_step, what))
+    counts: dict[str, int] = {}
+    for (writer, _), (episodes, begins) in lanes_of(trace).items():
+        steps = int(begins[-1]) + int(trace.episodes["steps"][episodes[-1]])
+        counts[writer] = max(counts.get(writer, 0), steps)
+    taken: dict[str, list[tuple[int, str]]] = {writer: [] for writer in counts}
+    for (writer, first, _), what in rollouts_of(log):
+        if counts.get(writer, 0) < (stop := first + settings.rollout):
+            raise ReplayDiverged(f"{trace.directory}: lacks steps {first} to {stop} of writer {writer}, of {what}")
+        taken[writer].append((first, what))
     found = []
-    for writer, count in sorted(counts.items()):
+    for writer, rollouts in sorted(taken.items()):
         at, before = 0, ""
-        for first, what in [*sorted(taken.get(writer, [])), (max(count, 0), "")]:
+        for first, what in [*sorted(rollouts), (counts[writer], "")]:
             if first < at and what:
                 raise ReplayDiverged(f"steps {first} to {at} of writer {writer} are in {before} and in {what}")
             if first > at:
-                is_random = settings.stagger and at == 0 and what
-                found.append(Left(writer, at, first, _STAGGER if is_random else _UNTAKEN))
+                found.append(Left(writer, at, first, _STAGGER if settings.stagger and not at and what else _UNTAKEN))
             at, before = first + settings.rollout, what
     return found
 
@@ -50,13 +56,7 @@ def left_over(log: Log, counts: dict[str, int], settings: Settings) -> list[Left
 def rollouts_of(log: Log) -> list[tuple[Origin, str]]:
     """Return all rollouts that the log names, and where it does."""
     learnt = [(origin, f"version {update.version}") for update in log.updates for origin in update.rollouts]
-    return learnt + [(dropped.origin, "the discarded rollouts") for dropped in log.dropped]
-
-
-def recorded_rollouts(trace: Trace, settings: Settings, state: int = 0) -> RecordedRollouts:
-    """Return the rollouts of a trace. state: size of the state of a recurrent network."""
-    shape = Shape.of(trace.observation_space, trace.action_space, settings.rollout, settings.num_envs, state)
-    return RecordedRollouts(trace, shape)
+    return learnt + [(origin, "the discarded rollouts") for origin, _ in log.dropped]
 
 
 def end(run: Run, stopped: str) -> None:
@@ -64,14 +64,14 @@ def end(run: Run, stopped: str) -> None:
 
     Raises RecordingError, CorruptTrace.
     """
-    log, settings = run.log, run.settings
+    log = run.log
     try:
         trace = open_trace(run.trace)
     except TraceNotFound:  # stopped before there was a worker
         return
     left: list[Left] = []
     if len(trace) and run.about.get("learn", True):
-        left = left_over(log, recorded_rollouts(trace, settings).counts(), settings)
+        left = left_over(log, trace, run.settings)
     content: dict[str, Any] = {"stopped": stopped, "left": list(map(list, left)), "files": files_of(run.trace)}
     with suppress(InvalidOption), run.open_log(_SHORT) as writer:  # a previous learner has it: this run changed nothing
         writer.append(END, content)

@@ -15,7 +15,7 @@ import gymnasium
 from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TrainingFailed
 from gym_trace.processes.local import end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.proof.state import made_with
@@ -187,7 +187,7 @@ def train(
                     rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
                 progress = drive(drivers, on_progress, None if population is None else population.turn)
         except (TrainingFailed, CorruptTrace) as error:
-            with suppress(RecordingError, OSError):  # the disk may be full
+            with suppress(TraceError, OSError):  # the disk may be full, or the trace damaged
                 events("failed", reason=str(error))
                 for run in runs:
                     end(run, f"failed: {error}")

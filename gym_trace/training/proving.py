@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged, TraceError
+from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import open_trace
 from gym_trace.proof.anchors import check_anchor
 from gym_trace.proof.recorded import check_bytes, check_files, replay
-from gym_trace.proof.result import LIMITS, Proof
-from gym_trace.proof.state import made_with
+from gym_trace.proof.result import LIMITS, Proof, Tell, first_difference, telling
+from gym_trace.proof.state import notes_on
 from gym_trace.showing.words import count
-from gym_trace.training.accounts import left_over, recorded_rollouts, rollouts_of
+from gym_trace.training.accounts import left_over, rollouts_of
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import tensors
@@ -30,10 +31,6 @@ from gym_trace.training.settings import Settings
 
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
 _NOT_COMPUTED = {"seconds", MEAN}  # by an update
-
-
-class _Interrupted(Exception):
-    """on_progress asked for the end."""
 
 
 def verify_run(
@@ -62,8 +59,13 @@ def verify_run(
         InvalidOption: it names a model, and is not trusted.
     """
     proof = Proof(unproved=list(LIMITS))
+    tell = telling(proof, on_progress)
     for run in runs_in(directory):
-        _RunProof(run, proof, on_progress, trust).make(replays, make_env, anchor)
+        prover = _RunProof(run, proof, tell, trust)
+        check_bytes(run.trace, proof)
+        with first_difference(proof):
+            prover.make(anchor)
+            replay(prover.trace, proof, replays, make_env, trust, tell)
         if proof.differs:
             break
     return proof
@@ -72,63 +74,43 @@ def verify_run(
 class _RunProof:
     """Adds the proof of a run to that of the runs before."""
 
-    def __init__(self, run: Run, proof: Proof, on_progress: Callable[[Proof], Any] | None, trust: bool):
-        self._run, self._proof, self._on_progress, self._trust = run, proof, on_progress, trust
+    def __init__(self, run: Run, proof: Proof, tell: Tell, trust: bool):
+        self._run, self._proof, self._tell = run, proof, tell
         self._about, self._settings, self._log = run.about, run.trusted_settings(trust), run.log
         self._updates = self._log.updates
         if not self._updates:
             raise CorruptRun("has no versions", run.path, "learning has not started; run 'gym-trace train --resume'")
-        self._trace = open_trace(run.trace)
-        if not len(self._trace):
+        self.trace = open_trace(run.trace)
+        if not len(self.trace):
             raise CorruptTrace("has no episodes", run.trace)
+        self._learner = fresh(run, trust, device=None)
+        self._recorded = RecordedRollouts(self.trace, self._learner.shape)
 
-    def make(self, replays: bool, make_env: Callable[[], Any] | None, anchor: str | None) -> None:
-        run, proof = self._run, self._proof
+    def make(self, anchor: str | None) -> None:
+        run, proof, log = self._run, self._proof, self._log
         proof.of += len(self._updates)
         proof.doing, proof.done, proof.out_of = "version", 0, len(self._updates)
-        made = [made for made in (self._about.get("made_with"), *self._log.starts) if isinstance(made, dict)]
-        notes = [
-            f"{name} was {then}, is {now} here"
-            for name, now in made_with().items()
-            for then in dict.fromkeys(one.get(name) for one in made or [{}])
-            if then != now
-        ]
+        notes = notes_on([self._about.get("made_with"), *log.starts])
         proof.notes = list(dict.fromkeys([*proof.notes, *notes]))
-        check_bytes(run.trace, proof)
-        try:
-            self._check_chain(anchor)
-            self._check_environment()
-            saved = checkpoint_files(run)
-            later = [version for version in saved.values() if version >= len(self._updates)]
-            if later:
-                raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
-            account = self._account()
-            self._check_versions(saved, exact=not notes)
-            proof.proved.append(account)
-            self._check_end()
-            if replays:
-                replay(self._trace, proof, make_env, self._trust, self._on_progress)
-            else:
-                proof.unproved.append("the episodes in their environment: --no-replay")
-        except _Interrupted:
-            proof.differs = "it was interrupted"
-        except (TraceError, MemoryError) as error:
-            proof.differs = str(error) or "not enough memory"
-
-    def _check_chain(self, anchor: str | None) -> None:
-        run, proof, log = self._run, self._proof, self._log
         if log.chained:
-            entries = f"{log.count:,} entries, each with the digest of the one before, from run.json on"
-            proof.proved.append(f"log: {entries}")
+            proof.proved.append(f"log: {log.count:,} entries, each with the digest of the one before, from run.json on")
         else:
             proof.unproved.append("order and end of the log, best, discarded rollouts: an older release wrote it")
         if anchor is not None:
-            check_anchor(run.chain, anchor)
-            proof.proved.append(f"log: continues the anchor of {anchor}")
+            check_anchor(run.chain, anchor, proof)
+        self._check_environment()
+        saved = checkpoint_files(run)
+        later = [version for version in saved.values() if version >= len(self._updates)]
+        if later:
+            raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
+        account = self._account()
+        self._check_versions(saved, exact=not notes)
+        proof.proved.append(account)
+        self._check_end()
 
     def _check_environment(self) -> None:
         """Compare the environment in run.json with the recorded one."""
-        named, spec = self._about.get("environment"), self._trace.env_spec
+        named, spec = self._about.get("environment"), self.trace.env_spec
         named = named if isinstance(named, dict) else {}
         if named.get("id") and named["id"].rpartition(":")[2] != spec.get("id"):
             raise ReplayDiverged(f"{self._run.path / 'run.json'}: the environment is {named['id']}, and the trace was "
@@ -137,11 +119,10 @@ class _RunProof:
     # -- versions -----------------------------------------------------------------------------------------------------
 
     def _check_versions(self, saved: dict[Path, int], exact: bool) -> None:
-        run, proof, log, settings = self._run, self._proof, self._log, self._settings
-        learner = fresh(run, self._trust, device=None)
-        recorded = recorded_rollouts(self._trace, settings, learner.shape.state)
-        acting = _Acting(log, recorded, settings, exact and settings.inference == "actor")
-        best = _Best(recorded, log.chained)
+        run, proof, log, learner = self._run, self._proof, self._log, self._learner
+        settings = self._settings
+        acting = _Acting(log, self._recorded, settings, exact and settings.inference == "actor")
+        best = _Best(self._recorded, log.chained)
         steps = 0
         for update, losses in learn_again(run, learner, self._updates):
             steps += settings.batch_steps if update.rollouts else 0
@@ -176,25 +157,15 @@ class _RunProof:
             if (then := update.told.get(name)) != (now := losses.get(name)) and (self._log.chained or then is not None):
                 raise ReplayDiverged(f"{where}: {name} is {then} in the log, and {now} when learned again")
 
-    def _tell(self) -> None:
-        if self._on_progress is not None and self._on_progress(self._proof):
-            raise _Interrupted
-
     # -- account and end ----------------------------------------------------------------------------------------------
 
     def _account(self) -> str:
         """Check that each step of the trace was learned from once, or is left over; return the numbers."""
         log, settings = self._log, self._settings
-        recorded = recorded_rollouts(self._trace, settings)
-        counts = recorded.counts()
-        for origin, what in rollouts_of(log):
-            if counts.get(origin.writer, 0) < (stop := origin.first_step + settings.rollout):
-                raise ReplayDiverged(f"{self._run.trace}: lacks steps {origin.first_step} to {stop} of writer "
-                                     f"{origin.writer}, of {what}")  # fmt: skip
-        found = left_over(log, counts, settings)
+        found = left_over(log, self.trace, settings)
         last = len(self._updates) - 1
         for left in found:
-            acted = recorded.last_version(left.writer, left.begin, left.end)
+            acted = self._recorded.last_version(left.writer, left.begin, left.end)
             if acted > last:
                 raise ReplayDiverged(f"{self._run.trace}: version {acted} acted in steps {left.begin} to {left.end} of "
                                      f"writer {left.writer}, and the log ends with version {last}")  # fmt: skip
@@ -203,11 +174,11 @@ class _RunProof:
                                  "names; episodes are missing")  # fmt: skip
         lanes = settings.num_envs
         learnt = sum(len(update.rollouts) for update in self._updates) * settings.rollout_steps
-        reasons: dict[str, int] = {}
+        reasons = Counter[str]()
         for left in found:
-            reasons[left.reason] = reasons.get(left.reason, 0) + (left.end - left.begin) * lanes
-        for dropped in log.dropped:
-            reasons[dropped.reason] = reasons.get(dropped.reason, 0) + settings.rollout_steps
+            reasons[left.reason] += (left.end - left.begin) * lanes
+        for _, reason in log.dropped:
+            reasons[reason] += settings.rollout_steps
         not_learnt = "".join(f"; {steps:,} not: {reason}" for reason, steps in reasons.items())
         return f"{count(learnt, 'step')} learned from once{not_learnt}"
 

@@ -6,7 +6,6 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
+from gym_trace.proof.recorded import lanes_of
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
 
 WRITER = "S64"
@@ -114,20 +114,7 @@ class RecordedRollouts:
 
     def __init__(self, trace: Trace, shape: Shape):
         self._trace, self._shape = trace, shape
-
-    @cached_property
-    def _lanes(self) -> dict[tuple[str, int], tuple[Array, Array]]:
-        """Return, by writer and lane, the episodes in order and the first step of each in its writer."""
-        table = self._trace.episodes
-        found, by_lane = {}, dict[tuple[str, int], list[int]]()
-        for index, (writer, lane) in enumerate(zip(table["writer"].tolist(), table["lane"].tolist())):
-            by_lane.setdefault((self._trace.writers[writer], lane), []).append(index)
-        for name, indexes in by_lane.items():
-            rows = np.array(indexes)
-            rows = rows[np.lexsort((table["first_step"][rows], table["episode_id"][rows]))]
-            ends = np.cumsum(table["steps"][rows].astype(np.int64))
-            found[name] = rows, ends - table["steps"][rows]
-        return found
+        self._lanes = lanes_of(trace)
 
     def read(self, origin: Origin) -> Rollout:
         """Return the rollout that the learner had, except a last observation that begins the next episode."""
@@ -156,14 +143,6 @@ class RecordedRollouts:
                 episode = self._trace[number]
                 if first + count == len(episode) and (episode.terminations[-1] or episode.truncations[-1]):
                     found[at + count - 1, lane] = np.cumsum(episode.rewards, dtype=np.float64)[-1]
-        return found
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of steps that each lane of a writer has, at least in one of them."""
-        found: dict[str, int] = {}
-        for (writer, _), (rows, begins) in self._lanes.items():
-            steps = int(begins[-1]) + int(self._trace.episodes["steps"][rows[-1]])
-            found[writer] = max(found.get(writer, 0), steps)
         return found
 
     def last_version(self, writer: str, begin: int, end: int) -> int:

@@ -7,19 +7,19 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptRun, InvalidOption, TraceNotFound
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.proof.chain import Chain, ChainWriter, Entry
+from gym_trace.proof.chain import END, START, UPDATE, Chain, ChainWriter, Entry
 from gym_trace.storage.local import open_regular, refuse_url
 from gym_trace.storage.staging import new_file
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 
-START, WORKER, UPDATE, DROPPED, END = "start", "worker", "update", "dropped", "end"  # kinds of entries
+WORKER, DROPPED = "worker", "dropped"  # kinds of entries; proof.chain has those of every log
 MEAN = "mean_return"  # of the last 100 episodes, among the facts of an update
 OF_ANOTHER = "of the policy before it took over another one"
 _MOST_JSON = 16 << 20
@@ -61,37 +61,30 @@ def origin_of(plain: Any) -> Origin:
     return Origin(str(writer), int(first), int(version))
 
 
-class Dropped(NamedTuple):
-    """Rollout that was not learned from, and why."""
-
-    origin: Origin
-    reason: str
-
-
 @dataclass
 class Log:
     """Entries of the log of a run, by kind.
 
     Attributes:
         starts: facts of each start of the learner. seeds: of the generator that draws the actions of each writer.
-        dropped: rollouts that were not learned from. end: facts of the end; None if the last entry is another one.
+        dropped: rollouts that were not learned from, and why.
+        end: facts of the end; None if the last entry is another one.
         chained: whether each entry has the digest of the one before; False: some are of a release that had no chain.
-        head: digest of everything. count: number of entries.
+        count: number of entries.
     """
 
     updates: list[Update] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     seeds: dict[str, int] = field(default_factory=dict)
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[tuple[Origin, str]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     chained: bool = True
-    head: bytes = b""
     count: int = 0
 
     def add(self, entry: Entry) -> None:
         """Raises ValueError, TypeError, OverflowError."""
         content = entry.content
-        self.head, self.count, self.end = entry.head, self.count + 1, None
+        self.count, self.end = self.count + 1, None
         if entry.kind in (UPDATE, ""):
             update = Update.of(content)
             if update.version != len(self.updates):
@@ -102,7 +95,7 @@ class Log:
             writer, seed = content
             self.seeds[str(writer)] = int(seed)
         elif entry.kind == DROPPED:
-            self.dropped += [Dropped(origin_of(plain), str(reason)) for *plain, reason in content]
+            self.dropped += [(origin_of(plain), str(reason)) for *plain, reason in content]
         elif entry.kind == START:
             self.starts.append(dict(content))
         elif entry.kind == END:
@@ -124,9 +117,7 @@ class Run:
         self.trace = self.path / "trace"
         self.checkpoints = self.path / "checkpoints"
         self._about = self.path / "run.json"
-        self.chain = Chain(
-            self.path / "updates.msgpack", self._raw_about, "run.json", lambda: f"restore a copy, or {anew(self)}"
-        )
+        self.chain = Chain(self._about, lambda: f"restore a copy, or {anew(self)}")
         self._done = self.path / "done"
 
     def __repr__(self) -> str:
@@ -158,10 +149,13 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """Contents of run.json. Raises TraceNotFound, and CorruptTrace, also for links in the run."""
-        raw = self._raw_about()
         try:
+            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
+                raw = file.read(_MOST_JSON + 1)
             found = json_of(raw) if len(raw) <= _MOST_JSON else None
-        except (ValueError, RecursionError) as error:
+        except FileNotFoundError:
+            raise TraceNotFound(f"{self.path}: no training run here") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
         for place in (self.trace, self.checkpoints, self._done):
             if place.is_symlink():
@@ -172,15 +166,6 @@ class Run:
         if not fits or not (steps is None or (type(steps) is int and 0 < steps < 1 << 62)):
             raise CorruptRun("invalid run settings", self._about, _PUT_BACK)
         return about
-
-    def _raw_about(self) -> bytes:
-        try:
-            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
-                return file.read(_MOST_JSON + 1)
-        except FileNotFoundError:
-            raise TraceNotFound(f"{self.path}: no training run here") from None
-        except OSError as error:
-            raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
 
     @property
     def settings(self) -> Settings:
@@ -257,7 +242,7 @@ class Run:
         log = self.chain.open(patience)
         try:
             newest = max(self.saved(), default=0)
-            if newest >= max(len(self.updates()), 1):
+            if newest >= max(log.kinds[UPDATE] + log.kinds[""], 1):
                 raise CorruptRun(
                     f"ends before version {newest}, which has a checkpoint",
                     self.chain.path,

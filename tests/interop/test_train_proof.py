@@ -26,7 +26,7 @@ from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_col
 from gym_trace.proof.anchors import write_anchor
 from gym_trace.proof.recorded import files_of
 from gym_trace.training import Run, verify_run
-from gym_trace.training.accounts import left_over, recorded_rollouts
+from gym_trace.training.accounts import left_over
 
 Entries = list[list[Any]]  # kind and content
 
@@ -57,8 +57,8 @@ def rewritten(directory: Path) -> Iterator[Entries]:
     with suppress(ReplayDiverged):  # of a rollout that is there twice
         if entries[-1][0] != "end":
             return
-        counts = recorded_rollouts(gym_trace.open_trace(run.trace), settings).counts()
-        entries[-1][1] |= {"left": list(map(list, left_over(log, counts, settings))), "files": files_of(run.trace)}
+        left = left_over(log, gym_trace.open_trace(run.trace), settings)
+        entries[-1][1] |= {"left": list(map(list, left)), "files": files_of(run.trace)}
         _write(run, entries)
 
 
@@ -74,20 +74,20 @@ def updates(entries: Entries) -> list[Any]:
 
 
 def change_column(
-    directory: Path, path: tuple[str, ...], change: Callable[[Any], Any], batch: int = 0, chunk: int = 0
+    directory: Path, path: tuple[str, ...], change: Callable[[Any], Any], writer: str = "a0-", chunks: slice = slice(1)
 ) -> None:
-    """Change a column in a chunk of a writer, with valid checksums."""
-    file = sorted((directory / "trace").glob("*.gtb"))[batch]
+    """Change a column in chunks of a writer, with valid checksums."""
+    file = sorted((directory / "trace").glob(f"{writer}*.gtb"))[0]
     forgery = taken_apart(file)
-    forged = forgery.chunks[chunk]
-    place = forged.columns[path]
-    rows = decode(parse_column(forged.metadata["columns"][place]), forged.blobs[place]).copy()
-    column, forged.blobs[place] = ColumnEncoder(path, Workspace(1)).encode(np.ascontiguousarray(change(rows)))
-    by = column.stored - forged.metadata["columns"][place][STORED]
-    forged.metadata["columns"][place] = list(column)
-    for total in forgery.index.metadata["totals"]:
-        if tuple(total[0]) == path:
-            total[2] += by
+    for forged in forgery.chunks[chunks]:
+        place = forged.columns[path]
+        rows = decode(parse_column(forged.metadata["columns"][place]), forged.blobs[place]).copy()
+        column, forged.blobs[place] = ColumnEncoder(path, Workspace(1)).encode(np.ascontiguousarray(change(rows)))
+        by = column.stored - forged.metadata["columns"][place][STORED]
+        forged.metadata["columns"][place] = list(column)
+        for total in forgery.index.metadata["totals"]:
+            if tuple(total[0]) == path:
+                total[2] += by
     data = forgery.data()
     file.write_bytes(data)
     manifest = next((directory / "trace").glob(f"{file.name.split('.')[0]}.manifest.jsonl"))
@@ -119,13 +119,12 @@ def another_acting_version(copy: Path) -> None:
 
 def another_acting_version_in_the_trace_too(copy: Path) -> None:
     writer, _, version = updates([[e.kind, e.content] for e in Run(copy).chain.entries()])[5][1][0]
-    number = gym_trace.open_trace(copy / "trace").writers.index(writer)
 
     def changed(rows: Any) -> Any:
         rows[rows == version] = version - 1
         return rows
 
-    change_column(copy, ("annotations", "version"), changed, number)
+    change_column(copy, ("annotations", "version"), changed, writer, slice(None))
     with rewritten(copy) as entries:
         for update in updates(entries):
             for rollout in update[1]:
@@ -211,7 +210,7 @@ def another_reward(copy: Path) -> None:
 
 
 def another_reward_that_was_not_learned_from(copy: Path) -> None:
-    change_column(copy, ("rewards",), plus(1.0, -1), chunk=-1)
+    change_column(copy, ("rewards",), plus(1.0, -1), chunks=slice(-1, None))
     with rewritten(copy):
         pass
 

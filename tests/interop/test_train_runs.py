@@ -25,10 +25,11 @@ pytest.importorskip("safetensors")
 
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
+from gym_trace.proof.chain import UPDATE
 from gym_trace.training import Run, Trained, verify_run
 from gym_trace.training.learnt import fresh
 from gym_trace.training.rollouts import Origin
-from gym_trace.training.run import UPDATE, Update
+from gym_trace.training.run import Update
 
 STEPS = 512  # four versions after the first
 

@@ -17,11 +17,11 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
-from gym_trace.proof.chain import frame
+from gym_trace.proof.chain import UPDATE, frame
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, Shape
-from gym_trace.training.run import UPDATE, Run, Update, runs_in
+from gym_trace.training.run import Run, Update, runs_in
 from gym_trace.training.settings import Settings, settings_from
 
 HUGE = "9" * 400

@@ -268,7 +268,11 @@ class Learner:
         if "settings" in changed:
             if not isinstance(changed["settings"], dict):
                 raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over invalid settings")
-            self.change(replace(settings_from(changed["settings"]), device=self._device))
+            try:
+                settings = settings_from(changed["settings"])
+            except InvalidOption as error:
+                raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over {error}") from error
+            self.change(replace(settings, device=self._device))
         self.version += 1
 
     def take_over(self, other: Learner) -> None:
