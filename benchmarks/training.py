@@ -3,12 +3,14 @@
     python benchmarks/training.py learn [--seeds 0,1,2] [--at-once 3]
     python benchmarks/training.py speed [--repeats 3] [--pythons sample-factory=PYTHON] [--epochs 4]
     python benchmarks/training.py long [--only LunarLander-v3,pong]
+    python benchmarks/training.py defaults --pythons cleanrl-script=PYTHON --cleanrl CHECKOUT [--seeds 1,2,3]
     python benchmarks/training.py report
 
 learn: steps until the mean return of the last 100 episodes reaches TARGETS, for gym-trace (lag 1, its default) and
 CleanRL's ppo.py with the same settings. speed: 64 lanes, batches of 2,048, in turns, each in a separate process; wall
 seconds between FEW and MANY steps, and CPU seconds of all processes, which other load affects less. long: one run of
-gym-trace per environment. Results go to training.json; report makes training.svg and TRAINING.md from it.
+gym-trace per environment. defaults: steps until DEFAULTS are reached, each trainer with its own default settings, for
+CleanRL its scripts as they are. Results go to training.json; report makes training.svg and TRAINING.md from it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "training.json"
 TARGETS = {"CartPole-v1": (475.0, 500_000), "Acrobot-v1": (-100.0, 500_000)}
+DEFAULTS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "LunarLander-v3": 200.0, "Pendulum-v1": -200.0}
+DEFAULT_STEPS = 500_000
 SPEED = ("CartPole-v1", "burning:CartPole-v1")
 _SPEED = {"workers": 2, "lanes": 64, "rollout": 32, "learning_rate": 1e-3, "anneal": False}
 LONG: dict[str, tuple[int, float, dict[str, Any]]] = {  # steps, mean return that ends it, settings
@@ -49,6 +53,9 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
     "unrecorded": ("ours", {"records": False}),
     "cleanrl": ("cleanrl", {}),
     "sb3": ("sb3", {}),
+    "own": ("ours", {"defaults": True}),
+    "sb3-defaults": ("sb3", {"defaults": True}),
+    "cleanrl-script": ("cleanrl_script", {}),
     "sample-factory": ("sample_factory_appo", {}),
     "pufferlib": ("pufferlib_ppo", {}),
 }
@@ -123,6 +130,21 @@ def learn(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> 
         list(pool.map(learned, jobs))
 
 
+def defaults(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run each trainer with its own defaults, as `learn` does with common settings."""
+    pythons = dict(pair.split("=", 1) for pair in given.pythons.split(",") if pair)
+    os.environ["CLEANRL"] = given.cleanrl
+    names = given.only.split(",") if given.only else ["own", "sb3-defaults", "cleanrl-script"]
+    for environment, target in DEFAULTS.items():
+        for seed in map(int, given.seeds.split(",")):
+            for name in names:
+                spec = {"environment": environment, "seed": seed, "steps": DEFAULT_STEPS, "until": target}
+                found = run(name, pythons.get(name, sys.executable), spec)
+                print(name, environment, seed, found["reached"], f"{found['wall']:.0f} s", flush=True)
+                ended = found["curve"][-1] if found["curve"] else None
+                keep({"name": name, **spec, "reached": found["reached"], "ended": ended})
+
+
 def long(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     for environment in given.only.split(",") if given.only else LONG:
         steps, target, settings = LONG[environment]
@@ -152,7 +174,7 @@ def main() -> None:
         Path(out).write_text(json.dumps(one(name, json.loads(spec))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("learn", "speed", "long", "report"))
+    parser.add_argument("what", choices=("learn", "speed", "long", "defaults", "report"))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--at-once", type=int, default=1, help="parallel jobs of learn")
     parser.add_argument("--repeats", type=int, default=3)
@@ -160,6 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--pythons", default="", help="NAME=PYTHON of contestants with their own environment, comma-separated"
     )
+    parser.add_argument("--cleanrl", default="", help="a checkout of CleanRL, for its own defaults")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -171,7 +194,7 @@ def main() -> None:
             kept.append(result)
             given.results.write_text(json.dumps(results) + "\n")
 
-        {"learn": learn, "speed": speed, "long": long}[given.what](given, keep)
+        {"learn": learn, "speed": speed, "long": long, "defaults": defaults}[given.what](given, keep)
     from training_report import drawn, training_markdown
 
     (HERE / "TRAINING.md").write_text(training_markdown(results, TARGETS))

@@ -1,4 +1,4 @@
-"""gym_trace.train with the settings of a job, and defaults for the rest."""
+"""gym_trace.train with the settings of a job, and defaults for the rest; or with defaults alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unrecorded(name: str) -> gymnasium.Env[Any, Any]:
     return make(name)
 
 
-def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -> None:
+def train(job: Job, progress: Progress, records: bool = True, defaults: bool = False, **settings: Any) -> None:
     def record(trained: Trained) -> bool:
         mean = trained.returns[0] if trained.returns and trained.episodes >= 100 else None
         goes_on = trained.steps < job.steps  # afterwards the CPU seconds of processes that have ended are not there
@@ -55,5 +55,7 @@ def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -
         "exploration_coefficient": job.entropy,
         **settings,
     }
+    if defaults:
+        chosen = settings
     make_env = job.make_env if records else partial(unrecorded, job.environment)
     record(train_and_record(make_env, job.directory, steps=job.steps, seed=job.seed, on_progress=record, **chosen))

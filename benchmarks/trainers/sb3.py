@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO."""
+"""Stable-Baselines3's PPO, with the settings of a job or with its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ class Marking(BaseCallback):
         self._progress = progress
 
     def _on_rollout_start(self) -> None:
-        self._progress.record(self.num_timesteps, None)
+        last = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        self._progress.record(self.num_timesteps, sum(last) / 100 if len(last) == 100 else None)
 
     def _on_training_end(self) -> None:
         self._progress.record(self.num_timesteps + 1, None)
 
     def _on_step(self) -> bool:
-        return True
+        return self._progress.reached is None
 
 
-def train(job: Job, progress: Progress) -> None:
+def train(job: Job, progress: Progress, defaults: bool = False) -> None:
+    if defaults:
+        one = PPO("MlpPolicy", job.make_env(), seed=job.seed, device="cpu")
+        one.learn(job.steps, callback=Marking(progress))
+        return
     model = PPO(
         "MlpPolicy",
         DummyVecEnv([job.make_env] * job.lanes),

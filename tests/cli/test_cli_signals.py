@@ -18,7 +18,7 @@ from shell import wait_for
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 # A command that hangs where what it writes is complete, and has another name still.
 HANGING = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from gym_trace.editing import in_place
 from gym_trace.storage import staging
 from gym_trace_cli.main import cli
@@ -28,6 +28,7 @@ def hang(*_):
     time.sleep(60)
 
 {patched} = hang
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and CI may have left it ignored
 cli()
 """
 SYNC = "staging.sync_files"
