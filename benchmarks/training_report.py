@@ -18,8 +18,13 @@ TITLES = {
 }
 _ABOUT = """Measured with `python benchmarks/training.py` on two processor cores. Throughput is of all processes, in
 turns, on an otherwise idle machine: CleanRL and Stable-Baselines3 have one process, the others two workers and a
-learner. Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, learning rate annealed from 2.5e-4), not
-the defaults."""
+learner. Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, learning rate annealed from 2.5e-4),
+where the heading does not say "by default"."""
+_BY_DEFAULT = """Each trainer with its own default settings, three seeds, at most 500,000 steps:
+`gym_trace.train(make_env, directory)`, `PPO("MlpPolicy", env)` of Stable-Baselines3, and CleanRL's `ppo.py` (for
+Pendulum `ppo_continuous_action.py`) as it is, with Gymnasium 0.29 and LunarLander-v2. Stable-Baselines3 and CleanRL
+publish better settings for single environments, which are not used here."""
+DEFAULT_NAMES = {"own": "gym-trace", "sb3-defaults": "Stable-Baselines3", "cleanrl-script": "CleanRL"}
 NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs added per step", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
 
 
@@ -29,6 +34,8 @@ def training_markdown(results: dict[str, Any], targets: dict[str, tuple[float, i
         rows = [_learnt(results, environment, name) for name in ("recorded", "cleanrl")]
         parts.append(f"## {environment}: steps to a mean return of {target:g} over 100 episodes")
         parts.append(_table(("", "median", "each seed"), [row for row in rows if row]))
+    if "defaults" in results:
+        parts += ["## Steps to learn by default", _BY_DEFAULT, _by_default(results["defaults"])]
     for environment in dict.fromkeys(turn["environment"] for turn in results.get("speed", [])):
         parts.append(f"## {NAMES.get(environment, environment)}: 64 lanes, batches of 2,048, four epochs")
         parts.append(
@@ -57,6 +64,17 @@ def _learnt(results: dict[str, Any], environment: str, name: str) -> tuple[str, 
     reached = [run["reached"] for run in runs]
     middle = statistics.median(steps or float("inf") for steps in reached)
     return TITLES[name], f"{middle:,.0f}", ", ".join(f"{steps:,}" if steps else "never" for steps in reached)
+
+
+def _by_default(runs: list[dict[str, Any]]) -> str:
+    rows = []
+    for environment, until in dict.fromkeys((run["environment"], run["until"]) for run in runs):
+        cells = [f"{environment}, {until:g}"]
+        for name in DEFAULT_NAMES:
+            reached = [run["reached"] for run in runs if (run["name"], run["environment"]) == (name, environment)]
+            cells.append(", ".join(f"{steps:,}" if steps else "never" for steps in reached))
+        rows.append(tuple(cells))
+    return _table(("environment, mean return of 100 episodes", *DEFAULT_NAMES.values()), rows)
 
 
 def _speeds(results: dict[str, Any], environment: str) -> list[tuple[str, ...]]:
