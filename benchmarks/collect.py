@@ -1,8 +1,9 @@
-"""Throughput of recording with several processes, beside AsyncVectorEnv without recording.
+"""Throughput of recording with several processes, beside AsyncVectorEnv and RLlib's env runners without recording.
 
     python benchmarks/collect.py [--seconds 8] [--repeats 3]
 
-Steps per second, from the first report of a running worker to the end of the run; medians of interleaved runs.
+Steps per second with random actions, from the first report of a running worker to the end of the run; medians of
+interleaved runs. RLlib takes part if ray[rllib] is installed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import argparse
 import statistics
 import tempfile
 import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -82,21 +86,51 @@ def stepped(make: Any, workers: int, seconds: float) -> float:
     return steps / taken
 
 
+def sampled(make: Any, workers: int, seconds: float) -> float:
+    """Return the steps per second of RLlib's env runners, one process each, without recording."""
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.tune.registry import register_env
+
+    places = {"PYTHONPATH": str(Path(__file__).parent)}
+    ray.init(num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": places})
+    register_env(make.__name__, lambda _: make())
+    runners = PPOConfig().environment(make.__name__).env_runners(num_env_runners=workers).build_algo().env_runner_group
+
+    def sample(runner: Any) -> int:
+        return sum(len(episode) for episode in runner.sample(num_timesteps=2000, random_actions=True))
+
+    try:
+        runners.foreach_env_runner(sample, local_env_runner=False)  # the first takes longer
+        begin, steps = time.perf_counter(), 0
+        while time.perf_counter() < begin + seconds:
+            steps += sum(runners.foreach_env_runner(sample, local_env_runner=False))
+        return steps / (time.perf_counter() - begin)
+    finally:
+        ray.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    print("| environment | collect, 1 worker | 2 workers | gain | AsyncVectorEnv, 2 processes, unrecorded | ratio |")
-    print("|---|---|---|---|---|---|")
+    contestants = {
+        "collect, 1 worker": partial(collected, workers=1),
+        "2 workers": partial(collected, workers=2),
+        "AsyncVectorEnv, 2 processes, unrecorded": partial(stepped, workers=2),
+    }
+    if find_spec("ray") and find_spec("ray.rllib"):
+        contestants["RLlib, 2 env runners, unrecorded"] = partial(sampled, workers=2)
+    print("| environment |", " | ".join(contestants), "|")
+    print("|---" * (len(contestants) + 1) + "|")
     for name, make in (("50 µs per step", make_busy), ("CartPole-v1", make_cartpole)):
-        figures: dict[str, list[float]] = {"one": [], "two": [], "async": []}
+        figures: dict[str, list[float]] = {contestant: [] for contestant in contestants}
         for _ in range(given.repeats):
-            figures["one"].append(collected(make, 1, given.seconds))
-            figures["two"].append(collected(make, 2, given.seconds))
-            figures["async"].append(stepped(make, 2, given.seconds))
-        one, two, other = (statistics.median(values) for values in figures.values())
-        print(f"| {name} | {one:,.0f} | {two:,.0f} | {two / one:.2f} | {other:,.0f} | {two / other:.2f} |", flush=True)
+            for contestant, run in contestants.items():
+                figures[contestant].append(run(make, seconds=given.seconds))
+        cells = (f"{statistics.median(values):,.0f}" for values in figures.values())
+        print(f"| {name} |", " | ".join(cells), "|", flush=True)
 
 
 if __name__ == "__main__":
