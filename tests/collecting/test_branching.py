@@ -174,12 +174,12 @@ def test_the_interval_covers_the_mean_about_as_often_as_it_says() -> None:
     from gym_trace.collecting.branching import Branched
 
     random, covered = np.random.default_rng(0), 0
-    for seed in range(100):
+    for seed in range(50):
         returns = random.exponential(10.0, 60)
         done = Branched(Path(), seed, False, None, returns, returns.astype(np.int64), 0.0, 0, "cut")
         low, high = done.interval() or (math.nan, math.nan)
         covered += bool(low <= 10.0 <= high)
-    assert 86 <= covered <= 99
+    assert 43 <= covered <= 49
 
 
 def test_a_result_ends_the_run_early(tmp_path: Path) -> None:
