@@ -45,8 +45,8 @@ _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
 _SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
 _ALWAYS = {"as_json", "quiet", "trust", "config"}
-_OF_RESUME = {"resume", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep", "milestone_seconds"}
-_OF_RESUME |= {"anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
+_OF_RESUME = {"resume", "steps", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep"}
+_OF_RESUME |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
 _OF_ENVIRONMENT = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
@@ -103,7 +103,7 @@ class TrainCommand(Headed):
 @section(
     "Run",
     option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
-    option("--resume DIR", "Resume a run.", PATH),
+    option("--resume DIR", "Resume a run, or extend it with --steps.", PATH),
     option("--verify DIR", "Prove a run; exit 3 if something differs.", PATH, name="verified"),
     option("--no-replay", "With --verify: do not play the episodes again."),
     option("--anchor FILE", "Write, or compare, the log's head: a file, git-note."),
@@ -438,7 +438,7 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
     version = f"version {show.count(done.version)}"
     version += f", of {show.count(done.steps, 'step')}" if done.new_steps != done.steps else ""
     if not done.new_steps and done.stopped == "done":
-        click.echo(f"nothing to do: the run is done, at {version}")
+        click.echo(f"nothing to do: the run is done, at {version}; --steps N extends it")
     elif not done.steps:
         click.echo("nothing learned yet")
         return

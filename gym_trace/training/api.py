@@ -29,7 +29,7 @@ from gym_trace.training.network.model import check_device
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
 from gym_trace.training.processes.cell import Cell, Turns
 from gym_trace.training.processes.shared import Plan
-from gym_trace.training.run import new_runs, runs_in, settings_now
+from gym_trace.training.run import new_runs, runs_in, settings_now, steps_now
 from gym_trace.training.settings import settings_from
 
 _BEGIN = "begin.safetensors"
@@ -76,7 +76,8 @@ def train(
         steps: to learn from. seconds: time limit. until_return: end when the mean return of the last 100 episodes
             reaches it. One of them is needed.
         seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it determines the weights.
-        resume: continue an interrupted run with its settings and limits; only seconds and until_return can change.
+        resume: continue a run with its settings and limits. steps extends it, also a finished one; until_return of the
+            run then no longer holds. Only steps, seconds and until_return can change.
         begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
         learn: False measures the throughput of collection: the first weights act, and only the trace results.
         trust: allow the import of a module that the run, or the one to begin with, names as its model.
@@ -106,13 +107,17 @@ def train(
         if settings.get("inference") == "server":
             raise InvalidOption("workers=0: runs no server process; pass inference='actor'")
     if resume:
-        if settings or steps is not None or seed is not None or policies is not None:
-            raise InvalidOption("resume: settings, steps, seed and policies of a run cannot change; omit them")
+        if settings or seed is not None or policies is not None:
+            raise InvalidOption("resume: settings, seed and policies of a run cannot change; omit them")
         runs = runs_in(directory)
         told = [run.to_resume(describe, trust) for run in runs]
         about, chosen, seeds = told[0][0], [own for _, own in told], [int(own["seed"]) for own, _ in told]
-        limit, seed = about.get("steps"), seeds[0]
-        until_return = about.get("until_return") if until_return is None else until_return
+        limit, seed = steps_now(runs[0]) if steps is None else steps, seeds[0]
+        learned = max((update.steps for run in runs for update in run.updates()[-1:]), default=0)
+        if steps is not None and steps <= learned:
+            raise InvalidOption(f"steps={steps}: the run has learned from {learned:,} steps already; pass more")
+        if until_return is None and limit == about.get("steps"):
+            until_return = about.get("until_return")
         exchange = Exchange.of(about.get("exchange") or {}) if len(runs) > 1 else None
     else:
         limit = steps
@@ -136,7 +141,7 @@ def train(
     env.close()
     if not resume:
         demand_in_reach(bounded, min(own.initial_std for own in chosen))
-    updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)
+    updates = chosen[0].updates_of(limit)
     for own in chosen:
         check_device(own.device)
     learners = [  # on the CPU: this process must not use a GPU
@@ -144,7 +149,7 @@ def train(
     ]
     if not resume:
         other = None if begin_with is None else version_of(begin_with, trust)
-        plain = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
+        plain: dict[str, Any] = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
         plain |= {"begins_with": None if other is None else other.name, "made_with": made_with()}
         if exchange is not None:
             plain["exchange"] = exchange.plain()
@@ -156,11 +161,13 @@ def train(
             run.create(own, own_seed, **plain, begins=begins)
             if other is not None:
                 other.learner.save(run.checkpoints / _BEGIN)
-    if all(run.is_done for run in runs):
+    if steps is None and all(run.is_done for run in runs):
         last = runs[0].updates()[-1]
         return Trained(runs[0].path, seed, version=last.version, steps=last.steps, stopped="done")
     events = Events(Path(directory).absolute())
     try:
+        for run in runs:
+            run.set_done(False)
         origin = provenance_of(command, "ppo", argv, git_diff, make_env)
         start = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
         events("start", **start, provenance=origin, **machine())
@@ -194,7 +201,8 @@ def train(
             raise
         for run, driver in zip(runs, drivers):
             end(run, driver.progress.stopped)
-            run.set_done(learn and driver.progress.stopped in ("done", "return"))
+            if learn and driver.progress.stopped in ("done", "return"):
+                run.set_done(True)
         names = ("version", "steps", "stopped", "seconds", "shares")
         events("end", **{name: getattr(progress, name) for name in names})
         return progress

@@ -77,8 +77,7 @@ def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
     """
     about, settings = run.about, run.trusted_settings(trust)
     trace = open_trace(run.trace)
-    limit = about.get("steps")
-    total = None if limit is None else -(-int(limit) // settings.batch_steps)
+    total = settings.updates_of(about.get("steps"))
     settings = settings if device is None else replace(settings, device=device)
     try:
         return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)

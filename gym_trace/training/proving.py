@@ -26,7 +26,7 @@ from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import tensors
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import MEAN, Log, Run, Update, runs_in
+from gym_trace.training.run import MEAN, Log, Run, Update, runs_in, steps_now
 from gym_trace.training.settings import Settings
 
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
@@ -194,7 +194,7 @@ class _RunProof:
                 )
             return
         check_files(run.trace, log.end.get("files"))
-        stopped, limit, steps = log.end.get("stopped"), self._about.get("steps"), self._updates[-1].steps
+        stopped, limit, steps = log.end.get("stopped"), steps_now(run), self._updates[-1].steps
         if stopped == "done" and limit is not None and steps < limit:
             raise ReplayDiverged(f"{run.path}: the run ended as done after {steps:,} of {limit:,} steps")
         words = {"done": "done", "return": "reached its return", "seconds": "reached its time"}

@@ -50,7 +50,7 @@ class Update:
     def of(cls, content: Any) -> Update:
         """Raises ValueError, TypeError, OverflowError."""
         version, rollouts, steps, digest, told, changed = content
-        if not isinstance(told, dict) or not isinstance(changed, dict):
+        if not isinstance(told, dict) or not isinstance(changed, dict) or not _is_limit(changed.get("steps")):
             raise ValueError("no entry")
         return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), told, changed)
 
@@ -163,7 +163,7 @@ class Run:
         about: dict[str, Any] = found if isinstance(found, dict) else {}
         seed, steps = about.get("seed"), about.get("steps")
         fits = type(seed) is int and 0 <= seed < EPISODES and isinstance(about.get("settings"), dict)
-        if not fits or not (steps is None or (type(steps) is int and 0 < steps < 1 << 62)):
+        if not fits or not _is_limit(steps):
             raise CorruptRun("invalid run settings", self._about, _PUT_BACK)
         return about
 
@@ -304,6 +304,16 @@ def anew(run: Run) -> str:
     if not saved:
         return "train again in another directory"
     return f"begin another run with the newest checkpoint: 'gym-trace train ... --from {run.path}@{saved[-1]}'"
+
+
+def _is_limit(steps: Any) -> bool:
+    return steps is None or (type(steps) is int and 0 < steps < 1 << 62)
+
+
+def steps_now(run: Run) -> int | None:
+    """Return the limit of a run: that of run.json, or of its last extension."""
+    changes = [update.changed["steps"] for update in run.updates() if "steps" in update.changed]
+    return changes[-1] if changes else run.about.get("steps")
 
 
 def settings_now(run: Run) -> Settings:

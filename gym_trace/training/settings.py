@@ -161,6 +161,10 @@ class Settings:
         """Steps of an update."""
         return self.workers * self.splits * self.rollout_steps if self.batch is None else self.batch
 
+    def updates_of(self, steps: int | None) -> int | None:
+        """Return the number of updates that take these steps; None: no limit."""
+        return None if steps is None else -(-steps // self.batch_steps)
+
     @property
     def rollouts_per_batch(self) -> int:
         return self.batch_steps // self.rollout_steps

@@ -41,11 +41,23 @@ def test_the_table_of_exchanges_is_that_of_the_code() -> None:
 
 def test_a_run_that_is_done_says_so_and_does_not_start_again(trained: Path) -> None:
     before = (trained / "updates.msgpack").read_bytes()
-    assert "nothing to do: the run is done, at version 8, of 2,048 steps" in ok("train", "--resume", trained).output
+    told = "nothing to do: the run is done, at version 8, of 2,048 steps; --steps N extends it"
+    assert told in ok("train", "--resume", trained).output
     refused = run("train", "CartPole-v1", "-o", trained, "--steps", 10)
     assert refused.exit_code == 2
     assert "gym-trace train --resume" in refused.output
     assert (trained / "updates.msgpack").read_bytes() == before
+
+
+def test_a_run_that_is_done_is_extended_and_proved_as_a_whole(trained: Path, tmp_path: Path) -> None:
+    copy = copy_of(trained, tmp_path / "copy")
+    refused = run("train", "--resume", copy, "--steps", 2048)
+    assert refused.exit_code == 2
+    assert "steps=2048: the run has learned from 2,048 steps already; pass more" in refused.output
+    assert "version 17, of 4,096 steps" in ok("train", "--resume", copy, "--steps", 4000).output
+    assert [update.changed for update in Run(copy).updates()] == [{}] * 9 + [{"steps": 4096}] + [{}] * 8
+    assert "the end: done after 4,096 steps" in ok("train", "--verify", copy).output
+    assert "nothing to do" in ok("train", "--resume", copy).output
 
 
 def test_scalars_are_written(trained: Path) -> None:

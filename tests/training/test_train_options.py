@@ -34,7 +34,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
         (["CartPole-v1", "--resume", "d"], "pass one of ENV_ID"),
         (["CartPole-v1", "--make", "os:getcwd", "--steps", 5], "pass one of ENV_ID"),
         (["CartPole-v1"], "no limit; pass"),
-        (["--resume", "d", "--steps", 5], "--resume: --steps cannot change"),
+        (["--resume", "d", "--seed", 5], "--resume: --seed cannot change"),
         (["--verify", "d", "--seed", 5], "--verify: --seed cannot change"),
         (["CartPole-v1", "--steps", 5, "--learner-threads", 2], "is a setting; pass --set learner_threads=VALUE"),
         (["CartPole-v1", "--steps", 5, "--set", "seed=1"], "--set seed: is an option; pass --seed VALUE"),

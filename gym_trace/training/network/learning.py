@@ -57,7 +57,7 @@ class Learner:
     def __init__(self, observation_space: Any, action_space: Any, settings: Settings, seed: int, total: int | None):
         """total: updates of the whole run, over which the learning rate falls; None: it stays."""
         torch.set_num_threads(settings.learner_threads)
-        self.settings, self.version, self._total = settings, 0, total
+        self.settings, self.version, self._learned, self._total = settings, 0, 0, total
         self.spaces = observation_space, action_space
         self._rate = settings.learning_rate
         self._device = settings.device
@@ -95,8 +95,8 @@ class Learner:
         self._see(seen)
         if not all(torch.isfinite(tensor).all() for tensor in self.model.state_dict().values()):
             raise TrainingFailed("a weight, or a statistic of the observations, is not finite")
+        self.version, self._learned = self.version + 1, self._learned + 1
         self._set_rate(told["kl"])
-        self.version += 1
         spread = float(np.var(targets))
         explained = 1.0 - float(np.var(targets - values[:-1])) / spread if spread else 0.0
         return {**told, "learning_rate": self._rate, "explained_variance": explained}
@@ -240,7 +240,7 @@ class Learner:
                 self._rate *= _RATE_STEP
             self._rate = min(max(self._rate, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
         elif settings.anneal and self._total:
-            self._rate = settings.learning_rate * max(0.0, 1 - (self.version + 1) / self._total)
+            self._rate = settings.learning_rate * max(0.0, 1 - self._learned / self._total)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
 
@@ -254,9 +254,10 @@ class Learner:
             group.update(lr=self._rate, betas=(settings.adam_beta1, settings.adam_beta2), eps=settings.adam_eps)
 
     def adopt(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
-        """Make a version that takes over weights and optimizer of a checkpoint, or other settings, or both.
+        """Make a version that takes over weights and optimizer of a checkpoint, other settings, or another limit.
 
-        changed: "checkpoint", the name of a file in checkpoints; "settings", all of them. Raises CorruptTrace.
+        changed: "checkpoint", the name of a file in checkpoints; "settings", all of them; "steps", of the whole run.
+        Raises CorruptTrace.
         """
         if "checkpoint" in changed:
             path = checkpoints / FilePath(str(changed["checkpoint"])).name
@@ -273,6 +274,8 @@ class Learner:
             except InvalidOption as error:
                 raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over {error}") from error
             self.change(replace(settings, device=self._device))
+        if "steps" in changed:
+            self._total = self.settings.updates_of(changed["steps"])
         self.version += 1
 
     def take_over(self, other: Learner) -> None:
@@ -311,6 +314,7 @@ class Learner:
     def save(self, path: FilePath, **facts: Any) -> None:
         """Write a checkpoint: tensors, and the rest as JSON. Raises RecordingError."""
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
+        about |= {"updates": [self._learned, self._total]}
         try:
             path.write_bytes(save(self.tensors(), {_KEY: json.dumps(about)}))
         except OSError as error:
@@ -324,6 +328,8 @@ class Learner:
             self._load_model(found)
             self.change(replace(settings_from(about["settings"]), device=self._device))
             self._rate, self.version = float(about["rate"]), int(about["version"])
+            learned, total = about["updates"]
+            self._learned, self._total = int(learned), None if total is None else int(total)
             if version is not None and self.version != version:
                 raise ValueError(f"it is of version {self.version}")
             self._load_optimizer(found)

@@ -19,7 +19,7 @@ from gym_trace.training.learnt import BEST, learn_again, load_newest
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, WORKER, Run, Update, anew
+from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, WORKER, Run, Update, anew, steps_now
 from gym_trace.training.settings import ANY
 
 
@@ -41,7 +41,8 @@ class LearnerProcess:
         self._slots, self._weights, self._full, self._frees = slots, weights, full, frees
         self._run = Run(plan.path)
         self._log = self._run.open_log()
-        self._learner = Learner(*plan.spaces, settings, plan.seed, plan.updates)
+        total = settings.updates_of(self._run.about.get("steps"))  # before extensions, which the log has
+        self._learner = Learner(*plan.spaces, settings, plan.seed, total)
         self._lives = [0] * settings.workers
         self._each = settings.slots_per_split * settings.splits  # slots of a worker
         splits = settings.workers * settings.splits
@@ -80,6 +81,8 @@ class LearnerProcess:
         self._restore_best(updates)
         if learner.version == 0 and self._plan.begins:
             self._adopt(self._plan.begins)
+        if (limit := self._plan.updates) is not None and limit != self._settings.updates_of(steps_now(run)):
+            self._adopt({"steps": limit * self._settings.batch_steps})
         self._publish()
         for slot in range(self._each * self._settings.workers):
             self._free(slot)
