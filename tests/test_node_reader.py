@@ -16,6 +16,7 @@ import telltale
 from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
+from gym_trace import TraceWriter, open_trace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.storage.local import LocalStorage
@@ -64,6 +65,24 @@ def test_node_reader_agrees_with_the_journal(reader: Path) -> None:
     ((writer,),) = read(reader, SAMPLES / "format-1.0" / "cartpole")
     assert writer["closed"] == [50, sum(episode["steps"] for episode in writer["episodes"])]
     assert [batch["agrees"] for batch in writer["journal"]] == [True]
+
+
+def test_node_reader_leaves_out_episodes_that_began_in_dropped_batches(
+    reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.recording.newest._LEAST_BATCH", 2000)
+    with TraceWriter(tmp_path / "t", keep_bytes=10_000) as trace:
+        for length in [*range(1, 40), 60]:
+            trace.begin(np.zeros(4))
+            for step in range(length):
+                trace.step(0, np.random.default_rng(length).normal(size=4), 1.0, terminated=step == length - 1)
+                if step % 16 == 7:
+                    trace.flush()
+    ((writer,),) = read(reader, tmp_path / "t")
+    (known,) = open_trace(tmp_path / "t").readers
+    assert known.is_headless.any()
+    assert as_described(writer) == describe_trace(tmp_path / "t")[0]
+    assert all(line["agrees"] for line in writer["journal"])
 
 
 def test_node_reader_agrees_on_interleaved_lanes(reader: Path, tmp_path: Path) -> None:

@@ -101,8 +101,9 @@ def collect(
         argv: store the full command line. git_diff: store the uncommitted changes of the current git repository.
             Both may contain secrets.
         facts: metadata of the trace (see Trace.facts), added to what it has.
-        recording: other arguments of TraceRecordingWrapper, except filters, videos and uid. metadata also gets "seed"
-            and "run"; metadata that has these keys, or is not a dict, is stored under "given".
+        recording: other arguments of TraceRecordingWrapper, except filters, keep_bytes, keep_if, videos and uid.
+            metadata also gets "seed" and "run"; metadata that has these keys, or is not a dict, is stored under
+            "given".
 
     Raises:
         InvalidOption, TraceExists
@@ -119,7 +120,9 @@ def collect(
             raise InvalidOption(f"{name}={count!r}: pass {least} or more")
     if num_envs is not None and not hasattr(vector, "AutoresetMode"):
         raise InvalidOption(f"num_envs={num_envs!r} needs gymnasium 1.1 or newer: pip install -U gymnasium")
-    if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
+    if refused := sorted(
+        {"episode_filter", "frame_filter", "keep_bytes", "keep_if", "reward_classes", "uid", "video"} & set(recording)
+    ):
         raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
     facts = checked(facts or {})
     if directory is not None:

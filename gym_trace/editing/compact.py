@@ -18,7 +18,6 @@ from gym_trace.editing.writer_copy import (
     copy_videos,
     entries_of,
     finish,
-    part_of,
 )
 from gym_trace.errors import InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
@@ -33,6 +32,7 @@ from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.ring.segment import part_of
 from gym_trace.storage.protocol import Storage
 
 _KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations", "states")
@@ -145,7 +145,8 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
                 begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
                 fragments = reader.fragments[begin:end].copy()
                 fragments["episode"] |= mark
-                _add(writer, chunks, fragments, reader.read_chunk(chunk), reader.has_own_files)
+                kept = ~reader.is_headless[begin:end]
+                _add(writer, chunks, fragments, kept, reader.read_chunk(chunk), reader.has_own_files)
                 yield int(fragments["steps"].sum())
             pending += [one._replace(episode=one.episode | int(mark)).described() for one in reader.pending]
         chunks.write()
@@ -156,18 +157,20 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
         writer.abandon()
 
 
-def _add(writer: BatchFiles, chunks: ChunkWriter, fragments: Array, chunk: Chunk, is_stored: bool) -> None:
-    """Add a chunk; copy it if it is well filled. is_stored: it is a chunk of a file. Raises CorruptTrace."""
+def _add(writer: BatchFiles, chunks: ChunkWriter, fragments: Array, kept: Array, chunk: Chunk, is_stored: bool) -> None:
+    """Add the kept fragments of a chunk; copy it if it is well filled.
+
+    is_stored: it is a chunk of a file. Raises CorruptTrace.
+    """
     if unknown := sorted({str(path[0]) for path in chunk.rows} - {*_KNOWN}):
         raise UnsupportedTrace(f"column {unknown[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
     stored = [path for path in chunk.columns if path != ("fragments",)]
     columns = [chunk.columns[path] for path in stored]
     is_large = any(column.dtype != MSGPACK and column.row_size >= wire.LARGE_ROW for column in columns)
     most = LARGE_CHUNK if is_large else SMALL_CHUNK
-    if is_stored and sum(column.full_size for column in columns) * _FULL >= most:
+    if is_stored and kept.all() and sum(column.full_size for column in columns) * _FULL >= most:
         chunks.write()
         writer.write(fragments, {path: chunk.encoded(path) for path in stored})
         writer.seal_if_due()
     else:
-        every = np.ones(len(fragments), np.bool_)
-        chunks.add(part_of(chunk, fragments, every, ~every))
+        chunks.add(part_of(chunk, fragments, kept, np.zeros(len(fragments), np.bool_)))

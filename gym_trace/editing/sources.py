@@ -73,11 +73,8 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
 
 def _missing(reader: WriterReader) -> list[Damage]:
     reader = reader.stored if isinstance(reader, OriginReader) else reader
-    for expected, number in enumerate(sorted(reader.files.batches)):
-        if number != expected:
-            path = reader.files.storage.path(batch_name(reader.writer, expected))
-            return [Damage(path, 0, 0, "this batch is missing")]
-    return []
+    paths = [reader.files.storage.path(batch_name(reader.writer, run.start)) for run in reader.files.missing()]
+    return [Damage(path, 0, 0, "this batch is missing") for path in paths]
 
 
 class Group(NamedTuple):

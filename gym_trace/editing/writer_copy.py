@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
+from gym_trace.errors import UnstorableValue
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk
-from gym_trace.format.columns import MSGPACK, STEP_COLUMNS
+from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import video_name
-from gym_trace.model.packing import pack, pack_lenient
+from gym_trace.format.manifest import DROPPED
+from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.segment import Columns, Segment, size_of
+from gym_trace.ring.segment import part_of
 from gym_trace.storage.protocol import Reader, Storage
 
 LEVEL = 3  # of zstd, for data that is encoded again
@@ -115,7 +115,7 @@ class WriterCopy:
     def add(self, reader: WriterReader, rows: Array) -> None:
         """Add the episodes of a writer where rows is True: one boolean per row of its table. Raises TraceError."""
         kept, bare, whole = _kept_of(reader, rows)
-        listed = {str(entry.get("file")): entry for entry in reader.files.entries() if entry.get("type") == "batch"}
+        listed, _ = reader.files.listed()
         first = 0
         for batch, count in _batches(reader):
             numbers = range(first, first + count)
@@ -219,11 +219,11 @@ def _kept_of(reader: WriterReader, rows: Array) -> tuple[Array, Array, Array]:
     Fragments without rows are kept for the start or end of an episode of which other parts are kept.
     """
     fragments, owner = reader.fragments, reader.parts.of_fragment
-    if rows.all():
+    if rows.all() and not reader.is_headless.any():
         everything = np.ones(len(fragments), np.bool_)
         return everything, ~everything, np.ones(reader.chunk_count, np.bool_)
     kept = np.append(rows, np.False_)[owner]  # fragments without rows have the owner -1
-    dropped = (owner >= 0) & ~kept
+    dropped = ((owner >= 0) & ~kept) | reader.is_headless
     of_kept = np.isin(fragments["episode"].astype(np.int64), np.unique(reader.parts.column("episode_id", rows)))
     kept |= (owner < 0) & of_kept
     bare = dropped & of_kept & (fragments["flags"] & (wire.STARTS | wire.ENDS) > 0)
@@ -231,42 +231,9 @@ def _kept_of(reader: WriterReader, rows: Array) -> tuple[Array, Array, Array]:
     return kept, bare, (kept_in > 0) & (dropped_in == 0)
 
 
-def part_of(chunk: Chunk, fragments: Array, kept: Array, bare: Array) -> Segment:
-    """Return the kept fragments of a chunk, with their rows. bare: fragments that are kept without their rows.
-
-    Raises CorruptTrace, UnsupportedTrace.
-    """
-    steps = fragments["steps"].astype(np.int64)
-    masks = dict.fromkeys(STEP_COLUMNS, np.repeat(kept, steps))
-    masks["observations"] = np.repeat(kept, steps + (fragments["flags"] & wire.LEADS > 0))
-    masks["starts"] = (kept | bare)[fragments["flags"] & wire.STARTS > 0]
-    columns: Columns = {}
-    for path, column in chunk.columns.items():
-        if path == ("fragments",):
-            continue
-        mask = masks.get(str(path[0]))
-        if mask is None:
-            raise UnsupportedTrace(f"column {path[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
-        if column.rows != len(mask):
-            raise chunk.located(CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows"))
-        if mask.any() and column.dtype == MSGPACK:
-            columns[path] = [value for value, is_kept in zip(chunk.packed(path), mask.tolist()) if is_kept]
-        elif mask.any():
-            rows = chunk.array(path)
-            columns[path] = rows if mask.all() else rows[mask]
-    if _STARTS not in columns and masks["starts"].any():  # a chunk may have none, and be joined to one that has
-        columns[_STARTS] = [pack({})] * int(np.count_nonzero(masks["starts"]))
-    table = fragments.copy()
-    table["flags"][bare] &= np.uint32(wire.STARTS | wire.ENDS)
-    table["steps"][bare] = 0
-    table["reward_sum"][bare] = 0
-    table = table[kept | bare]
-    return Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))
-
-
 def entries_of(reader: WriterReader) -> Entries:
     """Return the lines of a manifest that are not about its files."""
-    return [entry for entry in reader.files.entries() if entry.get("type") not in ("writer", "batch")]
+    return [entry for entry in reader.files.entries() if entry.get("type") not in ("writer", "batch", DROPPED)]
 
 
 def finish(writer: BatchFiles, storage: Storage, entries: Entries) -> None:

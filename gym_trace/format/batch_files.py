@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader, StoredChunk
+from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk
 from gym_trace.format.batch_writer import BatchWriter, copy_batch
 from gym_trace.format.columns import Column, ColumnEncoder, Piece, Workspace
 from gym_trace.format.columns import Path as ColumnPath
@@ -54,6 +54,7 @@ class BatchFiles:
         self._batch_episodes = self._batch_steps = 0
         self.bytes = self.episodes = self.steps = 0
         self._in_sealed = 0
+        self.batch_bytes = BATCH_BYTES
         try:
             self._manifest = manifest or created(storage, f"{self.writer}{SUFFIX}", schema)
         except FileExistsError as error:
@@ -160,7 +161,7 @@ class BatchFiles:
     def seal_if_due(self) -> None:
         batch = self._batch
         if batch is not None and (
-            batch.size >= BATCH_BYTES
+            batch.size >= self.batch_bytes
             or batch.fragments >= BATCH_FRAGMENTS
             or time.monotonic() - self._opened_at >= BATCH_SECONDS
         ):
@@ -200,6 +201,13 @@ class BatchFiles:
         with contextlib.suppress(OSError):
             self._manifest.write(line({"type": FAILED, "problem": problem}))
         self.abandon()
+
+    def discard(self) -> None:
+        """Remove the batch that is being written."""
+        if self._batch is not None:
+            name = self._batch.name + PART
+            self._abandon_batch()
+            self._storage.remove(name)
 
     def abandon(self) -> None:
         """Close all files without sealing the batch. Never raises OSError: unwritten data is lost."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
     CHANGES,
@@ -293,11 +293,21 @@ class BatchReader:
         return False
 
     def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
-        """Read the wanted columns of a chunk and verify their checksums. Raises CorruptTrace."""
+        """Read the wanted columns of a chunk and verify their checksums.
+
+        Raises CorruptTrace, and TraceError if the file was removed or replaced since it was opened.
+        """
         before = self._restored
         try:
             return self._read_chunk(number, wanted)
-        except CorruptTrace:
+        except (CorruptTrace, FileNotFoundError) as error:
+            try:
+                is_there = not self.is_replaced(self.name)
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
+                gone = f"{self.path}: removed or replaced since it was opened; call refresh() or open the trace again"
+                raise TraceError(gone) from error
             self.heal()
             if self._restored is before:
                 raise

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any
 
@@ -64,6 +65,31 @@ class WriterFiles:
     def entries(self) -> Iterator[dict[str, Any]]:
         """Return the entries of the manifest, as from read_manifest; none without a manifest."""
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
+
+    def listed(self) -> tuple[dict[str, dict[str, Any]], set[int]]:
+        """Return what the manifest says of each sealed batch, by name, and the numbers of batches that were dropped.
+
+        A dropped batch may be there: as it was, if the writer died, or with the episodes that are kept.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        dropped = set()
+        for entry in self.entries():
+            name = entry.get("file")
+            number = batch_number(self.writer, name) if isinstance(name, str) else None
+            if isinstance(name, str) and number is not None:
+                if entry.get("type") == "batch":
+                    found[name] = entry
+                elif entry.get("type") == manifest.DROPPED:
+                    found.pop(name, None)
+                    dropped.add(number)
+        return found, dropped
+
+    def missing(self) -> list[range]:
+        """Return the numbers of batches that are not there, were not dropped, and come before one that is there."""
+        last = max(self.batches, default=-1)
+        dropped = self.listed()[1] if len(self.batches) <= last else set()
+        present = sorted({-1, *self.batches, *(number for number in dropped if number < last)})
+        return [range(before + 1, after) for before, after in pairwise(present) if before + 1 < after]
 
     def failure(self) -> str | None:
         """Why the writer stopped recording before it was closed, in printable text; None if it does not say so."""

@@ -18,6 +18,7 @@ from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
+DROPPED = "dropped"  # of the line before a batch is removed, or replaced by one with less in it
 _MOST_BITS = 4096  # of an integer written as a number; larger ones are text, as Python parses at most 4300 digits
 _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
 MAX_LINES = 1 << 20  # reading stops after this many lines

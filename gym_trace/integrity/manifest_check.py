@@ -44,6 +44,8 @@ class ManifestCheck:
         self._files = files
         self.seen: dict[str, Seen] = {}
         self._listed: set[str] = set()
+        self._last: dict[str, dict[str, Any]] = {}  # what counts of each batch
+        self._dropped: set[int] = set()
         self._closed = False
 
     def compare(self, alive: bool) -> None:
@@ -52,6 +54,7 @@ class ManifestCheck:
             self.remarks.append(f"{self._files.writer}: no manifest; the batches tell what it would")
             return
         path = storage.path(name)
+        self._last, self._dropped = self._files.listed()
         try:
             for number, line in enumerate(read_lines(storage, name)):
                 if not line.whole:
@@ -105,6 +108,8 @@ class ManifestCheck:
         number = batch_number(self._files.writer, name) if isinstance(name, str) else None
         if not isinstance(name, str) or number is None:
             return "names a file of another writer"
+        if number in self._dropped and entry != self._last.get(name):
+            return None
         if name in self._listed:
             return f"lists {name} again"
         self._listed.add(name)
@@ -131,7 +136,8 @@ class ManifestCheck:
         unlisted = next((name for name in self.seen if name not in self._listed), None)
         if unlisted is not None:
             return f"says closed, but does not list {unlisted}"
-        complete = self._listed == set(self.seen) and all(seen.clean for seen in self.seen.values())
+        complete = not self._dropped and self._listed == set(self.seen)
+        complete = complete and all(seen.clean for seen in self.seen.values())
         sums = {key: sum(getattr(seen, key) for seen in self.seen.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "says other numbers of episodes or steps than the batches have"

@@ -261,7 +261,7 @@ class _Mender:
             run = self._runs.get(episode)
             goes_on = run is not None and run.goes_on
             follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
-            if steps and not flags & wire.LEADS and not follows:
+            if steps and not flags & wire.LEADS and not follows and not self._examination.is_headless(episode):
                 orphans.append(i)
                 self._tell_gap(episode, run, first)
             if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):

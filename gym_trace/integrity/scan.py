@@ -255,6 +255,7 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._layouts: Layouts  # set by chunks(), if the schema is readable
         self._episodes: list[Array] = []
+        self._begun: set[int] | None = None  # episodes whose beginning is there, if old batches were dropped
         self._tail = RingTail()
         self._last_origin = 0
 
@@ -273,16 +274,16 @@ class Examination:
         problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
         if schema is not None:
             try:
-                self._layouts = WriterSchema.of(schema).layouts
+                about = WriterSchema.of(schema)
+                self._layouts, self._begun = about.layouts, set() if about.drops_batches else None
                 self.origins = origins_of(schema, self.files.writer)
             except CorruptTrace as error:
                 problem = error.problem
         self._read_ring()
-        expected = 0
+        missing = self.files.missing()
         for number, name in sorted(self.files.batches.items()):
-            if number > expected:
-                self._missing(range(expected, number))
-            expected = number + 1
+            while missing and missing[0].start < number:
+                self._missing(missing.pop(0))
             if problem is not None:
                 self._unreadable(name, problem)
             else:
@@ -443,11 +444,19 @@ class Examination:
 
     def _counted(self, fragments: Array, chunk: Chunk) -> tuple[Array, Chunk]:
         """Count a readable chunk, and return it."""
-        carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
-        self._episodes.append(np.unique(fragments["episode"][carries]))
+        shown = fragments
+        if self._begun is not None:
+            self._begun.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
+            shown = fragments[[not self.is_headless(episode) for episode in fragments["episode"].tolist()]]
+        carries = (shown["steps"] > 0) | (shown["flags"] & wire.LEADS > 0)
+        self._episodes.append(np.unique(shown["episode"][carries]))
         self._report.chunks += 1
-        self._report.steps += int(fragments["steps"].sum())
+        self._report.steps += int(shown["steps"].sum())
         return fragments, chunk
+
+    def is_headless(self, episode: int) -> bool:
+        """Return True for an episode whose beginning was in a batch that was dropped, so that it is gone."""
+        return self._begun is not None and episode not in self._begun
 
     def _unreadable(self, name: str, problem: str) -> None:
         size, path = _size(self._storage, name), self._storage.path(name)

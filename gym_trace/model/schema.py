@@ -78,6 +78,11 @@ class WriterSchema:
         return self.recorder.get("record_infos") is True
 
     @property
+    def drops_batches(self) -> bool:
+        """True if the writer dropped old batches, and with them episodes whose beginning was there."""
+        return "keep_bytes" in self.recorder and "origins" not in self.raw
+
+    @property
     def is_vector(self) -> bool:
         """True if the environment was a vector environment."""
         return "num_envs" in self.recorder

@@ -309,10 +309,9 @@ def _listed_crcs(storage: ReadStorage | None, copies: Iterable[_Copy]) -> dict[s
         return {}
     found: dict[str, int] = {}
     for files in find_writers(storage):
-        for entry in files.entries():
-            match entry:
-                case {"type": "batch", "file": str(name), "crc32": int(crc)}:
-                    found[name] = crc
+        for name, entry in files.listed()[0].items():
+            if isinstance(crc := entry.get("crc32"), int):
+                found[name] = crc
     return found
 
 

@@ -137,7 +137,7 @@ def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) 
     wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
     is_bad = np.zeros(writer.chunk_count, bool)
     is_bad[bad] = True
-    left = np.flatnonzero(~np.repeat(is_bad, np.diff(writer.chunk_bounds)))
+    left = np.flatnonzero(~(np.repeat(is_bad, np.diff(writer.chunk_bounds)) | writer.is_headless))
     parts = parts_of(writer.fragments, writer.alive, left)
     wanted = np.zeros(len(parts), bool)
     wanted[parts.of_fragment[wanted_fragments & (parts.of_fragment >= 0)]] = True

@@ -310,6 +310,12 @@ def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> P
     return Parts(fragments, alive, among, order[places], begins)
 
 
+def headless(fragments: Fragments) -> Array:
+    """Return which fragments are of episodes whose beginning is not there."""
+    episodes = fragments["episode"]
+    return ~np.isin(episodes, episodes[fragments.flags & wire.STARTS > 0])
+
+
 def fill(table: Array, column: Callable[[str], Array]) -> None:
     """Set the columns of a table, of which column gives each. Rows are wide: fill at most ROWS_AT_ONCE of them."""
     integers = table.view(_EPISODE_WITH_INTEGERS)

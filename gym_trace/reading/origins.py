@@ -142,6 +142,7 @@ class OriginReader(WriterReader):
         self._about = WriterSchema.of(origin.schema)
         self._numbers, self._begins = [0], [0]
         begin, end = file.bounds[number : number + 2].tolist()
+        self.is_headless = stored.is_headless[begin:end]
         if begin == end:
             self.fragments, self.parts, self.chunk_bounds = _NONE, _NO_PARTS, _NO_CHUNKS
             self.chunk_places, self.batches = [], []

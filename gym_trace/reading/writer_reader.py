@@ -24,7 +24,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down
-from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
+from gym_trace.reading.episode_table import Parts, headless, parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
@@ -83,6 +83,7 @@ class WriterReader:
         batches: its readable batches, in order.
         tail: what is in its ring and in no batch.
         damage: what was found not to check.
+        is_headless: (fragments,) bool, which belong to no episode, as its beginning was dropped with an older batch.
         parts: its episodes.
         files: their names, and where they are.
     """
@@ -97,6 +98,7 @@ class WriterReader:
         self._readers: dict[int, BatchReader] = {}
         self._starts: dict[int, tuple[list[Any], Array]] = {}  # of the chunks that were asked last
         self._about: WriterSchema | None = None
+        self._has_missed = False
         self._read(files)
 
     def refreshed(self, files: WriterFiles) -> WriterReader:
@@ -109,6 +111,8 @@ class WriterReader:
         newer._starts = {}
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)
+        if newer._has_missed:  # batches that were dropped since they were listed; those before them were, too
+            return WriterReader(files.listed_again(), room=self.room)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
 
     def _is_replaced(self, files: WriterFiles) -> bool:
@@ -155,14 +159,21 @@ class WriterReader:
             self.tail = tail_of(self.files, None, self._readers)
 
     def _read_batches(self) -> None:
-        for number, name in self.files.batches.items():
+        self._readers = {number: reader for number, reader in self._readers.items() if number in self.files.batches}
+        # Backwards, as batches are dropped from the first one on: what began in a batch that is there goes on in the
+        # batches that were read before it.
+        for number, name in reversed(self.files.batches.items()):
             reader = self._readers.get(number)
             if reader is None:
                 reader = self._opened(name)
                 if reader is not None:
                     self._readers[number] = reader
             elif not reader.sealed:
-                reader.refresh()
+                try:
+                    reader.refresh()
+                except FileNotFoundError:
+                    del self._readers[number]
+                    self._has_missed = True
 
     def _join(self) -> None:
         """Collect the chunks of the batches and those of the ring."""
@@ -185,7 +196,11 @@ class WriterReader:
         if self.tail.batch is not None:  # what is in the ring is where it will be once it is in a batch
             numbers = [*numbers[: bisect_left(numbers, self.tail.number)], self.tail.number]
         self._numbers, self._begins = numbers, begins[: len(numbers)]
-        self.parts = parts_of(self.fragments, self.alive)
+        self.is_headless = np.zeros(len(self.fragments), np.bool_)
+        if self.about_or_empty.drops_batches:
+            self.is_headless = headless(self.fragments)
+        shown = np.flatnonzero(~self.is_headless) if self.is_headless.any() else None
+        self.parts = parts_of(self.fragments, self.alive, shown)
         number = 0 if self.tail.batch is None else self.tail.number
         self.extent = Extent(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
 
@@ -201,7 +216,8 @@ class WriterReader:
                 self._take_damage(name, error, size)
             return None
         except FileNotFoundError:
-            return None  # sealed under another name between the listing and now: the next refresh finds it
+            self._has_missed = True
+            return None
 
     def take_damage(self, error: CorruptTrace) -> None:
         """Keeps in mind what is wrong with all of its files."""

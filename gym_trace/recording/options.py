@@ -27,6 +27,7 @@ from gym_trace.model.layout import PlainSpace
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.recording.newest import NAN, KeepIf
 from gym_trace.recording.process_safety import is_joined
 from gym_trace.storage.local import LocalStorage, alone
 from gym_trace.storage.remote.address import DESTINATION, is_url, local_path
@@ -62,6 +63,12 @@ class RecordingOptions:
         metadata: any value that MessagePack can hold, stored with the trace.
         on_error: on a full disk, "raise" a RecordingError at the next step, or "warn". Either happens once; afterwards
             the environment can be stepped unrecorded.
+        keep_bytes: drop the oldest episodes, so that the files of this recorder hold about this many bytes, the newest.
+            None: keep everything. An open episode is never dropped.
+        keep_if: which episodes to keep for ever all the same; keep_bytes does not count them. "nan": those with a NaN
+            or an infinity in a column of numbers of their observations, actions or rewards. Or a function of a dict
+            about an episode that has ended: episode_id, lane, steps, return, outcome (such as "cut"), has_nan. It is
+            called in a background thread; if it raises, the recording stops with a RecordingError.
 
     Raises:
         InvalidOption: an argument is invalid.
@@ -81,6 +88,8 @@ class RecordingOptions:
     fsync: bool = False
     metadata: Any = None
     on_error: str = "raise"
+    keep_bytes: int | None = None
+    keep_if: KeepIf | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.record_infos, str):
@@ -91,6 +100,18 @@ class RecordingOptions:
             raise InvalidOption(f"level={self.level!r}: pass a zstd level from -7 to 22")
         if self.on_error not in ("raise", "warn"):
             raise InvalidOption(f'on_error={self.on_error!r}: pass "raise" or "warn"')
+        if self.keep_bytes is not None:
+            if not self.keep_bytes >= 0:
+                raise InvalidOption(f"keep_bytes={self.keep_bytes!r}: pass a number of bytes, 0 or more")
+            if self.directory is not None and local_path(self.directory) is None:
+                raise InvalidOption(f"keep_bytes: nothing can be dropped from {self.directory}; record to a directory")
+        if self.keep_if is not None:
+            if not (self.keep_if == NAN or callable(self.keep_if)):
+                raise InvalidOption(f'keep_if={self.keep_if!r}: pass "nan" or a function of an episode')
+            if self.keep_bytes is None:
+                raise InvalidOption(
+                    "keep_if: all episodes are kept without keep_bytes; pass it, too (0: keep no others)"
+                )
         for name in ("reward_classes", "record_infos"):
             if (given := getattr(self, name)) is not None and not isinstance(given, bool):
                 object.__setattr__(self, name, list(given))
@@ -119,7 +140,7 @@ def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
     text = inspect.getdoc(RecordingOptions)
     if text and wrapper.__doc__:  # python -OO removes docstrings
         arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
-        reference = "    directory … on_error: see RecordingOptions."
+        reference = "    directory … keep_if: see RecordingOptions."
         wrapper.__doc__ = inspect.cleandoc(wrapper.__doc__).replace(reference, arguments)
     return wrapper
 
@@ -190,7 +211,11 @@ def new_schema(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "platform": platform.platform(),
-        "recorder": {"record_infos": options.record_infos, **recorder},
+        "recorder": {
+            "record_infos": options.record_infos,
+            **({} if options.keep_bytes is None else {"keep_bytes": options.keep_bytes}),
+            **recorder,
+        },
         "metadata": options.metadata,
         "provenance": origin,
         **branch,

@@ -25,6 +25,7 @@ from gym_trace.model.values import unstored
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import SlabWriter
+from gym_trace.recording.newest import NewestBatches
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
 from gym_trace.ring.chunk_builder import ChunkWriter
@@ -125,7 +126,11 @@ class Recorder(ABC):
 
     def _open_writer(self) -> BatchFiles:
         self._storage.make()
-        return BatchFiles(self._storage, self._schema, self._options.level, self._options.fsync)
+        options = self._options
+        if options.keep_bytes is None:
+            return BatchFiles(self._storage, self._schema, options.level, options.fsync)
+        kept = options.keep_bytes, options.keep_if
+        return NewestBatches(self._storage, self._schema, options.level, options.fsync, *kept)
 
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""

@@ -22,6 +22,7 @@ from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
+from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.single.steps import StepRecorder
@@ -55,7 +56,7 @@ class TraceWriter:
             become a Box of their dtype and shape without bounds, dicts and tuples are nested, anything else is recorded
             value by value. Without an action_space the first files are written at the first action.
         environment: what is recorded: an EnvSpec (which verify_trace can make), its id, or a dict of facts.
-        directory … on_error: see RecordingOptions.
+        directory … keep_if: see RecordingOptions.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -89,6 +90,8 @@ class TraceWriter:
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        keep_bytes: int | None = None,
+        keep_if: KeepIf | str | None = None,
     ):
         self._options = RecordingOptions(
             directory=directory,
@@ -104,6 +107,8 @@ class TraceWriter:
             fsync=fsync,
             metadata=metadata,
             on_error=on_error,
+            keep_bytes=keep_bytes,
+            keep_if=keep_if,
         )
         self._options.filters()  # checks them
         if uid is not None:

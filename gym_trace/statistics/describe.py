@@ -12,7 +12,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.directory import batch_number, find_writers
+from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.model.values import Array
@@ -267,16 +267,14 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
 
 def _manifest_mismatches(writer: WriterReader) -> Iterator[str]:
     """Yield a problem for each batch that is missing or whose size differs from the manifest."""
-    for entry in writer.files.entries():
-        name, size = entry.get("file"), entry.get("bytes")
-        if entry.get("type") == "batch" and isinstance(name, str) and batch_number(writer.writer, name) is not None:
-            try:
-                there = writer.files.storage.size(name)
-            except FileNotFoundError:
-                yield f"{writer.files.storage.path(name)}: missing, but listed in the manifest"
-            else:
-                if there != size:
-                    yield f"{writer.files.storage.path(name)}: {there} bytes, but {size} in the manifest"
+    for name, entry in writer.files.listed()[0].items():
+        try:
+            there = writer.files.storage.size(name)
+        except FileNotFoundError:
+            yield f"{writer.files.storage.path(name)}: missing, but listed in the manifest"
+        else:
+            if there != (size := entry.get("bytes")):
+                yield f"{writer.files.storage.path(name)}: {there} bytes, but {size} in the manifest"
 
 
 def _id_of(environment: dict[str, Any]) -> str | None:

@@ -143,7 +143,9 @@ function findWriters(directory) {
 function readJournal(directory, name) {
   const lines = readFileSync(join(directory, name), "utf8").split("\n").slice(0, -1).map((line) => JSON.parse(line));
   const closed = lines.find((line) => line.type === "closed");
-  const batches = lines.filter((line) => line.type === "batch").map((line) => {
+  const dropped = new Map(lines.flatMap((line, i) => (line.type === "dropped" ? [[line.file, i]] : [])));
+  const listed = lines.filter((line, i) => line.type === "batch" && i > (dropped.get(line.file) ?? -1));
+  const batches = listed.map((line) => {
     const path = join(directory, line.file);
     const bytes = existsSync(path) ? readFileSync(path) : Buffer.alloc(0);
     return { ...line, agrees: bytes.length === line.bytes && crc32(bytes) === line.crc32 };
@@ -166,6 +168,8 @@ function readWriter(directory, writer, files) {
   const chunks = batches.flatMap((batch) => batch.chunks), ring = readEnd(directory, files.ring, chunks);
   for (const chunk of [...chunks.filter(({ metadata }) => !ring.numbers.includes(metadata.slab?.[0])), ...ring.chunks])
     takeChunk(chunk, episodes);
+  if (schema.recorder?.keep_bytes !== undefined) // what began in a dropped batch is gone
+    for (const [id, { start }] of episodes) if (start === undefined) episodes.delete(id);
   const origins = originsOf(schema);
   if (origins !== null) return origins.flatMap((origin, number) => {
     if (origin === null) return [];

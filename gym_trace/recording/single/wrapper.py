@@ -17,6 +17,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
+from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import (
     RecordingOptions,
     new_schema,
@@ -34,7 +35,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
     Args:
         env: any single Gymnasium environment.
-        directory … on_error: see RecordingOptions.
+        directory … keep_if: see RecordingOptions.
         states: keep the state of the environment every N steps, so that env_at() can start there: for environments of
             Gymnasium's MuJoCo and of ALE, and others that offer it (see envs.states.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
@@ -68,6 +69,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        keep_bytes: int | None = None,
+        keep_if: KeepIf | str | None = None,
         states: int | None = None,
         video: Schedule | str | bool | None = None,
     ):
@@ -87,6 +90,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             fsync=fsync,
             metadata=metadata,
             on_error=on_error,
+            keep_bytes=keep_bytes,
+            keep_if=keep_if,
         )
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
         RecordConstructorArgs.__init__(

@@ -17,6 +17,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import (
     RecordingOptions,
     new_schema,
@@ -53,7 +54,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     Args:
         envs: any Gymnasium vector environment.
-        directory … on_error: see RecordingOptions.
+        directory … keep_if: see RecordingOptions.
         lanes: record only these lanes: a slice, a mask, their numbers, or how many, spread evenly over all. They keep
             their numbers. Tensors on a device are gathered there, so that only these rows are copied.
         states: keep the states of all lanes every N steps after a reset of all of them, so that env_at() can start
@@ -86,6 +87,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        keep_bytes: int | None = None,
+        keep_if: KeepIf | str | None = None,
         lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
         states: int | None = None,
     ):
@@ -103,6 +106,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
             fsync=fsync,
             metadata=metadata,
             on_error=on_error,
+            keep_bytes=keep_bytes,
+            keep_if=keep_if,
         )
         super().__init__(envs)
         demand_all_lanes(envs)

@@ -1,0 +1,201 @@
+"""Files of a writer that keeps its newest bytes, and for ever the episodes that the user wants."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.format import wire
+from gym_trace.format.batch_files import BATCH_BYTES, BatchFiles, RowsOrEncoded
+from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.columns import Path
+from gym_trace.format.directory import batch_name
+from gym_trace.format.manifest import DROPPED, line
+from gym_trace.model.deltas import DeltaRows
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.ring.segment import rows_of_part
+from gym_trace.storage.protocol import Storage
+
+NAN = "nan"
+KeepIf = Callable[[dict[str, Any]], bool]
+
+_SHARE = 8  # of keep_bytes that a batch takes
+_LEAST_BATCH = 1 << 20  # bytes
+_LOOKED_AT = ("observations", "actions", "rewards")
+_ROWS = 64  # of large values that are looked at together
+_EPISODE = np.dtype(
+    [
+        *(("episode", "<i8"), ("lane", "<i8"), ("steps", "<i8"), ("return", "<f8"), ("outcome", "<i8")),
+        *(("has_nan", "?"), ("has_begun", "?"), ("has_ended", "?"), ("first", "<i8"), ("last", "<i8")),  # batches
+    ]
+)
+_log = logging.getLogger("gym_trace")
+
+
+class NewestBatches(BatchFiles):
+    """Drops the oldest sealed batches, so that the others take at most keep_bytes.
+
+    Batches are dropped in their order, each in one step: it is removed, or replaced by one with the wanted episodes. An
+    episode whose beginning is in a dropped batch is gone for readers, wherever the rest of it is. So a batch stays
+    while an episode is open that began in it or before. The newest sealed batch stays, too: it says which part of the
+    ring is in batches.
+
+    Args:
+        keep_if: see RecordingOptions.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        schema: dict[str, Any],
+        level: int,
+        fsync: bool,
+        keep_bytes: int,
+        keep_if: KeepIf | str | None,
+    ):
+        super().__init__(storage, schema, level, fsync)
+        self._level, self._keep_if = level, keep_if
+        self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _SHARE))
+        self._most = max(0, keep_bytes - self.batch_bytes)  # in sealed batches
+        self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
+        self._open, self._wanted = np.empty(0, _EPISODE), np.empty(0, _EPISODE)
+        self._fed_nans: dict[Path, list[Array]] = {}  # of the next chunk: which rows have one
+
+    def feed(self, path: Path, rows: Array | DeltaRows, as_before: bool = False) -> None:
+        super().feed(path, rows, as_before)
+        if self._keep_if is not None and path[0] in _LOOKED_AT and rows.dtype.kind in "fc":
+            arrays = [rows] if not isinstance(rows, DeltaRows) else (a.view(rows.dtype) for a in rows.arrays(_ROWS))
+            self._fed_nans.setdefault(path, []).extend(map(_has_nan, arrays))
+
+    def write(
+        self,
+        fragments: Array,
+        columns: Mapping[Path, RowsOrEncoded],
+        slab: tuple[int, bool] | None = None,
+        pending: Sequence[Any] = (),
+    ) -> None:
+        super().write(fragments, columns, slab, pending)
+        episodes = np.zeros(len(fragments), _EPISODE)
+        for name in ("episode", "lane", "steps", "outcome"):
+            episodes[name] = fragments[name]
+        episodes["return"] = fragments["reward_sum"]
+        episodes["has_begun"] = fragments["flags"] & wire.STARTS > 0
+        episodes["has_ended"] = fragments["flags"] & wire.ENDS > 0
+        episodes["first"] = episodes["last"] = self._batches
+        if self._keep_if is not None:
+            episodes["has_nan"] = self._nans(fragments, columns)
+        self._follow(episodes)
+
+    def _nans(self, fragments: Array, columns: Mapping[Path, RowsOrEncoded]) -> Array:
+        """Return which fragments have a NaN or an infinity."""
+        found = {path: np.concatenate(arrays) for path, arrays in self._fed_nans.items()}
+        self._fed_nans.clear()
+        for path, rows in columns.items():
+            if path[0] in _LOOKED_AT and isinstance(rows, np.ndarray) and rows.dtype.kind in "fc":
+                found[path] = _has_nan(rows)
+        steps = fragments["steps"].astype(np.int64)
+        result = np.zeros(len(fragments), np.bool_)
+        for path, rows_with in found.items():
+            if rows_with.any():
+                counts = steps + (fragments["flags"] & wire.LEADS > 0) if path[0] == "observations" else steps
+                of_row = np.repeat(np.arange(len(fragments)), counts)
+                result[of_row[rows_with]] = True
+        return result
+
+    def _follow(self, new: Array) -> None:
+        """Take the next fragments into account, as rows of _EPISODE."""
+        known = np.concatenate([self._wanted, self._open, new])
+        known = known[np.argsort(known["episode"], kind="stable")]
+        begins = np.flatnonzero(np.diff(known["episode"], prepend=-1))
+        joined = known[begins]
+        if len(begins) < len(known):
+            with np.errstate(all="ignore"):  # rewards may be infinite
+                for name in ("steps", "return"):
+                    joined[name] = np.add.reduceat(known[name], begins)
+            for name in ("outcome", "has_nan", "has_begun", "has_ended", "last"):
+                joined[name] = np.maximum.reduceat(known[name], begins)
+        joined = joined[joined["has_begun"]]  # others go on after their end, and were not wanted
+        self._open = joined[~joined["has_ended"]]
+        ended = joined[joined["has_ended"]]
+        was_wanted = np.isin(ended["episode"], self._wanted["episode"])
+        self._wanted = np.concatenate([ended[was_wanted], *map(self._chosen, [ended[~was_wanted]])])
+
+    def _chosen(self, ended: Array) -> Array:
+        """Return the wanted ones of episodes that have ended."""
+        if self._keep_if is None or not len(ended):
+            return ended[:0]
+        if not callable(self._keep_if):
+            return np.compress(ended["has_nan"], ended)
+        names = ("episode", "lane", "steps", "return", "has_nan", "outcome")
+        columns = zip(*(ended[name].tolist() for name in names))
+        return np.compress([bool(self._asked(*row)) for row in columns], ended)
+
+    def _asked(self, episode: int, lane: int, steps: int, total: float, has_nan: bool, outcome: int) -> bool:
+        told = {"episode_id": episode, "lane": lane, "steps": steps, "return": total, "outcome": OUTCOMES[outcome]}
+        assert callable(self._keep_if)
+        try:
+            return self._keep_if({**told, "has_nan": has_nan})
+        except Exception as error:  # code of the user
+            raise TraceError(f"keep_if raised {error!r:.200} for episode {episode}") from error
+
+    # -- dropping -----------------------------------------------------------------------------------------------------
+
+    def _sealed(self, name: str, size: int, crc: int) -> None:
+        super()._sealed(name, size, crc)
+        number = self._batches - 1
+        self._whole.append((number, size))
+        before = min(number, int(self._open["first"].min(initial=number)))
+        while self._whole[0][0] < before and sum(size for _, size in self._whole) > self._most:
+            self._drop(self._whole.popleft()[0])
+
+    def _drop(self, number: int) -> None:
+        """Remove a batch, or replace it by one with its wanted episodes."""
+        name = batch_name(self.writer, number)
+        wanted = self._wanted["episode"][self._wanted["first"] <= number]
+        self._wanted = self._wanted[self._wanted["last"] > number]
+        rest = BatchFiles(self._storage, self._schema, self._level, False, self._manifest)
+        rest.go_on(number, None)
+        try:
+            batch = BatchReader(self._storage, name, warns=False)
+            has_rest = _copy(batch, rest, wanted)
+        except CorruptTrace as error:
+            _log.warning("%s; kept as it is", error)
+            rest.discard()
+            return
+        self._manifest.write(line({"type": DROPPED, "file": name}))
+        if has_rest:
+            rest.seal()
+        else:
+            self._storage.remove(name)
+            self._storage.sync()
+
+
+def _copy(batch: BatchReader, target: BatchFiles, wanted: Array) -> bool:
+    """Copy the wanted episodes of a batch; return True if there are any. Raises CorruptTrace, OSError."""
+    for damage in batch.damage:
+        raise damage.error()
+    is_wanted = np.isin(batch.fragments["episode"].astype(np.int64), wanted)
+    if not is_wanted.any():
+        return False
+    begin = 0
+    with batch.open() as file:
+        for number, count in enumerate(batch.chunks["fragments"].tolist()):
+            table, kept = batch.fragments[begin : begin + count], is_wanted[begin : begin + count]
+            begin += count
+            if kept.all():
+                target.copy_chunk(table, batch.stored_chunk(file, number))
+            elif kept.any():
+                chunk = batch.read_chunk(number, lambda path: True)
+                target.write(*rows_of_part(chunk, table, kept, np.zeros(count, np.bool_)))
+    return True
+
+
+def _has_nan(rows: Array) -> Array:
+    """Return which rows have a NaN or an infinity."""
+    return np.logical_not(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
