@@ -140,7 +140,7 @@ def command_lines() -> Iterator[str]:
     context = click.Context(cli)
     yield "gym-trace"
     yield from map(parameter_line, cli.params)
-    for name in cli.list_commands(context):
+    for name in sorted(cli.list_commands(context)):
         command = cli.get_command(context, name)
         assert command is not None
         yield ""

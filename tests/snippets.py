@@ -41,6 +41,19 @@ _BLOCK = re.compile(
     re.M | re.S,
 )
 _SHELL = re.compile(r"[|&;<>$`*?~]")
+# Kills as the command does, but not before something is recorded, which takes longer on a busy machine.
+_TIMEOUT = """
+timeout() {
+  touch .began
+  local seconds=$3
+  shift 3
+  "$@" &
+  while kill -0 $! && [ -z "$(find . -name '*.manifest.jsonl' -newer .began)" ]; do sleep 0.1; done 2>/dev/null
+  sleep "$seconds"
+  kill -KILL $!
+  wait $! 2>/dev/null
+}
+"""
 _CODE = re.compile(r"\s+# exit code (\d+)$")
 
 
@@ -129,7 +142,8 @@ def _command(line: str, directory: Path, where: str) -> str:
     simple = shlex.split(line, comments=True)
     if simple[0] == "gym-trace" and not _SHELL.search(re.sub(r"'[^']*'", "", line)):
         return _ran([sys.executable, "-c", _COMMAND, *simple[1:]], directory, f"{where}: {line}", ended)
-    return _ran(["bash", "-c", line], directory, f"{where}: {line}", ended)
+    prelude = _TIMEOUT if line.startswith("timeout -s KILL ") else ""
+    return _ran(["bash", "-c", prelude + line], directory, f"{where}: {line}", ended)
 
 
 def _python(block: Block, directory: Path, where: str) -> str:

@@ -32,36 +32,45 @@ from gym_trace_cli.help import Group, option
 from gym_trace_cli.options import PATH, Size
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
-# Module, function and help line of each command. A module is imported when its command is called.
-COMMANDS = {
-    "record": ("record", "command", "Record episodes of a Gymnasium environment."),
-    "play": ("play", "command", "Play an environment by hand and record it."),
-    "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
-    "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
-    "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
-    "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
-    "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
-    "branch": ("branch", "command", "Record new episodes from a recorded step on: what if?"),
-    "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
-    "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
-    "ls": ("ls", "command", "List traces, or the episodes of one."),
-    "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
-    "sql": ("sql", "command", "Query steps and episodes with SQL (DuckDB)."),
-    "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
-    "info": ("info", "command", "Describe a trace: environment, spaces, writers, health."),
-    "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
-    "diff": ("verify", "diff", "Compare two traces, episode by episode."),
-    "edit": ("edit", "command", "Merge, split, filter, drop, compact or annotate traces."),
-    "lint": ("lint", "command", "Find what is wrong with recorded data: NaN, frozen sensors, duplicates and more."),
-    "check": ("check", "check", "Verify every checksum and locate damage."),
-    "repair": ("check", "repair", "Write a clean copy of everything readable."),
-    "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
-    "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
-    "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
-    "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
-    "sync": ("transfer", "sync", "Copy what a directory and a URL lack of each other."),
-    "cache": ("cache", "command", "Clear the disk cache of traces at URLs."),
+# Module, function and help line of each command, by section of --help. A module is imported when its command is called.
+SECTIONS = {
+    "Record": {
+        "record": ("record", "command", "Record episodes of a Gymnasium environment."),
+        "play": ("play", "command", "Play an environment by hand and record it."),
+        "branch": ("branch", "command", "Record new episodes from a recorded step on: what if?"),
+        "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
+    },
+    "Look": {
+        "ls": ("ls", "command", "List traces, or the episodes of one."),
+        "info": ("info", "command", "Describe a trace: environment, spaces, writers, health."),
+        "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
+        "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
+        "sql": ("sql", "command", "Query steps and episodes with SQL (DuckDB)."),
+        "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
+        "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
+        "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
+    },
+    "Check": {
+        "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
+        "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
+        "diff": ("verify", "diff", "Compare two traces, episode by episode."),
+        "lint": ("lint", "command", "Find wrong data: NaN, frozen sensors, duplicates and more."),
+        "check": ("check", "check", "Verify every checksum and locate damage."),
+        "repair": ("check", "repair", "Write a clean copy of everything readable."),
+        "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
+    },
+    "Change and exchange": {
+        "edit": ("edit", "command", "Merge, split, filter, drop, compact or annotate traces."),
+        "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
+        "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
+        "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
+        "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
+        "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
+        "sync": ("transfer", "sync", "Copy what a directory and a URL lack of each other."),
+        "cache": ("cache", "command", "Clear the disk cache of traces at URLs."),
+    },
 }
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
 # Hints for names of other tools.
 ELSEWHERE = {
@@ -109,8 +118,10 @@ class Commands(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (*_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (*_, line) in commands.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
