@@ -86,6 +86,14 @@ class Rollout:
         observations, finals = ([fields[f"{part}.{leaf}"] for leaf in leaves] for part in ("observations", "finals"))
         return cls(observations, finals, **{name: array for name, array in fields.items() if "." not in name})
 
+    def not_finite(self) -> tuple[str, int, int] | None:
+        """Return what is infinite or NaN, "a reward" or "an observation", and its step and lane; None if nothing is."""
+        for name, arrays in (("a reward", [self.rewards]), ("an observation", [*self.observations, *self.finals])):
+            for array in arrays:
+                for step, lane, *_ in np.argwhere(~np.isfinite(array)).tolist():
+                    return name, min(step, len(self.rewards) - 1), lane
+        return None
+
     def bootstrapped(self) -> tuple[Array, list[Array]]:
         """Return where the value of the last observation counts, (steps, lanes), and these observations as rows."""
         where = self.truncations & ~self.terminations
@@ -159,6 +167,14 @@ class RecordedRollouts:
     def episodes_of(self, origin: Origin) -> list[int]:
         """Return the indices of the episodes of a rollout."""
         return sorted({ep for lane in range(self._shape.lanes) for ep, *_ in self._pieces(origin, lane)})
+
+    def step_of(self, origin: Origin, step: int, lane: int) -> tuple[int, int]:
+        """Return the index of the episode of a step of a rollout, and the number of the step in it."""
+        return next(
+            (episode, first + step - at)
+            for episode, at, first, count in self._pieces(origin, lane)
+            if at <= step < at + count
+        )
 
     def _pieces(self, origin: Origin, lane: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield runs of steps: episode, first step in the rollout and in the recorded part of the episode, count."""

@@ -196,7 +196,8 @@ def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Pat
     running = process("train", "CartPole-v1", "-o", tmp_path / "r", *argv, cwd=tmp_path)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert "error: worker 0: ValueError: the floor is gone; it failed 4 times" in errors
+    place = r"in step 0 of episode \d+ \(seed \d+, action [01]\)"
+    assert re.search(rf"error: worker 0: ValueError: the floor is gone, {place}; it failed 4 times", errors)
     assert "events.jsonl of the run has the traceback" in errors
     assert f"gym-trace train --resume {tmp_path / 'r'} --trust resumes it" in errors
     events = (tmp_path / "r" / "events.jsonl").read_text()

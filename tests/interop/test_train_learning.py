@@ -97,6 +97,7 @@ def collected(
     plan = Plan(str(directory), learner.spaces, settings, learner.shape, weights.size, seed=9)
     actor = Actor(plan, make_env, number=0, life=0, slots=slots, weights=weights, **pipes)
     split = Split(actor, 0, alive)
+    split.begin()
     acting, origins = OwnModel(learner.shape, settings, weights, [split.seed]), []
     for slot in range(count):
         for _ in split.collect(slots.rollout(slot), acting, acting.begin(0, 0)):

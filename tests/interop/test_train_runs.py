@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,13 +217,8 @@ def test_workers_whose_environments_misbehave_are_started_again(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("what", "most", "said"),
     [
-        ("raise", 100, "worker 0: ValueError: the floor is gone; it failed 4 times without getting anything done"),
+        ("raise", 100, r"worker 0: ValueError: the floor is gone, in step \d+ of episode \d+ .*; it failed 4 times"),
         ("make", 1, "worker 0: ValueError: the floor is gone; max_restarts=1 allows no more restarts"),
-        (
-            "nan",
-            100,
-            r"learner 0: a reward is not finite: update to version 1, of episodes 0, 1.* of .*trace",
-        ),
     ],
 )
 def test_a_run_whose_environment_always_misbehaves_ends_and_says_how(
@@ -229,6 +226,54 @@ def test_a_run_whose_environment_always_misbehaves_ends_and_says_how(
 ) -> None:
     with pytest.raises(TrainingFailed, match=said):
         trained(tmp_path / "r", Misbehaving(what), workers=1, rollout=32, max_restarts=most)
+
+
+class Breaking(Seen):
+    """Does something wrong in step 40 of each episode, which none gets past."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        if self._steps == 41:
+            if self._what == "raise":
+                raise ValueError("the floor is gone")
+            if self._what == "shape":
+                observation["x"] = observation["x"][:2]
+            if self._what == "missing":
+                del observation["x"]
+            reward = {"pair": (1.0, 2.0), "nan": float("nan")}.get(self._what, reward)
+        return observation, reward, False, False, info
+
+
+IN_STEP = r", in step 40 of episode (\d+) \(seed (\d+), action \d\)"
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "restarts"),
+    [
+        ("raise", rf"ValueError: the floor is gone{IN_STEP}; it failed 4 times in this step, and no episode got", 3),
+        ("shape", rf"observation/x: expected shape \(3,\) of float32, got shape \(2,\) of float32{IN_STEP}", 0),
+        ("missing", rf"observation/x: expected shape \(3,\) of float32, got none \(KeyError: 'x'\){IN_STEP}", 0),
+        ("pair", rf"reward: expected a number, got \(1.0, 2.0\){IN_STEP}", 0),
+        ("nan", r"learner 0: a reward is not finite: step 40 of episode (\d+) \(seed (\d+)\) of .*/trace; nothing", 0),
+    ],
+)
+def test_an_environment_that_always_breaks_in_one_step_ends_the_run_with_the_place(
+    tmp_path: Path, what: str, said: str, restarts: int
+) -> None:
+    with pytest.raises(TrainingFailed, match=said) as error:
+        gym_trace.train(partial(Breaking, what), tmp_path / "r", steps=4 * STEPS, workers=1, **SMALL)
+    found = re.search(said, str(error.value))
+    assert found is not None
+    episode = gym_trace.open_trace(tmp_path / "r" / "trace")[int(found[1])]
+    assert episode.seed == int(found[2])
+    assert len(episode) >= 40
+    assert (tmp_path / "r" / "events.jsonl").read_text().count('"restart"') == restarts
+    assert len(Run(tmp_path / "r").updates()) > 1  # rollouts before were learned from
+    assert not verify_run(tmp_path / "r").differs
 
 
 def test_an_environment_that_cannot_be_carried_to_a_worker_is_refused(tmp_path: Path) -> None:

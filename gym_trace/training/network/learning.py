@@ -81,7 +81,8 @@ class Learner:
         logprob, values, next_values = self._evaluated(batch, seen)
         targets, advantages = self._targets(batch, logprob, values, next_values)
         if not (np.isfinite(targets).all() and np.isfinite(advantages).all()):
-            raise TrainingFailed(f"{_not_finite(batch)} not finite")
+            found = batch.not_finite()
+            raise TrainingFailed("returns or values are not finite" if found is None else f"{found[0]} is not finite")
         returns = torch.from_numpy(targets.ravel())
         self.model.see_returns(returns.to(self._device))
         data = {
@@ -387,11 +388,3 @@ def _doubles(tensor: Tensor) -> Array:
 
 def _normalized(array: Array) -> Array:
     return np.asarray((array - array.mean()) / (array.std() + 1e-8))
-
-
-def _not_finite(batch: Rollout) -> str:
-    """Name the input that makes returns or values infinite or NaN."""
-    if not np.isfinite(batch.rewards).all():
-        return "a reward is"
-    leaves = [*batch.observations, *batch.finals]
-    return "returns or values are" if all(np.isfinite(leaf).all() for leaf in leaves) else "an observation is"

@@ -19,9 +19,10 @@ from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.errors import InvalidOption, TrainingFailed
+from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
+from gym_trace.playback.trace import open_trace
 from gym_trace.printable import printable
 from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
@@ -64,6 +65,10 @@ class Collected(NamedTuple):
     seconds: dict[str, float]
 
 
+class Crashed(TraceError):
+    """An environment raised: the error, and in which step."""
+
+
 class Worker:
     """Collect rollouts until the driver stops it.
 
@@ -74,6 +79,7 @@ class Worker:
     def __init__(self, actor: Actor, control: Connection):
         self._actor, self._control, self._settings = actor, control, actor.plan.settings
         self._over = threading.Event()
+        self._splits: list[Split] = []
         self.shaping = self._settings.reward_shaping
         self._waiting: list[list[Token]] = [[] for _ in range(self._settings.splits)]
 
@@ -94,11 +100,11 @@ class Worker:
 
     def rollouts(self) -> Generator[None]:
         """Step and hand over rollouts; yield after each, and where another split has its turn."""
-        actor, settings = self._actor, self._settings
-        splits: list[Split] = []
+        actor, settings, splits = self._actor, self._settings, self._splits
         try:
             for number in range(settings.splits):
                 splits.append(Split(actor, number, partial(self.say, "running")))
+                splits[-1].begin()
             acting: Acting
             if actor.desk is None:
                 acting = OwnModel(actor.plan.shape, settings, actor.weights, [split.seed for split in splits])
@@ -115,6 +121,15 @@ class Worker:
         finally:
             for split in splits:
                 split.envs.close()
+
+    def explain(self, error: Exception) -> None:
+        """Raise what tells more about an error of an environment, if it was one: Crashed, or TrainingFailed."""
+        for split in self._splits:
+            if (lane := split.doing) is not None and not isinstance(error, TraceError):
+                if (misfit := split.misfit()) is not None:  # another attempt would not help
+                    raise TrainingFailed(f"{misfit[1]}, in {split.place(misfit[0])}") from error
+                self.say("crashed", (told(error), *split.progress(lane)))
+                raise Crashed(f"{told(error)}, in {split.place(lane)}") from error
 
     def _rollouts(self, split: Split, acting: Acting) -> Iterator[None]:
         """Fill one slot after the other; yield where other splits may have their turn."""
@@ -153,7 +168,13 @@ class Worker:
 
 
 class Split:
-    """Recorded vector environment of a worker."""
+    """Recorded vector environment of a worker.
+
+    Attributes:
+        doing: lane whose environment is being stepped or reset; None between steps.
+    """
+
+    doing: int | None = None
 
     def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
         """alive: called periodically while the environment steps."""
@@ -167,7 +188,9 @@ class Split:
         self._seeds, self.seed = map(partial(episode_seed, int(roots[0])), itertools.count()), int(roots[1])
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
-        envs = SyncVectorEnv([partial(self._made, actor.make_env)] * self._lanes, autoreset_mode=DISABLED)
+        self._did: list[tuple[Any, Any]] = [(None, None)] * self._lanes  # last action (None: reset), and its result
+        makers = [partial(self._made, actor.make_env, lane) for lane in range(self._lanes)]
+        envs = SyncVectorEnv(makers, autoreset_mode=DISABLED)
         try:
             with recorded_by(plan.provenance):
                 directory = os.path.join(plan.path, "trace")
@@ -177,12 +200,17 @@ class Split:
             raise
         self._first_step = 0
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
+        self._longest, self._episode_seeds = 0, [0] * self._lanes
         self._all = np.ones(self._lanes, bool)
         self.returns = np.empty((self._steps, self._lanes))  # of episodes, at their last step
         self._state = np.zeros((self._lanes, plan.shape.state), np.float32)
         self._infos: dict[str, Any] = {}
+        self._staggers = settings.stagger
+
+    def begin(self) -> None:
+        """Begin the first episodes."""
         self._reset(self._all)
-        if settings.stagger:
+        if self._staggers:
             self._stagger()
 
     def _look(self) -> None:
@@ -191,9 +219,63 @@ class Split:
             self._looked = time.monotonic()
             self._alive()
 
-    def _made(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+    def _made(self, make_env: Callable[[], gymnasium.Env[Any, Any]], lane: int) -> gymnasium.Env[Any, Any]:
         self._look()
-        return clipping(make_env())
+        env = clipping(make_env())
+        step, reset = env.step, env.reset
+
+        def stepped(action: Any) -> Any:
+            self.doing, self._did[lane] = lane, (action, None)
+            result = step(action)
+            self._did[lane] = action, result
+            return result
+
+        def begun(**options: Any) -> Any:
+            self.doing, self._did[lane] = lane, (None, None)
+            result = reset(**options)
+            self._did[lane] = None, result
+            return result
+
+        vars(env).update(step=stepped, reset=begun)  # not a wrapper, which the trace would have
+        return env
+
+    # -- errors of the environment ------------------------------------------------------------------------------------
+
+    def misfit(self) -> tuple[int, str] | None:
+        """Return the first lane with an observation that does not fit the space, or a reward that is not a number."""
+        for lane, (_, result) in enumerate(self._did):
+            if not isinstance(result, tuple):
+                continue
+            for leaf in self._leaves:
+                name = "/".join(map(str, ("observation", *leaf.path)))
+                try:
+                    found = picked(result[0], leaf.path)
+                except (LookupError, TypeError, ValueError) as error:
+                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got none ({told(error)})"
+                if found.shape != leaf.shape or not np.can_cast(found.dtype, leaf.dtype, "same_kind"):
+                    expected = f"expected shape {leaf.shape} of {leaf.dtype}"
+                    return lane, f"{name}: {expected}, got shape {found.shape} of {found.dtype}"
+            try:
+                float(result[1] if len(result) == 5 else 0.0)
+            except (TypeError, ValueError):
+                return lane, f"reward: expected a number, got {printable(f'{result[1]!r:.100}')}"
+        return None
+
+    def place(self, lane: int) -> str:
+        """Name the step that a lane did not make, once its recorder is closed."""
+        action, seed = self._did[lane][0], self._episode_seeds[lane]
+        if action is None:
+            return f"the reset of an episode (seed {seed})"
+        numbers = np.flatnonzero(open_trace(self.envs.directory).episodes["seed"] == seed)
+        episode = f"episode {numbers[0]}" if len(numbers) else "an episode"
+        return f"step {self._lengths[lane]} of {episode} (seed {seed}, action {printable(f'{action!s:.100}')})"
+
+    def progress(self, lane: int) -> tuple[int, bool]:
+        """Return the step that a lane did not make, and whether any episode got further."""
+        step = 0 if self._did[lane][0] is None else int(self._lengths[lane])
+        return step, max(self._longest, int(self._lengths.max())) > step
+
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     def _stagger(self) -> None:
         """Take random steps, so that lanes are at different steps of their episodes when learning begins."""
@@ -215,6 +297,7 @@ class Split:
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
         """Step all lanes; return rewards, terminations, truncations, and the lanes whose episode has ended."""
         self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
+        self.doing = None
         self._first_step += 1
         self._returns.add(rewards, self._all)
         self._lengths += 1
@@ -225,7 +308,10 @@ class Split:
         if lanes.any():
             seeds = [next(self._seeds) if lane else None for lane in lanes.tolist()]
             options = {} if self.shaping is None else {"reward_shaping": self.shaping}
+            self._longest = max(self._longest, int(self._lengths[lanes].max()))
+            self._episode_seeds = [old if new is None else new for new, old in zip(seeds, self._episode_seeds)]
             self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes, **options})
+            self.doing = None
             self._state[lanes] = 0.0
             self._lengths[lanes] = 0
             self._returns.take(lanes)
@@ -304,6 +390,10 @@ def act(control: Connection, actor: Actor) -> None:
     if has_parent():
         worker = Worker(actor, control)
         threading.Thread(target=worker.listen, daemon=True).start()
-        for _ in worker.rollouts():
-            pass
+        try:
+            for _ in worker.rollouts():
+                pass
+        except Exception as error:
+            worker.explain(error)
+            raise
     control.send(("ended", None))

@@ -73,6 +73,7 @@ class Cell:
         self.trouble = ""
         self.stopping = False
         self._shaping = settings.reward_shaping
+        self._place, self._crashes = ("", 0), 0  # error and step of the last crash of an environment; crashes in a row
         self._pipes: list[Connection] = []  # our ends
         self._lives = plan.life  # of the cell, so that the seeds of workers are new after each
 
@@ -143,6 +144,9 @@ class Cell:
                     self._lost(key, message)
                 continue
             kind, fact = message
+            if kind == "crashed":
+                self._crashed(*fact)
+                continue
             member.state = "running" if kind in ("collected", "update") else kind
             if kind in ("collected", "update"):
                 member.failures = 0
@@ -169,6 +173,11 @@ class Cell:
 
     # -- deaths -------------------------------------------------------------------------------------------------------
 
+    def _crashed(self, error: str, step: int, is_passed: bool) -> None:
+        """Count crashes in the same step of each episode that got there."""
+        self._crashes = 0 if is_passed else self._crashes + 1 if (error, step) == self._place else 1
+        self._place = error, step
+
     def _lost(self, key: Key, lost: Lost) -> None:
         """Restart a worker; after the learner or the server, restart everything from the log: the rest is lost."""
         is_core = key in (_LEARNER, _SERVER)
@@ -185,6 +194,8 @@ class Cell:
             kind = CorruptTrace if issubclass(lost.kind, CorruptTrace) else TrainingFailed
             raise kind(self.trouble)
         refused = self._fleet.retry(key)
+        if self._crashes > _MOST_FAILURES:
+            refused = f"it failed {self._crashes} times in this step, and no episode got past it"
         who, number = (key, 0) if is_core else ("worker", key)
         self._event("death" if refused else "restart", who=who, number=number, reason=lost.reason,
                     traceback=lost.traceback)  # fmt: skip

@@ -246,7 +246,7 @@ class LearnerProcess:
         try:
             losses = learner.learn([self._slots.rollout(slot) for slot in slots]) if self._plan.learn else {}
         except TrainingFailed as error:
-            raise TrainingFailed(f"{error}: {self._named(origins)}") from error
+            raise TrainingFailed(f"{error}: {self._named(slots, origins)}") from error
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
         if self._plan.learn:
@@ -269,9 +269,14 @@ class LearnerProcess:
         }
         self.say("update", {**losses, **facts})
 
-    def _named(self, origins: Sequence[Origin]) -> str:
-        """Name the failed update and its episodes."""
-        recorded = RecordedRollouts(open_trace(self._run.trace), self._plan.shape)
+    def _named(self, slots: Sequence[int], origins: Sequence[Origin]) -> str:
+        """Name the failed update, and the step that is to blame, or its episodes."""
+        recorded = RecordedRollouts(trace := open_trace(self._run.trace), self._plan.shape)
+        for slot, origin in zip(slots, origins):
+            if (found := self._slots.rollout(slot).not_finite()) is not None:
+                episode, step = recorded.step_of(origin, *found[1:])
+                seed = trace.episodes["seed"][episode]
+                return f"step {step} of episode {episode} (seed {seed}) of {self._run.trace}; nothing learned from it"
         episodes = sorted({episode for origin in origins for episode in recorded.episodes_of(origin)})
         shown = ", ".join(map(str, episodes[:20])) + (" …" if len(episodes) > 20 else "")
         return f"update to version {self._learner.version + 1}, of episodes {shown} of {self._run.trace}"
