@@ -165,6 +165,7 @@ policy_option = option(
         "next-step, same-step, disabled. Default: next-step.",
         ["next-step", "same-step", "disabled"],
     ),
+    option("--lanes N", "Record only N of the lanes. Default: all.", POSITIVE),
     option("-j, --workers N", "Record with N processes.", POSITIVE),
     bundle(
         "of_workers",
@@ -201,6 +202,7 @@ def command(
     num_envs: int | None,
     vectorization: str | None,
     autoreset: str | None,
+    lanes: int | None,
     workers: int | None,
     of_workers: dict[str, Any],
     facts: dict[str, Any],
@@ -246,6 +248,10 @@ def command(
     if workers is not None and (vectorization or autoreset):
         raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
                                "--autoreset")  # fmt: skip
+    if lanes is not None:
+        if workers is not None or num_envs is None:
+            raise click.UsageError("--lanes needs --num-envs, and a policy for all of its lanes; omit -j")
+        recording["lanes"] = lanes
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     if video is not None:

@@ -101,7 +101,7 @@ def collect(
         argv: store the full command line. git_diff: store the uncommitted changes of the current git repository.
             Both may contain secrets.
         facts: metadata of the trace (see Trace.facts), added to what it has.
-        recording: other arguments of TraceRecordingWrapper, except filters, keep_bytes, keep_if, videos and uid.
+        recording: other arguments of TraceRecordingWrapper, except filters, keep_bytes, keep_if, lanes, video and uid.
             metadata also gets "seed" and "run"; metadata that has these keys, or is not a dict, is stored under
             "given".
 
@@ -121,7 +121,8 @@ def collect(
     if num_envs is not None and not hasattr(vector, "AutoresetMode"):
         raise InvalidOption(f"num_envs={num_envs!r} needs gymnasium 1.1 or newer: pip install -U gymnasium")
     if refused := sorted(
-        {"episode_filter", "frame_filter", "keep_bytes", "keep_if", "reward_classes", "uid", "video"} & set(recording)
+        {"episode_filter", "frame_filter", "keep_bytes", "keep_if", "lanes", "reward_classes", "uid", "video"}
+        & set(recording)
     ):
         raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
     facts = checked(facts or {})

@@ -126,7 +126,7 @@ class Rollout(ABC):
             if time.monotonic() >= self.next_look:
                 self.open_steps = int(lengths.sum())
                 self.look()
-        self.open_steps, self.open_episodes = int(lengths.sum()), int(np.count_nonzero(~pending))
+        self.open_steps, self.open_episodes = int(lengths.sum()), int(np.count_nonzero(wanted & ~pending))
 
 
 # -- recording in this process ----------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def record_episodes(
 
     Episode k of a single environment is the same in every run with the same seed: environment and random policy are
     seeded for each episode. Lanes of a vector environment are seeded once, and limits are checked after each step of
-    all lanes. The environment is not closed.
+    all lanes. Lanes that are not recorded do not count. The environment is not closed.
 
     Args:
         env: any single or vector Gymnasium environment.
@@ -203,7 +203,7 @@ def record_episodes(
     for name, limit in {**limits, "seed": seed}.items():
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
-    if bytes is not None and _trace_directory(env) is None:
+    if bytes is not None and _recorder_of(env) is None:
         raise InvalidOption(f"bytes={bytes!r}: the environment is not recorded; wrap it in TraceRecordingWrapper")
     progress = RolloutProgress(new_root_seed() if seed is None else seed)
     most = {name: sys.maxsize if limit is None else limit for name, limit in limits.items()}
@@ -236,7 +236,7 @@ class _Recording(Rollout):
         super().__init__(progress.seed, most["steps"])
         self.over = most["episodes"] == 0
         self._env, self._progress, self._most, self._on_progress = env, progress, most, on_progress
-        self._directory, self._next_disk = _trace_directory(env), 0.0
+        self._directory, self._next_disk = getattr(_recorder_of(env), "directory", None), 0.0
         self._returns = LastReturns()
         self._begin = time.monotonic()
         self._deadline = self._begin + most["seconds"]
@@ -258,7 +258,8 @@ class _Recording(Rollout):
         self.over = self.over or self._progress.episodes >= self._most["episodes"]
 
     def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
-        numbers: list[int | None] = list(range(len(lanes)))
+        recorded = set(getattr(_recorder_of(envs), "lanes", range(len(lanes))))
+        numbers = [lane if lane in recorded else None for lane in range(len(lanes))]
         if observations is not None:
             return numbers, envs.reset(options={"reset_mask": lanes})[0]
         reset_policy(policy, policy_seed(self.seed, 0))
@@ -286,12 +287,11 @@ class _Recording(Rollout):
             self._next_disk = now + _DISK_SECONDS
 
 
-def _trace_directory(env: Any) -> Path | None:
-    """Return the directory of the recorder among the wrappers."""
+def _recorder_of(env: Any) -> Any:
+    """Return the recorder among the wrappers, or None."""
     while env is not env.unwrapped:
-        directory = vars(env).get("directory")
-        if isinstance(directory, Path) and type(env).__module__.startswith("gym_trace."):
-            return directory
+        if isinstance(vars(env).get("directory"), Path) and type(env).__module__.startswith("gym_trace."):
+            return env
         env = env.env
     return None
 

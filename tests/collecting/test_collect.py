@@ -279,6 +279,13 @@ def test_an_episode_that_kills_its_process_is_identified_and_abandoned(tmp_path:
     assert sorted(whole_episodes(tmp_path, 1)) == [k for k in range(40) if k != 7]
 
 
+@pytest.mark.parametrize("option", [{"keep_bytes": 0}, {"lanes": 1}, {"episode_filter": bool}])
+def test_options_that_would_lose_episodes_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=f"{next(iter(option))}: not supported by collect"):
+        collect(Seeded, directory=tmp_path / "t", episodes=1, **option)
+    assert not (tmp_path / "t").exists()
+
+
 def test_resuming_with_other_settings_raises(tmp_path: Path) -> None:
     collect(CARTPOLE, directory=tmp_path, episodes=2, seed=5)
     with pytest.raises(InvalidOption, match="seed=5, not 6"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 from collections.abc import Iterable
@@ -57,7 +56,7 @@ class Lanes:
         if self.numbers is None:
             return batch
         try:
-            return mapped(self.rows, batch)
+            return mapped(self.rows, batch) if isinstance(batch, (dict, tuple)) else self.rows(batch)
         except Exception as error:  # anything: other people's objects
             raise_if_of_signal(error)
             return None
@@ -79,10 +78,12 @@ def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | No
     if found != count:
         raise LookupError(f"{found} rows for {count} lanes")
     if type(batch) is np.ndarray:
-        return batch[rows]
+        return batch.take(rows, 0)  # in half the time of batch[rows]
     if getattr(batch, "is_cpu", False) is True:  # a tensor of PyTorch: plain_array() takes longer
-        with contextlib.suppress(TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
-            return batch.numpy()[rows]
+        try:
+            return batch.numpy().take(rows, 0)
+        except (TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
+            batch = batch.detach()
     if isinstance(batch, (list, tuple)):
         return [batch[row] for row in rows.tolist()]
     if is_on_device(batch):

@@ -62,6 +62,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     Attributes:
         directory: pathlib.Path of the trace.
+        lanes: numbers of the recorded lanes, ascending.
 
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
@@ -114,6 +115,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._mode = vector_mode(envs)
         self._count = envs.num_envs
         self._lanes = Lanes.chosen(self._count, lanes)
+        self.lanes: list[int] = self._lanes.of(range(self._lanes.recorded))
         self._pick = None if self._lanes.numbers is None else self._lanes.tree
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         spaces = lane_space(envs, "observation_space"), lane_space(envs, "action_space")
@@ -202,8 +204,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                                 "use a SyncVectorEnv, or omit it")  # fmt: skip
         if filters.steps:
             raise InvalidOption(f"states={every!r}: not together with filters of steps; omit it")
-        chosen = [envs.envs[number] for number in self._lanes.of(range(self._lanes.recorded))]
-        return [(env, offered_states(env, every)) for env in chosen]
+        return [(envs.envs[lane], offered_states(envs.envs[lane], every)) for lane in self.lanes]
 
     def _keep_states(self, states: list[tuple[Any, States]]) -> None:
         """Record the states before the next step of those lanes where they are due."""
