@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import shlex
 from collections import Counter
@@ -142,7 +143,10 @@ class TrainCommand(Headed):
     option("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", ["0", "1", "any"]),
     option("--device D", "cpu, cuda or cuda:N. Default: cpu."),
     option(
-        "--set NAME=VALUE", "Any setting, e.g. gamma=0.9 (repeatable).", EnvArg("learning_rate=3e-4"), name="settings"
+        "--set NAME=VALUE",
+        "Any other setting, e.g. gamma=0.9 (repeatable).",
+        EnvArg("learning_rate=3e-4"),
+        name="settings",
     ),
     option("--policies N", "Train a population of N policies.", POSITIVE),
     option(
@@ -212,11 +216,13 @@ def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
     from gym_trace.training.settings import Settings, settings_from
 
     options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
-    for name in sorted(settings.keys() - Settings.__dataclass_fields__.keys()):
-        if isinstance(option := options.get(name), click.Option):
-            value = "" if option.is_flag else " VALUE"
-            raise click.UsageError(f"--set {name}: is an option; pass {option.opts[-1]}{value}")
-        settings_from({name: settings[name]})
+    for name in sorted(settings):
+        near = difflib.get_close_matches(name, [*Settings.__dataclass_fields__, *options], n=1)
+        if near and isinstance(option := options.get(near[0]), click.Option):
+            what = "is an option; pass" if near == [name] else "no setting; did you mean"
+            raise click.UsageError(f"--set {name}: {what} {option.opts[-1]}{'' if option.is_flag else ' VALUE'}")
+        if name not in Settings.__dataclass_fields__:
+            settings_from({name: settings[name]})
 
 
 def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:

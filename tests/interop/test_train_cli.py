@@ -159,7 +159,7 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
 
 
 def test_a_run_begins_with_the_weights_of_another_one_and_can_be_learnt_again(trained: Path, tmp_path: Path) -> None:
-    argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--set", "rollout=16"]
+    argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--rollout", 16]
     ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--from", f"{trained}@5")
     first = Run(tmp_path / "r").updates()[1]
     assert not first.rollouts
