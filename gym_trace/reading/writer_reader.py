@@ -249,6 +249,11 @@ class WriterReader:
         return size
 
     @property
+    def steps(self) -> int:
+        """The steps in its files, but for those of dropped episodes."""
+        return int(self.fragments["steps"][~self.is_headless].sum())
+
+    @property
     def has_own_files(self) -> bool:
         """Return True if its files hold no data of other writers."""
         return True

@@ -64,7 +64,8 @@ class NewestBatches(BatchFiles):
         self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _SHARE))
         self._most = max(0, keep_bytes - self.batch_bytes)  # in sealed batches
         self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
-        self._open, self._wanted = np.empty(0, _EPISODE), np.empty(0, _EPISODE)
+        self._open = np.empty(0, _EPISODE)
+        self._wanted: list[Array] = []  # the wanted episodes that have ended, and are in batches that were not dropped
         self._fed_nans: dict[Path, list[Array]] = {}  # of the next chunk: which rows have one
 
     def feed(self, path: Path, rows: Array | DeltaRows, as_before: bool = False) -> None:
@@ -110,7 +111,7 @@ class NewestBatches(BatchFiles):
 
     def _follow(self, new: Array) -> None:
         """Take the next fragments into account, as rows of _EPISODE."""
-        known = np.concatenate([self._wanted, self._open, new])
+        known = np.concatenate([self._open, new])
         known = known[np.argsort(known["episode"], kind="stable")]
         begins = np.flatnonzero(np.diff(known["episode"], prepend=-1))
         joined = known[begins]
@@ -120,11 +121,13 @@ class NewestBatches(BatchFiles):
                     joined[name] = np.add.reduceat(known[name], begins)
             for name in ("outcome", "has_nan", "has_begun", "has_ended", "last"):
                 joined[name] = np.maximum.reduceat(known[name], begins)
-        joined = joined[joined["has_begun"]]  # others go on after their end, and were not wanted
-        self._open = joined[~joined["has_ended"]]
-        ended = joined[joined["has_ended"]]
-        was_wanted = np.isin(ended["episode"], self._wanted["episode"])
-        self._wanted = np.concatenate([ended[was_wanted], *map(self._chosen, [ended[~was_wanted]])])
+        late = joined["episode"][~joined["has_begun"]]  # steps after the end of an episode are part of it
+        for wanted in self._wanted if len(late) else ():
+            wanted["last"][np.isin(wanted["episode"], late)] = self._batches
+        joined = joined[joined["has_begun"]]
+        self._open, ended = joined[~joined["has_ended"]], joined[joined["has_ended"]]
+        if len(chosen := self._chosen(ended)):
+            self._wanted.append(chosen)
 
     def _chosen(self, ended: Array) -> Array:
         """Return the wanted ones of episodes that have ended."""
@@ -157,8 +160,9 @@ class NewestBatches(BatchFiles):
     def _drop(self, number: int) -> None:
         """Remove a batch, or replace it by one with its wanted episodes."""
         name = batch_name(self.writer, number)
-        wanted = self._wanted["episode"][self._wanted["first"] <= number]
-        self._wanted = self._wanted[self._wanted["last"] > number]
+        known = np.concatenate([np.empty(0, _EPISODE), *self._wanted])
+        wanted = known["episode"][known["first"] <= number]
+        self._wanted = [known[known["last"] > number]]
         rest = BatchFiles(self._storage, self._schema, self._level, False, self._manifest)
         rest.go_on(number, None)
         try:

@@ -82,7 +82,7 @@ def progress_of(trace: TraceLike) -> dict[str, int]:
     trace = as_trace(trace)
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
-        "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
+        "steps": sum(writer.steps for writer in trace.readers),
         "bytes": trace.bytes_on_disk,
         "recording": sum(writer.alive for writer in trace.readers),
     }
@@ -97,7 +97,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "state": state_of(writer),
         "problem": writer.files.failure(),
         "episodes": _episodes_of(writer),
-        "steps": int(writer.fragments["steps"].sum()),
+        "steps": writer.steps,
         "bytes": writer.size,
         "batches": [
             {

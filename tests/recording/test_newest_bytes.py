@@ -20,6 +20,7 @@ from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
 from gym_trace.edit import compact, filter
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.recording import newest
+from gym_trace.statistics.describe import progress_of
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 KEEP = 20_000
@@ -102,7 +103,7 @@ def check_kept(directory: Path, truth: Any, wanted: set[int]) -> None:
     report = check_trace(directory)
     assert not report.damages
     assert report.episodes == len(found)
-    assert report.steps == sum(len(episode) for episode in trace)
+    assert report.steps == sum(len(episode) for episode in trace) == progress_of(directory)["steps"]
 
 
 @pytest.fixture(autouse=True)
