@@ -72,8 +72,8 @@ class Settings:
 
     workers: int = 2
     splits: int = 1
-    num_envs: int = 16
-    rollout: int = 32
+    num_envs: int = 8
+    rollout: int = 128
     batch: int | None = None
     lag: int | str = 1
     max_lag: int = 8
@@ -84,8 +84,8 @@ class Settings:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-5
-    gamma: float = 0.99
-    lam: float = 0.95
+    gamma: float = 0.997
+    lam: float = 0.97
     off_policy: str = "vtrace"
     rho: float = 1.0
     c: float = 1.0
@@ -95,7 +95,7 @@ class Settings:
     exploration: str = "entropy"
     exploration_coefficient: float = 0.003
     epochs: int = 4
-    minibatches: int = 4
+    minibatches: int = 8
     max_grad_norm: float = 0.5
     target_kl: float | None = None
     adaptive_kl: float | None = None

@@ -185,7 +185,7 @@ def test_the_learner_evaluates_what_the_actor_did_step_by_step(
 
 
 def test_termination_ends_what_is_to_come_and_truncation_does_not(tmp_path: Path, asked: list[Any]) -> None:
-    found = collected(tmp_path / "t", *SPACES["discrete"])
+    found = collected(tmp_path / "t", *SPACES["discrete"], gamma=0.99, lam=0.95)
     rollout = found.rollouts[0]
     found.learner.learn([rollout])
     (rewards, values, log_ratios, *_), named, (targets, _) = asked[0]
