@@ -23,6 +23,7 @@ from gym_trace.collecting.resuming import (
     events_name,
     finished,
     join_shards,
+    own_writers,
     settings_of,
 )
 from gym_trace.collecting.rollout import new_root_seed
@@ -33,9 +34,11 @@ from gym_trace.format.facts import add_facts, checked
 from gym_trace.processes.fleet import Backend
 from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
+from gym_trace.publishing.spool import published
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.storage.local import LocalStorage, refuse_url
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.remote.address import is_spool, local_path
 
 
 def collect(
@@ -79,7 +82,7 @@ def collect(
         make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle,
             such as a lambda.
         policy: see policies.policy_maker. None: random actions.
-        directory: of the trace; None: a fresh directory under the system's temporary one.
+        directory: of the trace, or a URL; None: a fresh directory under the system's temporary one.
         episodes: number of complete episodes. steps, seconds, bytes: limits that end the run soon after. The first
             limit that is met ends the run; one is needed.
         workers: number of processes. 0: this process records alone, for a debugger; errors are raised as they are.
@@ -126,14 +129,19 @@ def collect(
     ):
         raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
     facts = checked(facts or {})
-    if directory is not None:
-        refuse_url(directory)
-        directory = Path(directory).absolute()
+    local = None if directory is None else local_path(directory)
+    is_remote = directory is not None and local is None
+    if local is not None:
+        directory = Path(local).absolute()
+    elif is_remote and (bytes is not None or backend is not None):
+        what = "backend (--engine ray)" if bytes is None else f"bytes={bytes!r}"
+        raise InvalidOption(f"{what}: not supported for URLs; omit it, or record into a directory and push that")
     share = _checked_shard(shard, seed, directory, on_exist)
     log = events_name(share)
     before = settings_of(directory, log) if (resume or share) and directory is not None else None
     if resume and before is None and share is None:
-        raise InvalidOption(f"{directory}: no run to resume; start one without resume")
+        whose = " of this machine" if is_remote else ""
+        raise InvalidOption(f"{directory}: no run{whose} to resume; start one without resume")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
     run = secrets.token_hex(8) if before is None else str(before["run"])
@@ -161,10 +169,9 @@ def collect(
     try:
         add_facts(LocalStorage(place), facts)
         done: dict[int, int] = {}
-        if before is not None:
+        if before is not None or (share is not None and is_spool(place)):
             await_writers(place, run, share)
-            found = finished(place, run, seed)
-            done = {k: count for k, count in found.items() if share is None or k % share.of == share.number}
+            done = finished(place, run, seed, own_writers(share))
             events("resume", resumed=len(done))
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
@@ -183,7 +190,7 @@ def collect(
             niceness=niceness,
             shard=share,
         )
-        with rings_taken_in(place, events):
+        with published(place) if is_spool(place) else rings_taken_in(place, events):
             result = supervisor.run(partial(_report, events, on_progress))
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
@@ -192,7 +199,7 @@ def collect(
 
 
 def _checked_shard(
-    shard: tuple[int, int] | None, seed: int | None, directory: Path | None, on_exist: str
+    shard: tuple[int, int] | None, seed: int | None, directory: str | os.PathLike[str] | None, on_exist: str
 ) -> Shard | None:
     """Raises InvalidOption."""
     if shard is None:

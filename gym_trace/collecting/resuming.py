@@ -17,6 +17,7 @@ from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
+from gym_trace.publishing.spool import destination_of, place_of, recorded, refuse_existing
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
@@ -47,20 +48,25 @@ def shard_mark(shard: Shard | None) -> str:
     return "" if shard is None else f"-s{shard.number}"
 
 
+def own_writers(shard: Shard | None) -> str:
+    """Return a pattern of the ids of a shard's writers."""
+    return ".*" if shard is None else f".*{shard_mark(shard)}-w[0-9]+"
+
+
 def events_name(shard: Shard | None) -> str:
     """Return the name of the event log of a run, or of a shard of it."""
     return EVENTS if shard is None else EVENTS.replace(".", f".{shard.number}-of-{shard.of}.")
 
 
-def settings_of(directory: Path, name: str = EVENTS) -> dict[str, Any] | None:
-    """Return the settings of the last run in a directory; None without a run.
+def settings_of(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[str, Any] | None:
+    """Return the settings of the last run in a directory, or of this machine to a URL; None without a run.
 
     name: of the event log, which is untrusted input.
 
     Raises:
         CorruptTrace: the file cannot be read, or its settings are invalid
     """
-    path = directory / name
+    path = place_of(directory) / name
     try:
         fd = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -115,20 +121,25 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def join_shards(directory: Path, settings: dict[str, Any], on_exist: str) -> None:
-    """Check that all runs in a directory are shards of the same run. Hold the directory's lock.
+    """Check that all runs in a directory, or of this machine to a URL, are shards of one. Hold the directory's lock.
 
     on_exist: "append" also joins a trace that no shard began.
 
     Raises:
         InvalidOption: the directory has a run with other settings.
-        TraceExists
+        TraceExists, RemoteError
     """
     logs = sorted(path.name for path in directory.iterdir() if _SHARD_EVENTS.fullmatch(path.name))
     for name in logs:
         if (other := settings_of(directory, name)) is not None:
             check_same(other, settings)
-    if not logs:
+    url = destination_of(directory)
+    if not logs and url is None:
         prepare(LocalStorage(directory), on_exist, lambda files: False)
+    elif not logs and url is not None:  # shards of other machines may have begun
+        first = find_writers(recorded(directory))[:1]
+        if not any(_belongs(WriterReader(files), settings["run"]) for files in first):
+            refuse_existing(url, on_exist)
 
 
 def await_writers(directory: Path, run: str, shard: Shard | None = None) -> None:
@@ -136,11 +147,10 @@ def await_writers(directory: Path, run: str, shard: Shard | None = None) -> None
 
     Raises InvalidOption.
     """
-    own = re.compile(f".*{shard_mark(shard)}-w[0-9]+")
     deadline = time.monotonic() + _ORPHANS_SECONDS
     while time.monotonic() < deadline:
         found = find_writers(LocalStorage(directory))
-        writers = [WriterReader(files) for files in found if shard is None or own.fullmatch(files.writer)]
+        writers = [WriterReader(files) for files in found if re.fullmatch(own_writers(shard), files.writer)]
         if not any(writer.alive and _belongs(writer, run) for writer in writers):
             return
         time.sleep(0.1)
@@ -156,14 +166,14 @@ def _belongs(writer: WriterReader, run: str) -> bool:
     return as_map(writer.about_or_empty.metadata).get("run") == run  # a writer killed at its start has no metadata
 
 
-def finished(directory: Path, run: str, root: int, writer: str | None = None) -> dict[int, int]:
-    """Return the complete episodes of a run on disk, and the steps of each.
+def finished(directory: Path, run: str, root: int, writers: str = ".*") -> dict[int, int]:
+    """Return the complete episodes of a run on disk, or published from there, and the steps of each.
 
-    writer: count only this one. Writers whose metadata names another run never count.
+    writers: pattern of the ids of those to count. Writers whose metadata names another run never count.
     """
     found: dict[int, int] = {}
-    for files in find_writers(LocalStorage(directory)) if directory.is_dir() else ():
-        if writer is not None and files.writer != writer:
+    for files in find_writers(recorded(directory)) if directory.is_dir() else ():
+        if not re.fullmatch(writers, files.writer):
             continue
         for reader in presented(WriterReader(files)):
             if not _belongs(reader, run):

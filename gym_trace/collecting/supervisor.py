@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -318,7 +319,7 @@ class Supervisor:
         """Take back what a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        saved = finished(self._directory, self._run, self._setup.seed, worker.uid)
+        saved = finished(self._directory, self._run, self._setup.seed, re.escape(worker.uid))
         for episode in worker.given:
             if episode not in saved and self._done.discard(episode):  # reported, but lost on the way to the disk
                 worker.assigned[episode] = None

@@ -23,6 +23,7 @@ from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
+from gym_trace.storage.remote.address import is_spool
 
 _ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended
 
@@ -216,6 +217,10 @@ def worker_for(connection: Any, setup: Setup) -> Worker:
 
 def work(connection: Connection, setup: Setup) -> None:
     """Body of a worker process."""
+    if is_spool(setup.directory):
+        from gym_trace.publishing.spool import leave_to_parent  # only here, because of the time that its import takes
+
+        leave_to_parent()
     worker = worker_for(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()
     worker.run()

@@ -17,6 +17,7 @@ import re
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
@@ -24,9 +25,11 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, writer_of
 from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
-from gym_trace.storage.remote.address import DESTINATION, has_credentials, shown, url_of
-from gym_trace.storage.remote.cache import bytes_in
+from gym_trace.storage.protocol import Holder, Reader, ReadStorage
+from gym_trace.storage.remote.address import DESTINATION, has_credentials, local_path, shown, url_of
+from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
 from gym_trace.storage.remote.objects import persistently
+from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 from gym_trace.storage.staging import replaced_file
 
@@ -63,6 +66,12 @@ def spool_of(url: str | os.PathLike[str]) -> Path:
         with replaced_file(spool / DESTINATION) as staged:
             staged.write_text(json.dumps({"url": url}), encoding="utf-8")
     return spool
+
+
+def place_of(directory: str | os.PathLike[str]) -> Path:
+    """Return where recorders write: into the directory, or the spool of a URL. Raises InvalidOption, OSError."""
+    local = local_path(directory)
+    return spool_of(directory) if local is None else Path(local).absolute()
 
 
 def destination_of(spool: Path) -> str | None:
@@ -137,6 +146,55 @@ def _behind(files: WriterFiles) -> list[str]:
     return []
 
 
+class SpooledTrace(ReadStorage):
+    """A spool together with what was published from it and removed."""
+
+    def __init__(self, spool: Path, url: str):
+        self._here, self._there = LocalStorage(spool), RemoteStorage(url, MemoryBlocks())
+        self.root = self._there.root
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpooledTrace) and self._here == other._here
+
+    def __hash__(self) -> int:
+        return hash(self._here)
+
+    def names(self) -> list[str]:
+        here = set(self._here.names())  # first, because files go from here to there
+        with contextlib.suppress(TraceNotFound):
+            here.update(self._there.names())
+        return list(here)
+
+    def size(self, name: str) -> int:
+        try:
+            return self._here.size(name)
+        except FileNotFoundError:
+            return self._published(name).size(name)
+
+    def open(self, name: str, holes: int = 0) -> Reader:
+        try:
+            return self._here.open(name, holes)
+        except FileNotFoundError:
+            return self._published(name).open(name)
+
+    def holder(self, name: str) -> Holder | None:
+        return self._here.holder(name)
+
+    def _published(self, name: str) -> RemoteStorage:
+        try:
+            self._there.stored(name)
+        except (FileNotFoundError, TraceNotFound):  # perhaps it was listed as one that is here
+            with contextlib.suppress(TraceNotFound):
+                self._there.names()
+        return self._there
+
+
+def recorded(directory: Path) -> ReadStorage:
+    """Return what was recorded into a directory; of a spool also what was published from it."""
+    url = destination_of(directory)
+    return LocalStorage(directory) if url is None else SpooledTrace(directory, url)
+
+
 class SpoolStorage(LocalStorage):
     """The directory of a spool: a new batch waits for room, and the end of a recording for the store."""
 
@@ -149,7 +207,26 @@ class SpoolStorage(LocalStorage):
         return file
 
     def settle(self) -> None:
-        _publisher_of(self.root).finish()
+        if not _is_left_to_parent:
+            _publisher_of(self.root).finish()
+
+
+_is_left_to_parent = False
+
+
+def leave_to_parent() -> None:
+    """Publish nothing at the end of recordings of this process: the one that started it will, see published()."""
+    global _is_left_to_parent
+    _is_left_to_parent = True
+
+
+@contextlib.contextmanager
+def published(spool: Path) -> Iterator[None]:
+    """At the end of the block, publish what processes that were started in it left in a spool."""
+    try:
+        yield
+    finally:
+        _publisher_of(str(spool)).finish()
 
 
 class _Publisher:

@@ -30,7 +30,7 @@ from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import NAN, KeepIf
 from gym_trace.recording.process_safety import is_joined
 from gym_trace.storage.local import LocalStorage, alone
-from gym_trace.storage.remote.address import DESTINATION, is_url, local_path
+from gym_trace.storage.remote.address import is_spool, is_url, local_path
 
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
@@ -172,8 +172,7 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
 
 def storage_in(directory: Path) -> LocalStorage:
     """Return the storage that a recorder writes to; that of a spool also publishes."""
-    is_spool = os.path.exists(directory / DESTINATION)
-    storage: LocalStorage = (_spooling().SpoolStorage if is_spool else LocalStorage)(directory)
+    storage: LocalStorage = (_spooling().SpoolStorage if is_spool(directory) else LocalStorage)(directory)
     return storage
 
 

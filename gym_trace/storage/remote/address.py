@@ -19,6 +19,11 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return bool(_URL.match(os.fspath(path))) and not os.path.isdir(path)
 
 
+def is_spool(directory: str | os.PathLike[str]) -> bool:
+    """Return True for the spool of a URL (gym_trace.publishing.spool)."""
+    return os.path.exists(os.path.join(directory, DESTINATION))
+
+
 def url_of(path: str | os.PathLike[str]) -> str:
     """Return a URL with both slashes, which pathlib removes, and without a slash at the end."""
     return _with_slashes(os.fspath(path)).rstrip("/")

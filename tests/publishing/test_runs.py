@@ -1,0 +1,128 @@
+"""Runs of several processes to a URL: kills, resumed runs, and shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import shelf
+from collected import children, whole_episodes
+from shell import ok, run, wait_for
+
+from gym_trace import TraceRecordingWrapper, check_trace, collect
+from gym_trace.collecting.supervisor import Collected
+from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.processes.local import LocalProcesses
+from gym_trace.publishing import spool
+
+EPISODES = 120
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+DRIVER = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import shelf
+from gym_trace import collect
+if __name__ == "__main__":
+    collect(shelf.make, None, sys.argv[1], episodes=int(sys.argv[3]), workers=2, seed=1, flush_seconds=0.02)
+"""
+
+
+@pytest.fixture(autouse=True)
+def spools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / "spool"))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"shelf:/{tmp_path}/bucket/t"
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The episodes of a run without trouble."""
+    directory = tmp_path_factory.mktemp("calm") / "t"
+    collect(CARTPOLE, None, directory, episodes=EPISODES, workers=0, seed=1)
+    return whole_episodes(directory, 1)
+
+
+def events(url: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (spool.spool_of(url) / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_once(
+    tmp_path: Path, url: str, calm: Any, pushed: bool
+) -> None:
+    paths = str(Path(shelf.__file__).parent)
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    words = [sys.executable, str(script), url, paths, str(EPISODES)]
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sealed = tmp_path / "bucket" / "t"
+    wait_for(lambda: len(list(sealed.glob("*.gtb"))) > 3)
+    for worker in children(driver.pid):
+        if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes():
+            os.kill(worker, signal.SIGKILL)
+            break
+    wait_for(lambda: any(event["event"] == "restart" for event in events(url)))
+    driver.kill()
+    driver.wait()
+    if pushed:
+        ok("push", "--resume")
+    done = collect(shelf.make, None, url, episodes=EPISODES, workers=2, resume=True, flush_seconds=0.02)
+    assert (done.stopped, done.episodes) == ("done", EPISODES)
+    assert 0 < done.new_episodes < EPISODES
+    assert whole_episodes(url, 1) == calm
+    assert check_trace(url).damages == []
+    assert not [path for path in spool.spool_of(url).iterdir() if ".gtb" in path.name or "manifest" in path.name]
+
+
+def test_shards_of_several_machines_record_one_trace(
+    tmp_path: Path, url: str, calm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shard(number: int, machine: str) -> Collected:
+        monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / machine))
+        return collect(CARTPOLE, None, url, episodes=EPISODES, workers=0, seed=1, shard=(number, 2))
+
+    assert shard(0, "one").new_episodes == EPISODES // 2
+    assert shard(1, "other").new_episodes == EPISODES // 2
+    assert shard(0, "third").new_episodes == 0
+    assert whole_episodes(url, 1) == calm
+
+
+def test_a_shard_joins_no_other_trace_at_a_url(url: str) -> None:
+    TraceRecordingWrapper(CARTPOLE(), url).close()
+    with pytest.raises(TraceExists):
+        collect(CARTPOLE, None, url, episodes=4, workers=0, seed=1, shard=(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"bytes": 1000}, "bytes=1000: not supported for URLs"),
+        ({"backend": LocalProcesses(), "episodes": 1}, "not supported for URLs; omit it, or record into a directory"),
+        ({"resume": True, "episodes": 1}, "no run of this machine to resume"),
+    ],
+)
+def test_unsupported_options_of_runs_to_urls_raise(url: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        collect(CARTPOLE, None, url, seed=1, **given)
+
+
+def test_the_record_command_records_to_a_url_with_workers(url: str, calm: Any) -> None:
+    words = ("record", "CartPole-v1", "-o", url, "--import", "shelf", "--seed", 1, "-j", 2)
+    ok(*words, "--episodes", EPISODES // 2)
+    refused = run(*words, "--episodes", EPISODES)
+    assert refused.exit_code == 1
+    assert "already holds a trace; pass --resume to go on with the run that is in it" in refused.output
+    ok(*words, "--episodes", EPISODES, "--resume")
+    assert whole_episodes(url, 1) == calm
+    assert "not supported for URLs" in run(*words, "--bytes", 1000).output

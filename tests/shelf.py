@@ -1,0 +1,51 @@
+"""A store that several processes see, shelf://PATH, and an environment whose workers publish to it often."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import Any
+
+import fsspec
+import gymnasium
+from fsspec.implementations.local import LocalFileSystem
+
+from gym_trace.format import batch_files
+from gym_trace.publishing import spool
+
+
+class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
+    """A directory as an object store: an object is there whole or not at all."""
+
+    protocol = ("shelf",)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("shelf://").strip("/")
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        path = self._strip_protocol(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        staged = f"{path}.{secrets.token_hex(4)}"
+        with open(staged, "wb") as file:
+            file.write(value)
+        if mode == "create":
+            os.link(staged, path)
+            os.unlink(staged)
+        else:
+            os.replace(staged, path)
+
+
+fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+
+
+class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.0005)
+        return super().step(action)
+
+
+def make() -> gymnasium.Env[Any, Any]:
+    batch_files.BATCH_FRAGMENTS, spool._EVERY = 7, 0.02
+    return Slow(gymnasium.make("CartPole-v1"))
