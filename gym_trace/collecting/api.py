@@ -34,7 +34,7 @@ from gym_trace.format.facts import add_facts, checked
 from gym_trace.processes.fleet import Backend
 from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
-from gym_trace.publishing.spool import published
+from gym_trace.publishing.spool import place_of, published
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage
@@ -139,7 +139,8 @@ def collect(
     share = _checked_shard(shard, seed, directory, on_exist)
     log = events_name(share)
     before = settings_of(directory, log) if (resume or share) and directory is not None else None
-    if resume and before is None and share is None:
+    # An empty log is that of a run that was killed at its start.
+    if resume and before is None and share is None and not (directory and (place_of(directory) / log).exists()):
         whose = " of this machine" if is_remote else ""
         raise InvalidOption(f"{directory}: no run{whose} to resume; start one without resume")
     if seed is None:
@@ -163,8 +164,8 @@ def collect(
         place.mkdir(parents=True, exist_ok=True)
         if share is not None:
             join_shards(place, settings, on_exist)
-        events = Events(place, log)
         about = {"provenance": origin, **machine()}
+        events = Events(place, log)
         events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
     try:
         add_facts(LocalStorage(place), facts)

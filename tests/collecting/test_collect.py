@@ -244,6 +244,11 @@ def test_a_second_run_beside_the_first_has_episodes_of_its_own(tmp_path: Path) -
     assert len(open_trace(tmp_path)) == 15
 
 
+def test_a_run_killed_before_its_log_began_is_resumed_as_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / EVENTS).touch()
+    assert collect(CARTPOLE, directory=tmp_path, episodes=3, resume=True).new_episodes == 3
+
+
 def test_a_torn_line_of_events_costs_nothing(tmp_path: Path) -> None:
     collect(CARTPOLE, directory=tmp_path, episodes=3, seed=5)
     with open(tmp_path / EVENTS, "a") as events:
