@@ -25,7 +25,7 @@ from gym_trace.training.driver import Driver, Trained, drive
 from gym_trace.training.learnt import version_of
 from gym_trace.training.network.forms import demand_in_reach
 from gym_trace.training.network.learning import Learner
-from gym_trace.training.network.model import check_device
+from gym_trace.training.network.model import check_device, source_of
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
 from gym_trace.training.processes.cell import Cell, Turns
 from gym_trace.training.processes.shared import Plan
@@ -151,6 +151,8 @@ def train(
         other = None if begin_with is None else version_of(begin_with, trust)
         plain: dict[str, Any] = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
         plain |= {"begins_with": None if other is None else other.name, "made_with": made_with()}
+        if chosen[0].model is not None:
+            plain["model_source"] = source_of(chosen[0].model)
         if exchange is not None:
             plain["exchange"] = exchange.plain()
         begins: dict[str, Any] = {}

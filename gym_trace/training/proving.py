@@ -24,7 +24,7 @@ from gym_trace.showing.words import count
 from gym_trace.training.accounts import left_over, rollouts_of
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
-from gym_trace.training.network.model import tensors
+from gym_trace.training.network.model import source_of, tensors
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import MEAN, Log, Run, Update, runs_in, steps_now
 from gym_trace.training.settings import Settings
@@ -91,7 +91,9 @@ class _RunProof:
         proof.of += len(self._updates)
         proof.doing, proof.done, proof.out_of = "version", 0, len(self._updates)
         notes = notes_on([self._about.get("made_with"), *log.starts])
-        proof.notes = list(dict.fromkeys([*proof.notes, *notes]))
+        model = self._settings.model
+        changed = [] if source_of(model) == self._about.get("model_source") else [f"the source of {model} has changed"]
+        proof.notes = list(dict.fromkeys([*proof.notes, *notes, *changed]))
         if log.chained:
             proof.proved.append(f"log: {log.count:,} entries, each with the digest of the one before, from run.json on")
         else:

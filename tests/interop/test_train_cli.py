@@ -83,17 +83,41 @@ def test_a_population_of_a_file_in_one_process_has_curves_for_each_policy(tmp_pa
     ok("train", "--verify", tmp_path / "r")
 
 
-def test_a_model_in_the_current_directory_learns_and_acts_once_it_is_trusted(
+OWN = """
+import torch
+
+
+class Own(torch.nn.Module):
+    features = 6
+
+    def __init__(self, leaves, actions, settings):
+        super().__init__()
+        self.inner = torch.nn.Linear(leaves[0].shape[0], self.features)
+        self.head = torch.nn.Linear(self.features, sum(actions.choices))
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, observations):
+        return self.inner(observations[0])
+
+    def policy(self, features):
+        return self.head(features)
+
+    def loss(self, loss, batch):
+        assert batch["features"].shape == (len(batch["observations"][0]), 6)
+        shapes = {batch[name].shape for name in ("advantages", "targets", "values", "old_values", "logprob")}
+        assert shapes == {batch["distribution"].log_prob(batch["actions"]).shape}
+        return 0 * loss + self.head.weight.sum()
+"""
+
+
+def test_an_own_network_with_head_and_loss_learns_and_acts_once_it_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_nets.py").write_text(
-        "import torch\n\n\nclass Own(torch.nn.Module):\n    features = 6\n\n    def __init__(self, leaves, settings):\n"
-        "        super().__init__()\n        self.inner = torch.nn.Linear(leaves[0].shape[0], self.features)\n\n"
-        "    def forward(self, observations):\n        return self.inner(observations[0])\n"
-    )
+    (tmp_path / "own_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    ok("train", "CartPole-v1", "-o", "r", "--steps", 256, "--seed", 1, "--workers", 0, "--set", "model=own_nets:Own")
+    ok("train", "CartPole-v1", "-o", "r", "--steps", 1024, "--seed", 1, "--workers", 0, "--set", "model=own_nets:Own")
     for argv in (
         ["train", "--verify", "r"],
         ["record", "CartPole-v1", "-o", "t", "--policy", "run:r", "--episodes", 1],
@@ -101,8 +125,15 @@ def test_a_model_in_the_current_directory_learns_and_acts_once_it_is_trusted(
         refused = run(*argv)
         assert refused.exit_code in (1, 2)
         assert "own_nets:Own" in refused.output
-    ok("train", "--verify", "r", "--trust")
+    assert "note" not in ok("train", "--verify", "r", "--trust").output
     ok("record", "CartPole-v1", "-o", "t", "--policy", "run:r?trust", "--episodes", 1)
+    losses = [update.told["loss"] for update in Run("r").updates()[1:]]
+    assert losses[0] <= 0.0
+    assert losses[1] < losses[0]
+    (tmp_path / "own_nets.py").write_text(OWN.replace("weight.sum()", "bias.sum()"))
+    _, errors = process("train", "--verify", "r", "--trust", cwd=tmp_path).communicate(timeout=120)
+    assert "note: the source of own_nets:Own has changed" in errors
+    assert "version 1 differs when relearned" in errors
 
 
 def copy_of(trained: Path, to: Path) -> Path:

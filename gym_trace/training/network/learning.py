@@ -88,7 +88,7 @@ class Learner:
         data = {
             "advantages": self._flat(_normalized(advantages) if settings.normalize_advantages else advantages),
             "targets": self.model.normalized_returns(returns.to(self._device)),
-            "values": self.model.normalized_returns(torch.from_numpy(values[:-1].ravel()).to(self._device)),
+            "old_values": self.model.normalized_returns(torch.from_numpy(values[:-1].ravel()).to(self._device)),
             "logprob": self._flat(batch.logprob),
             "actions": torch.from_numpy(batch.actions.reshape(values[:-1].size, -1)).to(self._device),
         }
@@ -188,7 +188,9 @@ class Learner:
                     unrolled = features.view(steps, len(part), -1)
                     features = self._remembered(unrolled, batch, part.cpu().numpy())[0].flatten(0, 1)
                 distribution, values = self.model.outcome(features, observed)
-                told = self._step(distribution, values, {name: column[rows] for name, column in data.items()})
+                inputs: dict[str, Any] = {name: column[rows] for name, column in data.items()}
+                inputs |= {"observations": observed, "features": features, "values": values}
+                told = self._step(distribution, inputs)
                 divergence += told["kl"] / settings.minibatches
                 done += 1
                 for name, value in told.items():
@@ -197,33 +199,36 @@ class Learner:
                 break
         return {name: value / done for name, value in sums.items()}
 
-    def _step(self, distribution: Any, values: Tensor, data: dict[str, Tensor]) -> dict[str, float]:
+    def _step(self, distribution: Any, data: dict[str, Any]) -> dict[str, float]:
         """Make one step of the optimizer; return its losses."""
-        settings, advantages, targets = self.settings, data["advantages"], data["targets"]
+        settings, advantages, targets, values = self.settings, data["advantages"], data["targets"], data["values"]
         log_ratio = (distribution.log_prob(data["actions"]) - data["logprob"]).clamp(-_LOG_RATIO, _LOG_RATIO)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 / (1 + settings.clip), 1 + settings.clip)
         policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
         errors = (values - targets).square()
         if settings.value_clip is not None:
-            near = data["values"] + (values - data["values"]).clamp(-settings.value_clip, settings.value_clip)
+            near = data["old_values"] + (values - data["old_values"]).clamp(-settings.value_clip, settings.value_clip)
             errors = torch.max(errors, (near - targets).square())
         value_loss = 0.5 * errors.mean()
         entropy = distribution.entropy().mean()
         explored = entropy if settings.exploration == "entropy" else distribution.symmetric_kl().mean()
         exploration_loss = -settings.exploration_coefficient * explored
         loss = policy_loss + settings.value_coefficient * value_loss + exploration_loss
+        names = ["policy_loss", "value_loss", "entropy", "kl", "clipped", "gradient_norm"]
+        if (own := getattr(self.model.encoder, "loss", None)) is not None:
+            loss, names = own(loss, {**data, "distribution": distribution}), [*names, "loss"]
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm or math.inf)
         with torch.no_grad():
             far = (ratio - clipped).ne(0).float().mean()
             kl = (ratio - 1 - log_ratio).mean()
-            told = torch.stack([policy_loss, value_loss, entropy, kl, far, norm]).tolist()
+            told = torch.stack([policy_loss, value_loss, entropy, kl, far, norm, loss]).tolist()
         if not all(map(math.isfinite, told)):
             raise TrainingFailed("a loss or a gradient is not finite")
         self._optimizer.step()
-        return dict(zip(("policy_loss", "value_loss", "entropy", "kl", "clipped", "gradient_norm"), told))
+        return dict(zip(names, told))
 
     @torch.no_grad()
     def _see(self, seen: list[Tensor]) -> None:

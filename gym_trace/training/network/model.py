@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -229,7 +230,7 @@ class ActorCritic(nn.Module):
         for number in self._masks:
             if (shape := leaves[number].shape) != (form.choices[0],):
                 raise InvalidOption(f"action_mask: its shape is {shape}, and there are {form.choices[0]} actions")
-        self.encoder = _encoder(leaves, settings)
+        self.encoder = _encoder(leaves, form, settings)
         share = settings.share
         if share is None:
             share = settings.rnn is not None or any(map(is_picture, leaves))
@@ -244,7 +245,8 @@ class ActorCritic(nn.Module):
         self.critic = None if share else _layers(size, settings.hidden, activation)
         size = settings.hidden[-1] if settings.hidden else size
         means = 2 * form.normals if settings.adaptive_std else form.normals
-        self.policy = nn.Linear(size, sum(form.choices) + means)
+        has_own = hasattr(self.encoder, "policy")
+        self.policy = None if has_own else nn.Linear(size, sum(form.choices) + means)
         self.baseline = nn.Linear(size, 1)
         self.returns = Running(1) if settings.normalize_returns else None
         self.log_std: Any = None
@@ -255,15 +257,17 @@ class ActorCritic(nn.Module):
 
     def _initialize(self, settings: Settings) -> None:
         gain = settings.initial_gain * math.sqrt(2)
+        own = set() if settings.model is None else set(self.encoder.modules())
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)):
+            if isinstance(module, (nn.Linear, nn.Conv2d)) and module not in own:
                 if settings.initialization == "orthogonal":
                     nn.init.orthogonal_(module.weight, gain)
                 else:
                     nn.init.xavier_uniform_(module.weight, gain)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        nn.init.orthogonal_(self.policy.weight, 0.01)
+        if self.policy is not None:
+            nn.init.orthogonal_(self.policy.weight, 0.01)
         nn.init.orthogonal_(self.baseline.weight, 1.0)
 
     @property
@@ -286,7 +290,7 @@ class ActorCritic(nn.Module):
     def outcome(self, features: Tensor, observations: Sequence[Tensor]) -> tuple[Distribution, Tensor]:
         """Return the distribution of actions, and normalized values, (rows,)."""
         inner = self.actor(features)
-        parameters = self.policy(inner)
+        parameters = self.encoder.policy(features) if self.policy is None else self.policy(inner)
         values = self.baseline(inner if self.critic is None else self.critic(features))[:, 0]
         for number in self._masks:
             parameters = parameters.masked_fill(~observations[number].bool(), _FORBIDDEN)
@@ -332,17 +336,26 @@ def _layers(size: int, hidden: Sequence[int], activation: Any) -> nn.Module:
     return nn.Sequential(*parts)
 
 
-def _encoder(leaves: Sequence[Leaf], settings: Settings) -> Any:
+def _encoder(leaves: Sequence[Leaf], form: ActionForm, settings: Settings) -> Any:
     if settings.model is None:
         return Encoder(leaves, settings)
     module, _, name = settings.model.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)(leaves, settings)
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOption(f"model={settings.model!r}: {error}; pass module:function") from error
-    if not isinstance(getattr(made, "features", None), int):
-        raise InvalidOption(f"model={settings.model!r}: its result has no integer `features`")
+    made = make(leaves, form, settings)
+    if not isinstance(made, nn.Module) or not isinstance(getattr(made, "features", None), int):
+        raise InvalidOption(f"model={settings.model!r}: its result is not a torch.nn.Module with an integer `features`")
     return made
+
+
+def source_of(model: str | None) -> str | None:
+    """Return the source of the module that a model names; None if it has none."""
+    try:
+        return None if model is None else inspect.getsource(importlib.import_module(model.partition(":")[0]))
+    except (OSError, TypeError):  # a module in C, or in an archive without source
+        return None
 
 
 def tensors(arrays: Sequence[Array], device: str = "cpu") -> list[Tensor]:
