@@ -80,8 +80,9 @@ def serving(latency: float = 0) -> Iterator[Web]:
             elif isinstance(failure, int):
                 self.answer(failure, b"secret-in-an-answer", {})
             elif path.endswith("/") and web.lists:
-                names = [name.removeprefix(path) for name in web.files if name.startswith(path)]
-                page = "".join(f'<a href="{name}">{name}</a>' for name in names).encode()
+                names = [name.removeprefix(path).partition("/") for name in web.files if name.startswith(path)]
+                links = dict.fromkeys(name + slash for name, slash, _ in names)
+                page = "".join(f'<a href="{link}">{link}</a>' for link in links).encode()
                 web.sent += self.answer(200 if names else 404, page, {"Content-Type": "text/html"})
             else:
                 self._answer_file(web.files.get(path), asked, failure == "cut")

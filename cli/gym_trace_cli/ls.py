@@ -15,7 +15,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceNotFound
 from gym_trace.printable import key_text
-from gym_trace.storage.remote.address import shown
+from gym_trace.storage.remote.address import is_url, shown
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
@@ -90,7 +90,7 @@ def hint(directory: str) -> str:
     """Return a hint if there are traces below a directory without one."""
     from gym_trace.statistics.describe import find_traces
 
-    if next(find_traces(directory, deepest=2), None) is None:
+    if is_url(directory) or next(find_traces(directory, deepest=2), None) is None:
         return ""
     return f"; 'gym-trace ls {show.printable(directory)}' lists the traces below it"
 

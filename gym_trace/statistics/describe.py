@@ -20,9 +20,8 @@ from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import integer, shown
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, summarize
-from gym_trace.storage.local import directories_in
-from gym_trace.storage.opening import storage_at
-from gym_trace.storage.remote.address import is_url
+from gym_trace.storage.opening import folders_at, storage_at
+from gym_trace.storage.remote.address import is_url, local_path
 
 DEEPEST = 3  # levels of directories searched for traces
 STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
@@ -196,7 +195,12 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def is_trace(directory: str | os.PathLike[str]) -> bool:
     """Return True if the directory holds a trace, even an unreadable one. Raises TraceNotFound if it is missing."""
-    return bool(find_writers(storage_at(directory)))
+    try:
+        return bool(find_writers(storage_at(directory)))
+    except TraceNotFound:
+        if local_path(directory) is None and folders_at(directory):
+            return False
+        raise
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
@@ -207,8 +211,8 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
     path = os.fspath(directory)
     if is_trace(path):
         yield path
-    elif deepest and not is_url(path):
-        for name in directories_in(path):
+    elif deepest:
+        for name in folders_at(path):
             try:
                 yield from find_traces(os.path.join(path, name), deepest - 1)
             except (TraceNotFound, PermissionError):  # removed since, or not readable

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption
-from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.local import LocalStorage, directories_in
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import UrlPath, is_url, local_path
+from gym_trace.storage.remote.address import UrlPath, is_url, local_path, shown, url_of
 
 
 def storage_at(
@@ -34,6 +34,21 @@ def storage_at(
         raise InvalidOption("cache_bytes: pass cache, too")
     kept = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
     return RemoteStorage(storage, kept)
+
+
+def folders_at(place: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the directories in a directory or below a URL, sorted; no links, and none that is hidden.
+
+    Raises OSError, InvalidOption, MissingExtra, RemoteError.
+    """
+    if (local := local_path(place)) is not None:
+        return directories_in(local)
+    from gym_trace.storage.remote.objects import persistently
+    from gym_trace.storage.remote.stores import store_at
+
+    url = url_of(place)
+    found = persistently(lambda: store_at(url).folders(), shown(url))
+    return sorted(name for name in found if name and not name.startswith("."))
 
 
 def absolute(storage: ReadStorage) -> ReadStorage:

@@ -24,6 +24,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.publishing.spool import publish, spool_of
+from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -91,6 +92,7 @@ def test_a_trace_goes_to_s3_and_back_through_faults(store: Faults, url: str, tmp
     assert push(tmp_path / "t", url).bytes == 0
     assert open_trace(url).episodes.tolist() == open_trace(tmp_path / "t").episodes.tolist()
     assert check_trace(url).damages == []
+    assert list(find_traces(url.rpartition("/")[0])) == [url]
     pull(url, tmp_path / "copy")
     for path in (tmp_path / "t").iterdir():
         assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()

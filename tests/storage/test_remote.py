@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -27,6 +28,7 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
 from gym_trace.playback.trace import Trace
+from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects
@@ -264,6 +266,25 @@ def test_an_overwritten_object_is_never_served_from_the_cache(tmp_path: Path, we
     same_steps(open_trace(url, cache=cache), open_trace(tmp_path / "other"))
     opened.refresh()
     same_steps(opened, open_trace(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("kind", ["memory", "web"])
+def test_traces_below_a_url_are_listed(tmp_path: Path, web: Web, kind: str) -> None:
+    top = f"faulty:/{tmp_path}" if kind == "memory" else f"{web.url}/top"
+    for name in ("a", "deep/er/b", ".hidden/c"):
+        recorded(tmp_path / name)
+        for path in (tmp_path / name).iterdir():
+            if kind == "memory":
+                FaultyFileSystem().pipe_file(f"{top}/{name}/{path.name}", path.read_bytes())
+            else:
+                web.files[f"/top/{name}/{path.name}"] = path.read_bytes()
+    assert list(find_traces(top)) == [f"{top}/a", f"{top}/deep/er/b"]
+    listed = [json.loads(line) for line in run("ls", top, "--json").output.splitlines()]
+    assert [row["directory"] for row in listed] == [f"{top}/a", f"{top}/deep/er/b"]
+    assert all(row["state"] == "closed" for row in listed)
+    missing = run("ls", f"{top}/missing")
+    assert missing.exit_code == 1
+    assert "nothing there" in missing.output or "lists no files there" in missing.output
 
 
 def test_an_object_overwritten_while_it_is_read_raises(tmp_path: Path, web: Web) -> None:

@@ -72,6 +72,9 @@ class ObjectStore(Protocol):
     def entries(self) -> dict[str, Stored]:
         """Return the objects directly at the URL, by name; none if there is nothing."""
 
+    def folders(self) -> list[str]:
+        """Return the names of what is below the URL, in any order."""
+
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         """Return ranges within objects, fetched at the same time; an exception in place of one that failed."""
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
-from gym_trace.storage.local import LocalStorage, open_regular
+from gym_trace.storage.local import LocalStorage, directories_in, open_regular
 from gym_trace.storage.remote.address import local_path, shown
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
@@ -90,6 +90,11 @@ class ObstoreStore:
             found = self._obstore.list_with_delimiter(self._store)["objects"]
         return {one["path"].rpartition("/")[2]: Stored(one["size"], one["e_tag"] or "") for one in found}
 
+    def folders(self) -> list[str]:
+        with _translated(self._obstore):
+            found = self._obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return [one.rpartition("/")[2] for one in found]
+
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         return _at_once(self._range, wanted, self._pool)
 
@@ -160,14 +165,20 @@ class FsspecStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def entries(self) -> dict[str, Stored]:
+    def _list(self) -> dict[str, Any]:
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._root, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        files = (one for one in found if one["type"] == "file")
-        return {one["name"].rpartition("/")[2]: Stored(one["size"], _version(one)) for one in files}
+        return {one["name"].rstrip("/").rpartition("/")[2]: one for one in found}
+
+    def entries(self) -> dict[str, Stored]:
+        files = {name: one for name, one in self._list().items() if one["type"] == "file"}
+        return {name: Stored(one["size"], _version(one)) for name, one in files.items()}
+
+    def folders(self) -> list[str]:
+        return [name for name, one in self._list().items() if one["type"] == "directory"]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         found: list[bytes | Exception] = self._fs.cat_ranges(
@@ -231,6 +242,11 @@ class WebStore(FsspecStore):
             names = [line.strip() for line in text.splitlines()]
         except FileNotFoundError:
             names = self._linked()
+            if not any(name and "/" not in name for name in names):
+                raise TraceNotFound(
+                    f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on "
+                    "a line, beside them"
+                ) from None
         names = [name for name in names if name and "/" not in name]
         with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
             found = zip(names, pool.map(self._stored, names))
@@ -250,13 +266,11 @@ class WebStore(FsspecStore):
             links = self._fs.ls(f"{self._root}/", detail=False)
         except FileNotFoundError:
             links = []
-        names = [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
-        if not any(name and "/" not in name for name in names):
-            raise TraceNotFound(
-                f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on a "
-                "line, beside them"
-            )
-        return names
+        return [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
+
+    def folders(self) -> list[str]:
+        names = [] if self._query else [name.rstrip("/") for name in self._linked() if name.endswith("/")]
+        return [name for name in names if name not in ("", ".", "..") and "/" not in name]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
@@ -294,6 +308,9 @@ class FolderStore:
         with os.scandir(self._root) as entries:
             files = [entry for entry in entries if entry.is_file(follow_symlinks=False) and entry.name[0] != "."]
             return {entry.name: _stored(entry.stat(follow_symlinks=False)) for entry in files}
+
+    def folders(self) -> list[str]:
+        return directories_in(self._root)
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         found: list[bytes | Exception] = []
