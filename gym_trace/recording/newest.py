@@ -39,7 +39,7 @@ _log = logging.getLogger("gym_trace")
 
 
 class NewestBatches(BatchFiles):
-    """Drops the oldest sealed batches, so that the others take at most keep_bytes.
+    """Drops the oldest sealed batches, so that the others take about keep_bytes.
 
     Batches are dropped in their order, each in one step: it is removed, or replaced by one with the wanted episodes. An
     episode whose beginning is in a dropped batch is gone for readers, wherever the rest of it is. So a batch stays
@@ -62,7 +62,7 @@ class NewestBatches(BatchFiles):
         super().__init__(storage, schema, level, fsync)
         self._level, self._keep_if = level, keep_if
         self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _SHARE))
-        self._most = max(0, keep_bytes - self.batch_bytes)  # in sealed batches
+        self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # in sealed batches, of which one may be in excess
         self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
         self._open = np.empty(0, _EPISODE)
         self._wanted: list[Array] = []  # the wanted episodes that have ended, and are in batches that were not dropped
@@ -154,8 +154,11 @@ class NewestBatches(BatchFiles):
         number = self._batches - 1
         self._whole.append((number, size))
         before = min(number, int(self._open["first"].min(initial=number)))
-        while self._whole[0][0] < before and sum(size for _, size in self._whole) > self._most:
-            self._drop(self._whole.popleft()[0])
+        held = sum(size for _, size in self._whole)
+        while self._whole[0][0] < before and held - self._whole[0][1] >= self._least:
+            number, size = self._whole.popleft()
+            held -= size
+            self._drop(number)
 
     def _drop(self, number: int) -> None:
         """Remove a batch, or replace it by one with its wanted episodes."""

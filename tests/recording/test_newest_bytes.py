@@ -141,7 +141,10 @@ def test_the_newest_bytes_and_the_wanted_episodes_stay_each_whole(tmp_path: Path
 
     record("odd", keep_bytes=keep, keep_if="nan")
     check_kept(tmp_path / "odd", truth, {it.episode_id for it in truth if is_odd(it)})
-    assert keep / 3 < not_dropped(tmp_path / "odd") <= keep
+    sizes = [entry["bytes"] for entry in manifest_entries(tmp_path / "odd") if entry["type"] == "batch"]
+    assert 0.75 * keep <= not_dropped(tmp_path / "odd")
+    if "large" not in kind:  # where open episodes may take more
+        assert not_dropped(tmp_path / "odd") <= 0.75 * keep + max(sizes)
     record("few", keep_bytes=0, keep_if=keep_if)
     record("new", keep_bytes=keep)
     check_kept(tmp_path / "new", truth, set())
@@ -150,15 +153,13 @@ def test_the_newest_bytes_and_the_wanted_episodes_stay_each_whole(tmp_path: Path
         assert not_dropped(tmp_path / "few") < 6000
     expected = {it.episode_id for it in truth}
     assert {it["episode_id"] for it in asked} == expected
-    if kind != "raising":  # where episodes have parts
-        told = {it["episode_id"]: it for it in asked[: len(expected)]}
-        for it in truth:
-            mine = told[it.episode_id]
-            assert mine["steps"] >= len(it)
-            assert mine["lane"] == it.lane
-            if mine["steps"] == len(it):
-                assert (mine["outcome"], mine["has_nan"]) == (it.outcome, is_odd(it))
-                np.testing.assert_equal(mine["return"], it.rewards.sum())
+    told, found = {it["episode_id"]: it for it in asked}, parts(truth)
+    for it in truth:
+        mine = told[it.episode_id]
+        assert mine["lane"] == it.lane
+        if len(found[it.episode_id]) == 1 and mine["steps"] == len(it):  # not after an exception or its end
+            assert (mine["outcome"], mine["has_nan"]) == (it.outcome, is_odd(it))
+            np.testing.assert_equal(mine["return"], it.rewards.sum())
 
 
 # -- at every moment --------------------------------------------------------------------------------------------------
