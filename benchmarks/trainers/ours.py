@@ -48,7 +48,7 @@ def train(job: Job, progress: Progress, records: bool = True, defaults: bool = F
         "minibatches": job.minibatches,
         "epochs": job.epochs,
         "learning_rate": job.learning_rate,
-        "anneal": job.anneal,
+        "schedule": "linear" if job.anneal else "constant",
         "gamma": job.gamma,
         "lam": job.lam,
         "clip": job.clip,

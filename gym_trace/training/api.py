@@ -30,7 +30,7 @@ from gym_trace.training.population import Exchange, Population, first_settings, 
 from gym_trace.training.processes.cell import Cell, Turns
 from gym_trace.training.processes.shared import Plan
 from gym_trace.training.run import new_runs, runs_in, settings_now, steps_now
-from gym_trace.training.settings import settings_from
+from gym_trace.training.settings import CONSTANT, settings_from
 
 _BEGIN = "begin.safetensors"
 
@@ -131,6 +131,8 @@ def train(
         exchange = exchange if len(runs) > 1 else None
     if limit is None and seconds is None and until_return is None:
         raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
+    if limit is None and any({own.schedule, own.exploration_schedule} != {CONSTANT} for own in chosen):
+        raise InvalidOption("schedule: falls over the steps of the run; pass steps=")
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")

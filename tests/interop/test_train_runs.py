@@ -189,16 +189,25 @@ def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_pa
     assert newest(copy).read_bytes() == newest(run).read_bytes()
 
 
-def test_an_extended_run_can_be_interrupted_and_its_learning_rate_falls_over_all_steps(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"workers": 0, "anneal": True, "learning_rate": 0.5}
-    trained(tmp_path, until_return=-1e9, **settings)
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(tmp_path: Path, schedule: str) -> None:
+    settings: dict[str, Any] = {"workers": 0, "schedule": schedule, "exploration_schedule": schedule}
+    trained(tmp_path, until_return=-1e9, learning_rate=0.5, **settings)
     stopped = gym_trace.train(Seen, tmp_path, resume=True, steps=2 * STEPS, on_progress=lambda now: now.version >= 11)
     assert stopped.stopped == "interrupted"
     done = gym_trace.train(Seen, tmp_path, resume=True)
     assert (done.stopped, done.steps) == ("done", 2 * STEPS)
     rates = [update.told["learning_rate"] for update in Run(tmp_path).updates() if update.told]
-    assert rates == pytest.approx([0.5 * (1 - n / 8) for n in range(1, 9)] + [0.5 * (1 - n / 16) for n in range(9, 17)])
+    parts = np.array([n / 8 for n in range(1, 9)] + [n / 16 for n in range(9, 17)])
+    factors = 1 - parts if schedule == "linear" else (1 + np.cos(np.pi * parts)) / 2
+    np.testing.assert_allclose(rates, 0.5 * factors, atol=1e-12)
     assert not verify_run(tmp_path).differs
+
+
+def test_a_schedule_needs_steps(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"schedule: falls over the steps of the run; pass steps="):
+        gym_trace.train(Seen, tmp_path / "r", seconds=1, schedule="linear", **SMALL)
+    assert not (tmp_path / "r").exists()
 
 
 def test_workers_whose_environments_misbehave_are_started_again(tmp_path: Path) -> None:

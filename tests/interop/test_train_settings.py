@@ -18,10 +18,10 @@ STEPS = 4 * 64
 OF_A_MACHINE = {"workers", "splits", "device", "learner_threads", "inference"}
 IN_OTHER_TESTS = {"model", "reward_shaping", "max_lag", "rnn_size", "batch"}
 OTHERS: dict[str, Any] = {
-    **{"num_envs": 2, "rollout": 8, "lag": 0, "stagger": True, "learning_rate": 2e-3, "anneal": True},
+    **{"num_envs": 2, "rollout": 8, "lag": 0, "stagger": True, "learning_rate": 2e-3, "schedule": "linear"},
     **{"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_eps": 1e-2, "gamma": 0.9, "lam": 0.5, "off_policy": "none"},
     **{"rho": 0.5, "c": 0.5, "clip": 0.001, "value_clip": 0.001, "value_coefficient": 0.1},
-    **{"exploration": "symmetric_kl"},
+    **{"exploration": "symmetric_kl", "exploration_schedule": "cosine"},
     **{"exploration_coefficient": 0.1, "epochs": 1, "minibatches": 1, "max_grad_norm": 0.01, "target_kl": 1e-9},
     **{"adaptive_kl": 1.0, "reward_scale": 0.1, "reward_clip": 0.5, "normalize_advantages": False},
     **{"normalize_returns": False, "normalize_observations": False, "hidden": (4,), "activation": "relu"},

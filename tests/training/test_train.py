@@ -45,9 +45,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_settings_of_texts_are_those_of_values() -> None:
-    texts = {"lag": "any", "hidden": "32,16", "rnn": "none", "batch": "1024", "anneal": "yes", "clip": "1e-1"}
+    texts = {"lag": "any", "hidden": "32,16", "rnn": "none", "batch": "1024", "stagger": "yes", "clip": "1e-1"}
     texts["reward_shaping"] = "goal=1,step=-1e-2"
-    values = {"lag": "any", "hidden": (32, 16), "rnn": None, "batch": 1024, "anneal": True, "clip": 0.1}
+    values = {"lag": "any", "hidden": (32, 16), "rnn": None, "batch": 1024, "stagger": True, "clip": 0.1}
     values["reward_shaping"] = {"goal": 1.0, "step": -0.01}
     assert settings_from(texts) == settings_from(values) == Settings(**values)
     assert settings_from(json.loads(json.dumps(Settings(**values).plain()))) == Settings(**values)
@@ -69,7 +69,7 @@ def test_settings_of_texts_are_those_of_values() -> None:
         {"minibatches": 10**6},
         {"rnn": "gru", "num_envs": 1, "workers": 1, "minibatches": 4},
         {"batch": 1 << 20, "workers": 1000, "num_envs": 1, "rollout": 1, "splits": 64, "lag": "any"},
-        {"anneal": "maybe"},
+        {"stagger": "maybe"},
     ],
     ids=lambda given: str(given)[:40],
 )
@@ -84,7 +84,7 @@ def test_an_invalid_setting_raises(given: dict[str, Any]) -> None:
         ({"lerning_rate": 1}, "did you mean learning_rate?"),
         ({"learning_rate": "fast"}, "pass a number"),
         ({"target_kl": "small"}, "pass a number or None"),
-        ({"anneal": 7}, "pass true or false"),
+        ({"stagger": 7}, "pass true or false"),
         ({"hidden": "wide"}, "pass numbers such as 64,64"),
         ({"gamma": 2}, "pass 0 to 1"),
         ({"adam_beta1": 1}, "pass 0 to 1, but not 1"),

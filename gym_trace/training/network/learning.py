@@ -27,7 +27,7 @@ from gym_trace.storage.local import open_regular, size_on_disk
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.network.model import ActorCritic, tensors, weights_of
 from gym_trace.training.rollouts import Rollout, Shape, joined
-from gym_trace.training.settings import Settings, settings_from
+from gym_trace.training.settings import CONSTANT, Settings, settings_from
 
 try:
     from safetensors import SafetensorError, safe_open
@@ -213,7 +213,7 @@ class Learner:
         value_loss = 0.5 * errors.mean()
         entropy = distribution.entropy().mean()
         explored = entropy if settings.exploration == "entropy" else distribution.symmetric_kl().mean()
-        exploration_loss = -settings.exploration_coefficient * explored
+        exploration_loss = -settings.exploration_coefficient * self._factor(settings.exploration_schedule) * explored
         loss = policy_loss + settings.value_coefficient * value_loss + exploration_loss
         names = ["policy_loss", "value_loss", "entropy", "kl", "clipped", "gradient_norm"]
         if (own := getattr(self.model.encoder, "loss", None)) is not None:
@@ -237,7 +237,15 @@ class Learner:
         if running is not None:
             running.add(self.model.encoder.vectors([rows[:-1].flatten(0, 1) for rows in seen]))
 
+    def _factor(self, schedule: str) -> float:
+        """Return the factor of a schedule for the next update."""
+        if schedule == CONSTANT or not self._total:
+            return 1.0
+        done = min(1.0, self._learned / self._total)
+        return 1.0 - done if schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
+
     def _set_rate(self, kl: float) -> None:
+        """Set the learning rate of the next update. kl: of the last one."""
         settings = self.settings
         if settings.adaptive_kl is not None:
             if kl > 2 * settings.adaptive_kl:
@@ -245,8 +253,8 @@ class Learner:
             elif kl < settings.adaptive_kl / 2:
                 self._rate *= _RATE_STEP
             self._rate = min(max(self._rate, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
-        elif settings.anneal and self._total:
-            self._rate = settings.learning_rate * max(0.0, 1 - self._learned / self._total)
+        elif settings.schedule != CONSTANT:
+            self._rate = settings.learning_rate * self._factor(settings.schedule)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
 
@@ -282,6 +290,7 @@ class Learner:
             self.change(replace(settings, device=self._device))
         if "steps" in changed:
             self._total = self.settings.updates_of(changed["steps"])
+            self._set_rate(kl=self.settings.adaptive_kl or 0.0)  # which adapts nothing
         self.version += 1
 
     def take_over(self, other: Learner) -> None:
