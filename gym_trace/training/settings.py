@@ -65,7 +65,7 @@ class Settings:
         reward_shaping: numbers by name that each reset gets as options["reward_shaping"], for environments that weigh
             the parts of their reward with them; a population changes them.
         hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
-        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an own network,
+        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes your own network,
             head and loss, see docs/reference/training.md; None: a network by the space.
         initial_std, adaptive_std: of continuous actions; adaptive: the network gives it for each observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).

@@ -1,4 +1,4 @@
-"""Lend the terminal to the player: single keys, an own screen, and everything restored at the end."""
+"""Lend the terminal to the player: single keys, a screen of its own, and everything restored at the end."""
 
 from __future__ import annotations
 
