@@ -17,7 +17,7 @@ from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceNot
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import find_writers
 from gym_trace.format.facts import agreed, write_facts
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, writable_storage_of
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage, lock, open_regular
 from gym_trace.storage.staging import StagedStorage, new_directory, replaced_file, sync_files
@@ -87,7 +87,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
         TraceError: a writer records into it, or began to, or another process edits it.
         OSError
     """
-    place = Path(os.path.realpath(directory))
+    place = Path(os.path.realpath(writable_storage_of(directory).root))
     storage = LocalStorage(place)
     if not find_writers(storage):
         raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")

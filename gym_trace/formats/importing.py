@@ -25,7 +25,7 @@ from gym_trace.model.schema import WriterSchema
 from gym_trace.printable import printable, shown
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.ring.segment import Segment
-from gym_trace.storage.local import refuse_url
+from gym_trace.storage.remote.address import is_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
@@ -65,8 +65,8 @@ def import_trace(
         RecordingError: the trace could not be written.
     """
     source = Path(path)
-    if not source.exists():
-        refuse_url(path)
+    if is_url(path):
+        raise InvalidOption("path: is a URL; copy it to a local path, and import that")
     check_files(source)
     if options and not isinstance(format, str | None):
         raise InvalidOption("options: need a format name; configure the importer itself")

@@ -32,6 +32,7 @@ from gym_trace.showing.frames import episodes_frame
 from gym_trace.showing.html import player
 from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.storage.remote.address import is_url
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
     from gym_trace.sampling.batches import Batches
@@ -111,7 +112,12 @@ def writable_storage_of(trace: TraceLike) -> Storage:
     """Return the storage of a trace, for functions that write to it. Raises InvalidOption if it is read-only."""
     storage = storage_of(trace)
     if not isinstance(storage, Storage):
-        raise InvalidOption(f"{storage.root}: this storage is read-only; pass one that has all of Storage")
+        if is_url(root := storage.root):
+            raise InvalidOption(
+                f"{root}: traces at URLs are not changed; change a copy (gym-trace pull {root} DIR), and push it to "
+                "another URL"
+            )
+        raise InvalidOption(f"{root}: this storage is read-only; pass one that has all of Storage")
     return storage
 
 

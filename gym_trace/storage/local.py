@@ -293,8 +293,9 @@ def _file_system(directory: str) -> str:
 def refuse_url(path: str | os.PathLike[str]) -> None:
     """Raise InvalidOption for a URL, which would become a local directory called "s3:"."""
     if is_url(path):
+        url = shown(url_of(path))
         raise InvalidOption(
-            f"{shown(url_of(path))}: is a URL; write to a local path (absolute if it looks like a URL) instead"
+            f"{url}: is a URL; write to a local path, and copy a trace from there: gym-trace push PATH {url}"
         )
 
 

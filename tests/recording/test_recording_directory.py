@@ -13,8 +13,6 @@ from typing import Any
 import cradle
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from gym_trace_cli.main import cli
 from runs import acted, play, recorded, recorder_of
 from zoo import CountingEnv, bits
 
@@ -47,25 +45,16 @@ def test_a_url_as_directory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     here.mkdir()
     monkeypatch.chdir(here)
     for write in (
-        lambda: gym_trace.collect(CountingEnv, directory=url, episodes=1),
         lambda: edit.compact(tmp_path / "t", url),
         lambda: gym_trace.repair_trace(tmp_path / "t", url),
         lambda: gym_trace.export(tmp_path / "t", url, "jsonl"),
         lambda: gym_trace.import_trace(tmp_path / "t", url, "jsonl"),
         lambda: Destination(url),
         lambda: Run(url),
-        lambda: gym_trace.import_trace(url, "new"),
     ):
         with pytest.raises(InvalidOption, match="is a URL; write to a local path"):
             write()
     assert not any(here.iterdir())
-
-
-def test_a_url_is_refused_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli, ["record", "CartPole-v1", "-j", "2", "-o", "s3://bucket/run"])
-    assert (result.exit_code, "is a URL; write to a local path" in result.output) == (2, True)
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_directory_that_has_the_name_of_a_url_is_read_and_written_by_its_absolute_path(

@@ -268,6 +268,25 @@ def test_an_overwritten_object_is_never_served_from_the_cache(tmp_path: Path, we
     same_steps(opened, open_trace(tmp_path / "other"))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("edit", "compact", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
+        (("repair", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
+        (("edit", "annotate", "THERE", "--set", "license=MIT"), "gym-trace pull THERE DIR"),
+        (("edit", "compact", "THERE", "-o", "THERE/new"), "gym-trace push PATH THERE/new"),
+        (("export", "THERE", "-o", "THERE/steps.csv"), "is a URL; write to a local path"),
+        (("import", "THERE/steps.csv", "-o", "new"), "is a URL; copy it to a local path"),
+    ],
+)
+def test_commands_that_write_name_push_and_pull_for_urls(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    recorded(tmp_path / "t")
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/u")
+    refused = run(*(word.replace("THERE", url) for word in words))
+    assert refused.exit_code == 2
+    assert said.replace("THERE", url) in refused.output.replace("\n", " ").replace("  ", " ")
+
+
 @pytest.mark.parametrize("kind", ["memory", "web"])
 def test_traces_below_a_url_are_listed(tmp_path: Path, web: Web, kind: str) -> None:
     top = f"faulty:/{tmp_path}" if kind == "memory" else f"{web.url}/top"
