@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gym_trace.errors import CorruptTrace, TraceExists
+from gym_trace.errors import CorruptTrace, RemoteError, TraceExists
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.objects import ObjectStore, Stored, Wanted, fetched, persistently
@@ -28,6 +28,8 @@ def upload(store: ObjectStore, shown: str, name: str, content: Path | bytes, new
     """
     try:
         persistently(lambda: store.put(name, content, new), f"{shown}/{name}")
+    except FileNotFoundError:
+        raise RemoteError(f"{shown}: no such bucket or container; check the URL") from None
     except FileExistsError:
         if not _is_same(store, shown, name, content):
             raise TraceExists(f"{shown}/{name}: exists with other content; pass another URL") from None

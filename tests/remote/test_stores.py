@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import BUCKET
 from faults import Faults
 from nursery import LENGTH
 from runs import play
@@ -123,6 +124,15 @@ def test_a_store_that_stays_away_is_described_without_keys(
     for key in ("AKIA", "hush", "Eby8"):
         assert key not in str(raised.value)
         assert key not in run("info", url).output
+
+
+def test_a_missing_bucket_is_reported_at_once(store: Faults, url: str, tmp_path: Path) -> None:
+    with TraceRecordingWrapper(CountingEnv(), tmp_path / "t") as env:
+        play(env, 1)
+    begin = sum(store.counts.values())
+    with pytest.raises(RemoteError, match="no such bucket or container; check the URL"):
+        push(tmp_path / "t", url.replace(f"//{BUCKET}/", "//missing/"))
+    assert sum(store.counts.values()) - begin < 5
 
 
 def test_a_recording_left_open_is_published_at_exit(store: Faults, url: str) -> None:

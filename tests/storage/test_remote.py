@@ -236,6 +236,21 @@ def test_lasting_failures_are_described_without_the_answer_of_the_store(tmp_path
     assert FaultyFileSystem.calls == [("ls", "x")]
 
 
+@pytest.mark.parametrize(
+    ("answer", "said", "tries"),
+    [
+        ("status code 404: <Code>NoSuchBucket</Code>", "no such bucket or container; check the URL", 1),
+        ("retry_timeout: 180s, tcp connect error: Connection refused", "connection refused, 7 times", objects.TRIES),
+        ("retry_timeout: 180s, dns error: failed to lookup", "host not found, 7 times", objects.TRIES),
+    ],
+)
+def test_a_reason_is_found_in_the_answer_of_a_store(tmp_path: Path, answer: str, said: str, tries: int) -> None:
+    FaultyFileSystem.reset(*[OSError(answer)] * objects.TRIES)
+    with pytest.raises(RemoteError, match=said):
+        open_trace(f"faulty:/{tmp_path}/x")
+    assert len(FaultyFileSystem.calls) == tries
+
+
 def test_a_short_answer_is_fetched_again(tmp_path: Path) -> None:
     recorded(tmp_path / "t", episodes=3)
     url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/x")

@@ -36,7 +36,7 @@ _REASONS = {  # words in what a store says, and what we say instead
     "bucket": "no such bucket, or no right to see it",
     "connect": "cannot connect",
 }
-_DENIED = (401, 403)
+_DENIED, _MISSING = (401, 403), 404
 
 
 class Stored(NamedTuple):
@@ -91,9 +91,9 @@ def persistently(call: Callable[[], _T], what: str, tries: int = TRIES) -> _T:
         except _FINAL:
             raise
         except Exception as error:
-            reason, is_denied = reason_of(error)
-            if is_denied:
-                raise RemoteError(f"{what}: {reason}; check the credentials that the store uses") from None
+            reason, advice = reason_of(error)
+            if advice:
+                raise RemoteError(f"{what}: {reason}; {advice}") from None
             if not left:
                 raise RemoteError(f"{what}: {reason}, {tries} times; try again later") from None
         time.sleep(wait * (0.5 + random.random()))
@@ -121,17 +121,20 @@ def fetched(connected: Callable[[], ObjectStore], wanted: Sequence[Wanted], what
     return [done[place] for place in range(len(wanted))]
 
 
-def reason_of(error: BaseException) -> tuple[str, bool]:
-    """Return why a store failed, in our own words, and True if it refuses for good."""
-    text = str(error)
+def reason_of(error: BaseException) -> tuple[str, str]:
+    """Return why a store failed, in our own words, and what to do about it where no second try helps."""
+    text = str(error).replace("retry_timeout", "")  # obstore quotes its settings
     code, status = _CODE.search(text), _STATUS.search(text)
-    number = getattr(error, "status", None) or (int(status[1]) if status else None)
+    told = getattr(error, "status", None) or getattr(error, "status_code", None)
+    number = told or (int(status[1]) if status else None)
     kind = type(error).__name__
     if isinstance(error, PermissionError) or number in _DENIED or "Permission" in kind or "Unauthenticated" in kind:
-        return f"access denied ({code[1]})" if code else "access denied", True
+        return f"access denied ({code[1]})" if code else "access denied", "check the credentials that the store uses"
+    if number == _MISSING:
+        return "no such bucket or container", "check the URL"
     if number is not None and not 200 <= int(number) < 300:
-        return f"status {number}" + (f" ({code[1]})" if code else ""), False
+        return f"status {number}" + (f" ({code[1]})" if code else ""), ""
     if code:
-        return code[1], False
+        return code[1], ""
     said = f"{kind} {text}".lower()
-    return next((reason for word, reason in _REASONS.items() if word in said), kind), False
+    return next((reason for word, reason in _REASONS.items() if word in said), kind), ""

@@ -150,7 +150,7 @@ class FsspecStore:
         try:
             import fsspec
         except ImportError:
-            raise MissingExtra(f"reading URLs needs fsspec; install it with: {_EXTRA}") from None
+            raise MissingExtra(f"URLs need fsspec; install it with: {_EXTRA}") from None
         try:
             self._fs, root = fsspec.url_to_fs(url)
         except ImportError as error:
