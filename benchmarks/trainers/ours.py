@@ -48,7 +48,7 @@ def train(job: Job, progress: Progress, records: bool = True, defaults: bool = F
         "minibatches": job.minibatches,
         "epochs": job.epochs,
         "learning_rate": job.learning_rate,
-        "schedule": "linear" if job.anneal else "constant",
+        "learning_rate_schedule": "linear" if job.anneal else "constant",
         "gamma": job.gamma,
         "lam": job.lam,
         "clip": job.clip,

@@ -131,8 +131,10 @@ def train(
         exchange = exchange if len(runs) > 1 else None
     if limit is None and seconds is None and until_return is None:
         raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
-    if limit is None and any({own.schedule, own.exploration_schedule} != {CONSTANT} for own in chosen):
-        raise InvalidOption("schedule: falls over the steps of the run; pass steps=")
+    if limit is None and any({own.learning_rate_schedule, own.exploration_schedule} != {CONSTANT} for own in chosen):
+        raise InvalidOption(
+            "learning_rate_schedule, exploration_schedule: they fall over the steps of the run; pass steps="
+        )
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")

@@ -14,7 +14,7 @@ ANY, CONSTANT = "any", "constant"
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "lag": (0, 1, ANY),
     "off_policy": ("vtrace", "none"),
-    **dict.fromkeys(("schedule", "exploration_schedule"), (CONSTANT, "linear", "cosine")),
+    **dict.fromkeys(("learning_rate_schedule", "exploration_schedule"), (CONSTANT, "linear", "cosine")),
     "exploration": ("entropy", "symmetric_kl"),
     "activation": ("tanh", "relu", "elu"),
     "initialization": ("orthogonal", "xavier"),
@@ -52,8 +52,8 @@ class Settings:
             experience is one version old (deterministic, as 0); "any": as many as there are slots for.
         max_lag: with "any", rollouts of weights more than this many versions old are dropped, and counted.
         stagger: whether the lanes of a split begin their first episodes at different times.
-        learning_rate … adam_eps: of Adam. schedule: how the rate falls to 0 over the steps of the run: "linear",
-            "cosine"; "constant": not. exploration_schedule: the same of the exploration coefficient.
+        learning_rate … adam_eps: of Adam. learning_rate_schedule: how the rate falls to 0 over the steps of the run:
+            "linear", "cosine"; "constant": not. exploration_schedule: the same of the exploration coefficient.
         gamma, lam: of the returns. off_policy: "vtrace" corrects for lag, with rho and c as its clips; or "none".
         clip: ratios are clipped to [1 / (1 + clip), 1 + clip]. value_clip: of values, in units of the return's
             standard deviation; None: not.
@@ -82,7 +82,7 @@ class Settings:
     stagger: bool = False
 
     learning_rate: float = 1e-3
-    schedule: str = "constant"
+    learning_rate_schedule: str = "constant"
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-5
@@ -148,8 +148,11 @@ class Settings:
                 f"batch={self.batch}: with lag={self.lag} pass a multiple of the {each} steps that all splits collect, "
                 "or lag='any'"
             )
-        if self.adaptive_kl is not None and self.schedule != CONSTANT:
-            raise InvalidOption(f"schedule={self.schedule!r}: adaptive_kl sets the learning rate; pass one of them")
+        if self.adaptive_kl is not None and self.learning_rate_schedule != CONSTANT:
+            falls = self.learning_rate_schedule
+            raise InvalidOption(
+                f"learning_rate_schedule={falls!r}: adaptive_kl sets the learning rate; omit one of them"
+            )
         pieces = self.batch_steps // self.rollout if self.rnn else self.batch_steps
         if self.minibatches > pieces:
             raise InvalidOption(f"minibatches={self.minibatches}: an update has only {pieces} parts to distribute")

@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_pa
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(tmp_path: Path, schedule: str) -> None:
-    settings: dict[str, Any] = {"workers": 0, "schedule": schedule, "exploration_schedule": schedule}
+    settings: dict[str, Any] = {"workers": 0, "learning_rate_schedule": schedule, "exploration_schedule": schedule}
     trained(tmp_path, until_return=-1e9, learning_rate=0.5, **settings)
     stopped = gym_trace.train(Seen, tmp_path, resume=True, steps=2 * STEPS, on_progress=lambda now: now.version >= 11)
     assert stopped.stopped == "interrupted"
@@ -205,8 +205,8 @@ def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(
 
 
 def test_a_schedule_needs_steps(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"schedule: falls over the steps of the run; pass steps="):
-        gym_trace.train(Seen, tmp_path / "r", seconds=1, schedule="linear", **SMALL)
+    with pytest.raises(InvalidOption, match=r"exploration_schedule: they fall over the steps of the run; pass steps="):
+        gym_trace.train(Seen, tmp_path / "r", seconds=1, learning_rate_schedule="linear", **SMALL)
     assert not (tmp_path / "r").exists()
 
 

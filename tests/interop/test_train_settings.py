@@ -18,7 +18,14 @@ STEPS = 4 * 64
 OF_A_MACHINE = {"workers", "splits", "device", "learner_threads", "inference"}
 IN_OTHER_TESTS = {"model", "reward_shaping", "max_lag", "rnn_size", "batch"}
 OTHERS: dict[str, Any] = {
-    **{"num_envs": 2, "rollout": 8, "lag": 0, "stagger": True, "learning_rate": 2e-3, "schedule": "linear"},
+    **{
+        "num_envs": 2,
+        "rollout": 8,
+        "lag": 0,
+        "stagger": True,
+        "learning_rate": 2e-3,
+        "learning_rate_schedule": "linear",
+    },
     **{"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_eps": 1e-2, "gamma": 0.9, "lam": 0.5, "off_policy": "none"},
     **{"rho": 0.5, "c": 0.5, "clip": 0.001, "value_clip": 0.001, "value_coefficient": 0.1},
     **{"exploration": "symmetric_kl", "exploration_schedule": "cosine"},

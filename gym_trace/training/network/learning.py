@@ -253,8 +253,8 @@ class Learner:
             elif kl < settings.adaptive_kl / 2:
                 self._rate *= _RATE_STEP
             self._rate = min(max(self._rate, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
-        elif settings.schedule != CONSTANT:
-            self._rate = settings.learning_rate * self._factor(settings.schedule)
+        elif settings.learning_rate_schedule != CONSTANT:
+            self._rate = settings.learning_rate * self._factor(settings.learning_rate_schedule)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
 
