@@ -204,6 +204,22 @@ def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(
     assert not verify_run(tmp_path).differs
 
 
+class Constant(Seen):
+    """Episodes of two steps, with the same return."""
+
+    def step(self, action: Any) -> Any:
+        observation, *_, info = super().step(action)
+        return observation, 1.0, self._steps == 2, False, info
+
+
+def test_the_first_of_equally_good_versions_stays_the_best_when_a_run_is_resumed(tmp_path: Path) -> None:
+    trained(tmp_path, Constant, workers=0, on_progress=lambda now: now.version >= 6)
+    gym_trace.train(Constant, tmp_path, resume=True)
+    means = [update.told.get("mean_return") for update in Run(tmp_path).updates()]
+    assert means[5:] == [2.0] * 4
+    assert verify_run(tmp_path).differs == ""
+
+
 def test_a_schedule_needs_steps(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"exploration_schedule: they fall over the steps of the run; pass steps="):
         gym_trace.train(Seen, tmp_path / "r", seconds=1, learning_rate_schedule="linear", **SMALL)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.errors import InvalidOption, MissingExtra, told
 from gym_trace.model.values import Array
 from gym_trace.training.network.forms import ActionForm, Leaf
 from gym_trace.training.settings import Settings
@@ -344,7 +344,11 @@ def _encoder(leaves: Sequence[Leaf], form: ActionForm, settings: Settings) -> An
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOption(f"model={settings.model!r}: {error}; pass module:function") from error
-    made = make(leaves, form, settings)
+    try:
+        made = make(leaves, form, settings)
+    except Exception as error:  # the user's code may raise anything
+        wanted = "it is called with the leaves of the observations, the actions and the settings"
+        raise InvalidOption(f"model={settings.model!r}: {told(error)}; {wanted}") from error
     if not isinstance(made, nn.Module) or not isinstance(getattr(made, "features", None), int):
         raise InvalidOption(f"model={settings.model!r}: its result is not a torch.nn.Module with an integer `features`")
     return made

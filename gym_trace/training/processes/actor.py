@@ -253,8 +253,10 @@ class Split:
                 except (LookupError, TypeError, ValueError) as error:
                     return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got none ({told(error)})"
                 if found.shape != leaf.shape or not np.can_cast(found.dtype, leaf.dtype, "same_kind"):
-                    expected = f"expected shape {leaf.shape} of {leaf.dtype}"
-                    return lane, f"{name}: {expected}, got shape {found.shape} of {found.dtype}"
+                    what = f"shape {found.shape} of {found.dtype}"
+                    if found.dtype == object and not found.shape:
+                        what = type(found.item()).__name__
+                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got {what}"
             try:
                 float(result[1] if len(result) == 5 else 0.0)
             except (TypeError, ValueError):

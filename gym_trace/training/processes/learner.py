@@ -96,9 +96,10 @@ class LearnerProcess:
         if any(own):
             self._mean.restore(own, RecordedRollouts(open_trace(self._run.trace), self._plan.shape))
         means = {update.version: update.told[MEAN] for update in updates if MEAN in update.told}
-        self._best = max(means.values(), default=-math.inf)
-        if self._plan.save_best and means.get(updates[-1].version) == self._best:
-            self._save(BEST, best=self._best)
+        if means:
+            version, self._best = max(means.items(), key=lambda item: item[1])  # the first of equal ones
+            if self._plan.save_best and version == updates[-1].version:
+                self._save(BEST, best=self._best)
 
     def _publish(self) -> None:
         self._weights.publish(self._learner.version, self._learner.weights())
