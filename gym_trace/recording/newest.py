@@ -137,14 +137,14 @@ class NewestBatches(BatchFiles):
             return np.compress(ended["has_nan"], ended)
         names = ("episode", "lane", "steps", "return", "has_nan", "outcome")
         columns = zip(*(ended[name].tolist() for name in names))
-        return np.compress([bool(self._asked(*row)) for row in columns], ended)
+        return np.compress([self._asked(*row) for row in columns], ended)
 
     def _asked(self, episode: int, lane: int, steps: int, total: float, has_nan: bool, outcome: int) -> bool:
         told = {"episode_id": episode, "lane": lane, "steps": steps, "return": total, "outcome": OUTCOMES[outcome]}
         assert callable(self._keep_if)
         try:
-            return self._keep_if({**told, "has_nan": has_nan})
-        except Exception as error:  # code of the user
+            return bool(self._keep_if({**told, "has_nan": has_nan}))
+        except BaseException as error:  # code of the user; SystemExit would end the thread, and others wait for it
             raise TraceError(f"keep_if raised {error!r:.200} for episode {episode}") from error
 
     # -- dropping -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -342,6 +343,20 @@ def test_an_error_in_keep_if_stops_the_recording(tmp_path: Path) -> None:
         return bool(episode["retrun"] > 0)
 
     with pytest.raises(RecordingError, match=r"keep_if raised KeyError\('retrun'\) for episode 0"):
+        run(Erratic, tmp_path / "t", 0, 0, 500, keep_bytes=0, keep_if=keep_if)
+
+
+@pytest.mark.parametrize(
+    ("keep_if", "error"),
+    [
+        (lambda episode: sys.exit(3), r"SystemExit\(3\)"),
+        (lambda episode: np.array([True, False]), r"ValueError\(.The truth value of an array"),
+    ],
+)
+def test_keep_if_that_exits_or_returns_an_array_stops_the_recording(
+    tmp_path: Path, keep_if: Callable[[dict[str, Any]], bool], error: str
+) -> None:
+    with pytest.raises(RecordingError, match=f"keep_if raised {error}"):
         run(Erratic, tmp_path / "t", 0, 0, 500, keep_bytes=0, keep_if=keep_if)
 
 
