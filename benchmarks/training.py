@@ -39,14 +39,14 @@ SPEED = ("CartPole-v1", "burning:CartPole-v1")
 _SPEED = {"workers": 2, "lanes": 64, "rollout": 32, "learning_rate": 1e-3, "anneal": False}
 LONG: dict[str, tuple[int, float, dict[str, Any]]] = {  # steps, mean return that ends it, settings
     "LunarLander-v3": (1_000_000, 200.0, {
-        "workers": 2, "num_envs": 8, "rollout": 128, "minibatches": 8, "learning_rate": 1e-3, "schedule": "constant",
-        "gamma": 0.999, "lam": 0.98}),
+        "workers": 2, "num_envs": 8, "rollout": 128, "minibatches": 8, "learning_rate": 1e-3,
+        "learning_rate_schedule": "constant", "gamma": 0.999, "lam": 0.98}),
     "Pendulum-v1": (200_000, -180.0, {
         "workers": 2, "num_envs": 4, "rollout": 512, "epochs": 10, "minibatches": 32, "learning_rate": 1e-3,
         "gamma": 0.9, "target_kl": 0.03, "exploration_coefficient": 0.0}),
     "pong": (3_000_000, 18.0, {
-        "workers": 2, "num_envs": 8, "rollout": 64, "minibatches": 8, "learning_rate": 7e-4, "schedule": "constant",
-        "hidden": (256,), "activation": "relu"}),
+        "workers": 2, "num_envs": 8, "rollout": 64, "minibatches": 8, "learning_rate": 7e-4,
+        "learning_rate_schedule": "constant", "hidden": (256,), "activation": "relu"}),
 }  # fmt: skip
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
     "recorded": ("ours", {}),
