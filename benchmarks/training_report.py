@@ -22,8 +22,8 @@ learner. Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, l
 where the heading does not say "by default"."""
 _BY_DEFAULT = """Each trainer with its own default settings, three seeds, at most 500,000 steps:
 `gym_trace.train(make_env, directory)`, `PPO("MlpPolicy", env)` of Stable-Baselines3, and CleanRL's `ppo.py` (for
-Pendulum `ppo_continuous_action.py`) as it is, with Gymnasium 0.29 and LunarLander-v2. Stable-Baselines3 and CleanRL
-publish better settings for single environments, which are not used here."""
+Pendulum `ppo_continuous_action.py`, which plans for 1,000,000 steps) as it is, with Gymnasium 0.29 and LunarLander-v2.
+Stable-Baselines3 and CleanRL publish better settings for single environments, which are not used here."""
 DEFAULT_NAMES = {"own": "gym-trace", "sb3-defaults": "Stable-Baselines3", "cleanrl-script": "CleanRL"}
 NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs added per step", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
 
