@@ -45,6 +45,7 @@ _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
 _FACTS = "For search and the card (tag: repeatable)."
+_LANES = "Lanes of a vector environment; how many to record."
 _ENGINE = "Where workers run: local or ray, and its address."
 _PRIVATE = "Store the full command line, uncommitted changes."
 
@@ -153,7 +154,8 @@ policy_option = option(
 )
 @section(
     "Several environments or processes",
-    option("--num-envs N", "Record a vector environment with N lanes.", POSITIVE),
+    option("--num-envs N", _LANES, POSITIVE),
+    option("--lanes N", _LANES, POSITIVE),
     option(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
@@ -165,7 +167,6 @@ policy_option = option(
         "next-step, same-step, disabled. Default: next-step.",
         ["next-step", "same-step", "disabled"],
     ),
-    option("--lanes N", "Record only N of the lanes. Default: all.", POSITIVE),
     option("-j, --workers N", "Record with N processes.", POSITIVE),
     bundle(
         "of_workers",
