@@ -29,7 +29,8 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").re
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight versions, with checkpoints of the newest. It is not to be changed."""
     directory = tmp_path_factory.mktemp("runs") / "cp"
-    argv = ["--steps", 2048, "--num-envs", 4, "--workers", 2, "--seed", 1, "--set", "hidden=16", "--quiet"]
+    argv = ["--steps", 2048, "--num-envs", 4, "--rollout", 32, "--workers", 2, "--seed", 1, "--quiet"]
+    argv += ["--set", "hidden=16", "--set", "minibatches=4"]
     ok("train", "CartPole-v1", "-o", directory, *argv, "--tensorboard", directory.parent / "board")
     return directory
 
@@ -66,7 +67,7 @@ def test_scalars_are_written(trained: Path) -> None:
 
 def test_a_population_of_a_file_in_one_process_has_curves_for_each_policy(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
-        'environment = "CartPole-v1"\nsteps = 600\nworkers = 0\npolicies = 2\nnum-envs = 4\nseed = 1\n'
+        'environment = "CartPole-v1"\nsteps = 600\nworkers = 0\npolicies = 2\nnum-envs = 4\nrollout = 32\nseed = 1\n'
         'set = {hidden = "8", epochs = 1, reward_shaping = {alive = 1}}\n'
         '[pbt]\nperiod = 200\nobjective = "length"\nmutated = 1\n'
     )
@@ -117,7 +118,8 @@ def test_an_own_network_with_head_and_loss_learns_and_acts_once_it_is_trusted(
     (tmp_path / "own_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    ok("train", "CartPole-v1", "-o", "r", "--steps", 1024, "--seed", 1, "--workers", 0, "--set", "model=own_nets:Own")
+    argv = ["--steps", 1024, "--num-envs", 16, "--rollout", 32, "--seed", 1, "--workers", 0]
+    ok("train", "CartPole-v1", "-o", "r", *argv, "--set", "model=own_nets:Own")
     for argv in (
         ["train", "--verify", "r"],
         ["record", "CartPole-v1", "-o", "t", "--policy", "run:r", "--episodes", 1],
@@ -213,7 +215,8 @@ def test_episodes_of_versions_are_those_whose_steps_were_learnt_from(trained: Pa
 
 
 def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
-    done = json.loads(ok("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 1024, "--no-learn", "--json").stdout)
+    argv = ["--steps", 1024, "--num-envs", 4]
+    done = json.loads(ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--no-learn", "--json").stdout)
     assert (done["version"], done["steps"]) == (0, 1024)
     assert "nothing learned" in run("train", "--resume", tmp_path / "r").output
 

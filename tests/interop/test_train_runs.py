@@ -189,11 +189,16 @@ def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_pa
     assert newest(copy).read_bytes() == newest(run).read_bytes()
 
 
+def linger() -> None:
+    time.sleep(0.005)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(tmp_path: Path, schedule: str) -> None:
     settings: dict[str, Any] = {"workers": 0, "learning_rate_schedule": schedule, "exploration_schedule": schedule}
     trained(tmp_path, until_return=-1e9, learning_rate=0.5, **settings)
-    stopped = gym_trace.train(Seen, tmp_path, resume=True, steps=2 * STEPS, on_progress=lambda now: now.version >= 11)
+    slow = partial(Seen, linger)  # so that it is not done before it is asked
+    stopped = gym_trace.train(slow, tmp_path, resume=True, steps=2 * STEPS, on_progress=lambda now: now.version >= 11)
     assert stopped.stopped == "interrupted"
     done = gym_trace.train(Seen, tmp_path, resume=True)
     assert (done.stopped, done.steps) == ("done", 2 * STEPS)
