@@ -5,10 +5,9 @@ UpdateLog and verify need PyTorch and safetensors, which are imported when such 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gym_trace.errors import MissingExtra
+from gym_trace.proof.on_first_use import on_first_use
 from gym_trace.proof.result import Proof
 
 if TYPE_CHECKING:
@@ -24,15 +23,4 @@ _HOMES = {
 
 __all__ = ["Proof", "Steps", "UpdateLog", "verify"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as missing:
-        if str(missing.name).partition(".")[0] not in ("torch", "safetensors"):
-            raise
-        raise MissingExtra(f"proofs need PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
-    globals()[name] = value
-    return value
+__getattr__ = on_first_use(__name__, _HOMES)

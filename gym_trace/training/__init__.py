@@ -5,10 +5,9 @@ Needs PyTorch and safetensors, except Run; they are imported when a name is firs
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gym_trace.errors import MissingExtra
+from gym_trace.proof.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from gym_trace.training.api import train
@@ -28,19 +27,7 @@ _HOMES = {
     "train": "gym_trace.training.api",
     "verify_run": "gym_trace.training.proving",
 }
-_TAKEN = ("torch", "safetensors")
 
 __all__ = ["Exchange", "Run", "RunPolicies", "Settings", "Trained", "train", "verify_run"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as missing:
-        if str(missing.name).partition(".")[0] not in _TAKEN:
-            raise
-        raise MissingExtra(f"training needs PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
-    globals()[name] = value
-    return value
+__getattr__ = on_first_use(__name__, _HOMES)

@@ -15,7 +15,7 @@ import gymnasium
 from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TrainingFailed
+from gym_trace.errors import InvalidOption, TraceError, told
 from gym_trace.processes.local import end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.proof.state import made_with
@@ -110,8 +110,8 @@ def train(
         if settings or seed is not None or policies is not None:
             raise InvalidOption("resume: settings, seed and policies of a run cannot change; omit them")
         runs = runs_in(directory)
-        told = [run.to_resume(describe, trust) for run in runs]
-        about, chosen, seeds = told[0][0], [own for _, own in told], [int(own["seed"]) for own, _ in told]
+        known = [run.to_resume(describe, trust) for run in runs]
+        about, chosen, seeds = known[0][0], [own for _, own in known], [int(own["seed"]) for own, _ in known]
         limit, seed = steps_now(runs[0]) if steps is None else steps, seeds[0]
         learned = max((update.steps for run in runs for update in run.updates()[-1:]), default=0)
         if steps is not None and steps <= learned:
@@ -199,11 +199,12 @@ def train(
                 for number, run in enumerate(runs):
                     rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
                 progress = drive(drivers, on_progress, None if population is None else population.turn)
-        except (TrainingFailed, CorruptTrace) as error:
+        except Exception as error:
+            reason = str(error) if isinstance(error, TraceError) else told(error)
             with suppress(TraceError, OSError):  # the disk may be full, or the trace damaged
-                events("failed", reason=str(error))
+                events("failed", reason=reason)
                 for run in runs:
-                    end(run, f"failed: {error}")
+                    end(run, f"failed: {reason}")
             raise
         for run, driver in zip(runs, drivers):
             end(run, driver.progress.stopped)

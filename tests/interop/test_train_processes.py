@@ -164,6 +164,8 @@ def test_an_error_in_one_process_is_raised_unchanged_and_the_run_can_be_resumed(
     with pytest.raises(KeyError, match="floor"):
         train(make, tmp_path, steps=200, seed=3, workers=0, **SMALL)
     assert len(list(Run(tmp_path).updates())) == 4
+    assert Run(tmp_path).log.end is not None
+    assert Run(tmp_path).log.end["stopped"] == "failed: KeyError: 'floor'"
     assert train(CARTPOLE, tmp_path, resume=True).steps == 224
 
 

@@ -306,6 +306,38 @@ def test_an_environment_that_always_breaks_in_one_step_ends_the_run_with_the_pla
     assert not verify_run(tmp_path / "r").differs
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("shape", rf"^observation/x: expected shape \(3,\) of float32, got shape \(2,\) of float32{IN_STEP}"),
+        ("missing", rf"^observation/x: expected shape \(3,\) of float32, got none \(KeyError: 'x'\){IN_STEP}"),
+        ("pair", rf"^reward: expected a number, got \(1.0, 2.0\){IN_STEP}"),
+    ],
+)
+def test_without_workers_a_wrong_form_is_named_and_the_log_has_the_reason(tmp_path: Path, what: str, said: str) -> None:
+    with pytest.raises(TrainingFailed, match=said) as error:
+        gym_trace.train(partial(Breaking, what), tmp_path / "r", steps=4 * STEPS, workers=0, **SMALL)
+    end = Run(tmp_path / "r").log.end
+    assert end is not None
+    assert end["stopped"] == f"failed: {error.value}"
+    assert not verify_run(tmp_path / "r").differs
+
+
+class FailingAnywhere(Seen):
+    """Raises in one of 50 steps, at random."""
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() < 0.02:
+            raise ValueError("the floor is gone")
+        return super().step(action)
+
+
+def test_failures_in_many_steps_end_the_run_and_it_says_how_many(tmp_path: Path) -> None:
+    said = r"in step \d+ of .*; max_restarts=2 allows no more restarts; events.jsonl .* of each of its 3 failures"
+    with pytest.raises(TrainingFailed, match=said):
+        trained(tmp_path / "r", FailingAnywhere, workers=1, max_restarts=2)
+
+
 def test_an_environment_that_cannot_be_carried_to_a_worker_is_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidOption, match="make_env: not picklable"):

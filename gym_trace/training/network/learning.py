@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, MissingExtra, RecordingError, TrainingFailed
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.format.manifest import json_of
 from gym_trace.model.values import Array
 from gym_trace.sampling.targets import vtrace
@@ -28,12 +30,6 @@ from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.network.model import ActorCritic, tensors, weights_of
 from gym_trace.training.rollouts import Rollout, Shape, joined
 from gym_trace.training.settings import CONSTANT, Settings, settings_from
-
-try:
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save
-except ImportError as missing:
-    raise MissingExtra(f"checkpoints need safetensors ({missing}): pip install 'gym-trace[train]'") from missing
 
 _KEY = "gym_trace"
 _OF_THE_NETWORK = (

@@ -9,19 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional
 
-from gym_trace.errors import InvalidOption, MissingExtra, told
+from gym_trace.errors import InvalidOption, told
 from gym_trace.model.values import Array
 from gym_trace.training.network.forms import ActionForm, Leaf
 from gym_trace.training.settings import Settings
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn import functional
-except ImportError as missing:
-    raise MissingExtra(f"training needs PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
 
 _ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 _LARGE, _SMALL = 64, 36  # pixels, of the shorter side

@@ -122,12 +122,17 @@ class Worker:
             for split in splits:
                 split.envs.close()
 
+    def refuse_misfit(self, error: Exception) -> None:
+        """Raise TrainingFailed if an observation or reward of the wrong form led to an error: it would again."""
+        for split in self._splits:
+            if split.doing is not None and not isinstance(error, TraceError) and (misfit := split.misfit()) is not None:
+                raise TrainingFailed(f"{misfit[1]}, in {split.place(misfit[0])}") from error
+
     def explain(self, error: Exception) -> None:
         """Raise what tells more about an error of an environment, if it was one: Crashed, or TrainingFailed."""
+        self.refuse_misfit(error)
         for split in self._splits:
             if (lane := split.doing) is not None and not isinstance(error, TraceError):
-                if (misfit := split.misfit()) is not None:  # another attempt would not help
-                    raise TrainingFailed(f"{misfit[1]}, in {split.place(misfit[0])}") from error
                 self.say("crashed", (told(error), *split.progress(lane)))
                 raise Crashed(f"{told(error)}, in {split.place(lane)}") from error
 

@@ -200,7 +200,8 @@ class Cell:
         self._event("death" if refused else "restart", who=who, number=number, reason=lost.reason,
                     traceback=lost.traceback)  # fmt: skip
         if refused:
-            where = "; events.jsonl of the run has the traceback" if lost.traceback else ""
+            each = f" of each of its {self._fleet.restarts + 1} failures" if self._fleet.restarts else ""
+            where = f"; events.jsonl of the run has the traceback{each}" if lost.traceback else ""
             raise TrainingFailed(f"{self.trouble}; {refused}{where}")
         if is_core:
             self.start()
@@ -245,7 +246,10 @@ class Cell:
 
 
 class Turns:
-    """Like Cell, in this process, for a debugger or a profiler: errors are raised as they are, nothing is restarted."""
+    """Like Cell, in this process, for a debugger or a profiler: nothing is restarted.
+
+    Errors are raised as they are, except for observations and rewards of the wrong form: TrainingFailed says which.
+    """
 
     def __init__(self, plan: Plan, make_env: Callable[[], gymnasium.Env[Any, Any]]):
         self._plan, self._make_env = plan, make_env
@@ -285,8 +289,12 @@ class Turns:
         """Collect a rollout, and make an update if there is enough for one. Never waits."""
         if not self.is_over and self._learner is not None:
             self.is_over = True  # if the rest raises
-            if self._learner.goes_on and not self.stopping:
-                next(self._rollouts)
+            if self._worker is not None and self._learner.goes_on and not self.stopping:
+                try:
+                    next(self._rollouts)
+                except Exception as error:
+                    self._worker.refuse_misfit(error)
+                    raise
             self.is_over = not self._learner.turn()
         said, self._said[:] = list(self._said), []
         yield from said
