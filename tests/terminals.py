@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -17,6 +18,7 @@ import cradle
 from gym_trace_cli.player.terminal import Abilities
 from rich.cells import cell_len
 
+_LAST = b"\x00last\x00"
 _SEQUENCE = re.compile(r"\x1bP.*?\x1b\\|\x1b\\|\x1b\[([0-?]*)[ -/]*([@-~])|\x1b.|.", re.S)
 
 
@@ -142,7 +144,7 @@ class Console:
             if b"\x1b[c" in read and self._answer:
                 self.send(self._answer)
 
-    def wait_for(self, text: str, seconds: float = 30.0) -> None:
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
         """Wait until it was written, at any place and time, since the last call."""
         deadline, sought = time.monotonic() + seconds, text.encode()
         while sought not in self.raw:
@@ -150,19 +152,33 @@ class Console:
             self.read()
         self.raw = self.raw[self.raw.index(sought) + len(sought) :]
 
-    def ended(self, seconds: float = 30.0) -> int:
+    def ended(self, seconds: float = 60.0) -> int:
         """Return the exit code; .raw has the output."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"goes on: {self.raw[-2000:]!r}"
             self.read()
-        self.read()
+        os.write(self.slave, _LAST)  # behind all that the process wrote, which may arrive later than its exit status
+        while _LAST not in self.raw:
+            assert time.monotonic() < deadline, f"no end of {self.raw[-2000:]!r}"
+            self.read()
+        self.raw = self.raw.replace(_LAST, b"")
         return int(self.process.returncode)
 
     @property
     def is_as_it_was(self) -> bool:
         """Return True if the terminal has its original modes."""
         return termios.tcgetattr(self.slave) == self.modes
+
+
+def written(terminal: int) -> bytes:
+    """Read what was written to a terminal until nobody has it open, and close it."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while more := os.read(terminal, 1 << 16):
+            found += more
+    os.close(terminal)
+    return found
 
 
 def console(*args: object, **kwargs: Any) -> Console:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNAL = "gym_trace_signal"  # attribute of exceptions that signal handlers raised
+_MOMENT = 0.01  # seconds
 _IMPATIENCE = 5.0  # seconds: a later Ctrl-C is meant for something else, or for what has not ended yet
 
 _Handler: TypeAlias = Callable[..., Any]
@@ -17,8 +22,15 @@ _Handler: TypeAlias = Callable[..., Any]
 
 @contextlib.contextmanager
 def raised_once() -> Iterator[None]:
-    """Within it a second Ctrl-C soon after the first does not interrupt what puts things in order after that."""
-    raised = -_IMPATIENCE
+    """Within it a second Ctrl-C soon after the first does not interrupt what puts things in order after that.
+
+    Python swallows exceptions in destructors and callbacks of weak references. A signal that comes there comes again.
+    """
+    raised, is_within = -_IMPATIENCE, True
+
+    def forget() -> None:
+        nonlocal raised
+        raised = -_IMPATIENCE
 
     def once(handler: _Handler, number: int, frame: FrameType | None) -> None:
         nonlocal raised
@@ -26,11 +38,34 @@ def raised_once() -> Iterator[None]:
         if now - before < _IMPATIENCE:
             return
         raised = now
-        handler(number, frame)
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            vars(error).setdefault(_SIGNAL, []).append((number, forget))
+            raise
         raised = before  # a handler that raises nothing
 
-    with _handled_by(once, [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]):
-        yield
+    def again(number: int) -> None:
+        if is_within:
+            os.kill(os.getpid(), number)
+
+    def swallowed(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if error is None or not (signals := vars(error).get(_SIGNAL)):
+            before(unraisable)
+            return
+        for _, forget in signals:
+            forget()
+        timer = threading.Timer(_MOMENT, again, signals[0][:1])  # a signal now would be swallowed here
+        timer.daemon = True
+        timer.start()
+
+    before, sys.unraisablehook = sys.unraisablehook, swallowed
+    try:
+        with _handled_by(once, [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]):
+            yield
+    finally:
+        is_within, sys.unraisablehook = False, before
 
 
 @contextlib.contextmanager

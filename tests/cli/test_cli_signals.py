@@ -14,6 +14,7 @@ import pytest
 from longer import LONG
 from runs import recorded
 from shell import wait_for
+from terminals import written
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 # A command that hangs where what it writes is complete, and has another name still.
@@ -54,7 +55,7 @@ def test_a_signal_ends_a_command_and_nothing_is_left(tmp_path: Path, command: st
     wait_for(lambda: (tmp_path / "hangs").exists() or running.poll() is not None)
     assert len(list(tmp_path.iterdir())) > 2
     running.send_signal(number)
-    _, errors = running.communicate(timeout=30)
+    _, errors = running.communicate(timeout=60)
     assert (running.returncode, errors.decode()) == (128 + number, f"{WORDS[number]}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hangs", "t"]
 
@@ -69,14 +70,8 @@ def test_a_signal_leaves_a_cursor_to_be_seen(tmp_path: Path, number: signal.Sign
     os.close(theirs)
     wait_for(lambda: (tmp_path / "hangs").exists() or running.poll() is not None)
     running.send_signal(number)
-    assert running.wait(30) == 128 + number
-    drawn = b""
-    try:
-        while more := os.read(ours, 4096):
-            drawn += more
-    except OSError:  # all who could write are gone
-        pass
-    os.close(ours)
+    assert running.wait(60) == 128 + number
+    drawn = written(ours)
     assert drawn.rfind(b"\x1b[?25h") > drawn.rfind(b"\x1b[?25l") > -1
 
 
@@ -102,9 +97,35 @@ def test_ctrl_c_during_start_prints_no_traceback(tmp_path: Path, name: str) -> N
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert errors in (b"", b"interrupted\n")
+
+
+SWALLOWING = """
+import os, signal, sys, time
+from gym_trace_cli.stopping import ended_by_signals
+from gym_trace.storage.interrupts import raised_once
+
+class Swallowing:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0)
+
+try:
+    with ended_by_signals(), raised_once():
+        Swallowing()
+        time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", WORDS)
+def test_a_signal_whose_exception_python_swallows_ends_a_command_all_the_same(number: signal.Signals) -> None:
+    script = [sys.executable, "-c", f"import signal; signal.signal({number}, signal.default_int_handler)\n{SWALLOWING}"]
+    ended = cradle.run([*script, str(int(number))], capture_output=True)
+    assert (ended.returncode, ended.stderr) == (128 + number, b"")
 
 
 FORKING = """
@@ -112,18 +133,20 @@ import os, signal, sys, time
 from gym_trace_cli.stopping import ended_by_signals
 
 with ended_by_signals():
+    read, write = os.pipe()
     child = os.fork()
     if not child:
         while True:  # deaf to exceptions
             try:
+                os.write(write, b".")
                 time.sleep(60)
             except BaseException:
                 pass
-    time.sleep(0.1)
+    os.read(read, 1)
     os.kill(child, signal.SIGTERM)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGTERM)
 """
 
 
 def test_processes_forked_by_an_environment_end_by_sigterm() -> None:
-    assert cradle.run([sys.executable, "-c", FORKING], timeout=30).returncode == 0
+    assert cradle.run([sys.executable, "-c", FORKING], timeout=60).returncode == 0
