@@ -55,7 +55,7 @@ def browser(profile: Path) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(_found("CHROMEDRIVER", "chromedriver")))
     try:
-        driver.set_script_timeout(20)
+        driver.set_script_timeout(60)
         look(driver)
         yield driver
     finally:

@@ -358,8 +358,19 @@ def _buried(crash: Crash, pid: int) -> int:
         time.sleep(0.02)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.02)
+        while _lives(pid):
+            time.sleep(0.002)
     return status
+
+
+def _lives(group: int) -> bool:
+    """Return True if a process of a group has open files."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(its_group) == group and (state != "Z" or len(os.listdir(place / "task")) > 1):
+                return True
+    return False
 
 
 def _wait_for_a_step(crash: Crash, pid: int) -> None:

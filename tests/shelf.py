@@ -41,8 +41,16 @@ fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Episodes after the first $GYM_TRACE_QUICK take seconds: a run is not over before a test has come to it."""
+
+    left = int(os.environ.get("GYM_TRACE_QUICK", 10**9))
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.left -= 1
+        return super().reset(**kwargs)
+
     def step(self, action: Any) -> Any:
-        time.sleep(0.0005)
+        time.sleep(0.0005 if self.left >= 0 else 0.2)
         return super().step(action)
 
 

@@ -111,11 +111,34 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def process(*args: object, **kwargs: Any) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
-    command = [sys.executable, "-c", "from gym_trace_cli.main import cli; cli()", *map(str, args)]
+def process(
+    *args: object, script: str = "from gym_trace_cli.main import cli; cli()", **kwargs: Any
+) -> subprocess.Popen[str]:
+    """The command in a process of its own.
+
+    script: HEARING makes a file when it has noted a signal; of two signals that come together a process hears one.
+    """
+    command = [sys.executable, "-c", script, *map(str, args)]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
     return cradle.Popen(command, text=True, **kwargs)
+
+
+HEARING = """
+from pathlib import Path
+from gym_trace_cli.main import cli
+from gym_trace_cli.stopping import StopSignals
+
+note = StopSignals._note
+
+def heard(*given):
+    try:
+        note(*given)
+    finally:
+        Path("heard").touch()
+
+StopSignals._note = heard
+cli()
+"""
 
 
 def wait_for(condition: Callable[[], object]) -> None:

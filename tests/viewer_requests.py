@@ -66,5 +66,5 @@ def served(answers: Answers, **options: Any) -> Iterator[Viewer]:
         yield viewer
     finally:
         viewer.stop()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

@@ -7,14 +7,13 @@ import os
 import signal
 import struct
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from collected import children, whole_episodes
 from longer import LONG
-from shell import ok, process, run, wait_for
+from shell import HEARING, ok, process, run, wait_for
 
 from gym_trace import check_trace, open_trace
 from gym_trace.processes.run_log import EVENTS
@@ -103,13 +102,13 @@ def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef act(observation):\n    time.sleep(1000)\n    return 0\n")
-    running = recording(tmp_path / "t", "--policy", "slow:act", cwd=tmp_path)
+    running = recording(tmp_path / "t", "--policy", "slow:act", cwd=tmp_path, script=HEARING)
     wait_for(lambda: len(children(running.pid)) >= 2 and len(list((tmp_path / "t").glob("*.ring"))) == 2)
     workers = children(running.pid)
     running.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    wait_for((tmp_path / "heard").exists)
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    running.communicate(timeout=60)
     assert running.returncode == 130
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 

@@ -6,14 +6,14 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gym_trace_cli.options import EnvArg
-from shell import ok, process, run, wait_for
+from shell import HEARING, ok, process, run, wait_for
+from terminals import written
 
 import gym_trace
 from gym_trace.collecting.rollout import episode_seed
@@ -179,8 +179,7 @@ def test_on_a_terminal_progress_is_one_line_that_is_gone_in_the_end(here: Path) 
         os.close(theirs)
         assert running.stdout is not None
         output = running.stdout.read()
-    drawn = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
+    drawn = written(terminal).decode()
     assert "steps/s" in drawn
     assert drawn.rstrip().endswith("\x1b[2K")
     assert "\x1b" not in output
@@ -202,10 +201,10 @@ def test_ctrl_c_and_sigterm_seal_every_step_taken(here: Path, number: int, code:
 
 
 def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path) -> None:
-    with process("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "hang_at=4") as running:
+    with process("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "hang_at=4", script=HEARING) as running:
         wait_for(Path("hangs").exists)
         running.send_signal(signal.SIGINT)
-        time.sleep(0.1)
+        wait_for(Path("heard").exists)
         running.send_signal(signal.SIGINT)
         assert running.communicate()[1] == "interrupted\n"
     assert running.returncode == 130

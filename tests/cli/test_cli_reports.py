@@ -102,12 +102,12 @@ def test_an_environment_that_cannot_be_had_is_in_the_reports_too() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_report_after_a_signal_has_the_results_so_far(number: signal.Signals) -> None:
     ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 50, "--policy", "clicks:ones")
-    slow = ["--import", "clicks", "--env-arg", "delay=0.02"]
+    slow = ["--import", "clicks", "--env-arg", "delay=0.05"]
     with process("verify", "t", "--json", *slow, *FILES) as running:
         assert running.stdout is not None
         lines = [running.stdout.readline() for _ in range(2)]
         running.send_signal(number)
-        rest, errors = running.communicate(timeout=30)
+        rest, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number
     found = report()
     assert found["ended"] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
@@ -120,17 +120,15 @@ def test_a_report_after_a_signal_has_the_results_so_far(number: signal.Signals) 
 
 def test_ctrl_c_ends_the_workers_too_and_soon() -> None:
     ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 100, "--policy", "clicks:ones", "--infos")
-    slow = ["--import", "hanging", "--env-arg", "delay=0.05", "--workers", 2]  # 0.5 s per episode
-    Path("hanging.py").write_text("import clicks, pathlib\npathlib.Path('begun').touch()\n")
+    slow = ["--import", "hanging", "--env-arg", "delay=0.2", "--workers", 2]  # 2 s per episode
+    Path("hanging.py").write_text("import clicks, os, pathlib\npathlib.Path(f'begun{os.getpid()}').touch()\n")
     with process("verify", "t", *slow, *FILES, start_new_session=True) as running:
-        wait_for(Path("begun").exists)
-        Path("begun").unlink()
-        wait_for(Path("begun").exists)  # in a worker
+        wait_for(lambda: len(list(Path().glob("begun*"))) > 1)  # also in a worker
         time.sleep(0.5)
         begin = time.monotonic()
         os.killpg(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=60)
-    assert time.monotonic() - begin < 15  # and not the 25 seconds that a worker has to do
+    assert time.monotonic() - begin < 50  # and not the 100 seconds that a worker has to do
     assert running.returncode == 130
     assert "Traceback" not in errors
     assert report()["ended"] == "interrupted"

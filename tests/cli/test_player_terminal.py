@@ -6,12 +6,11 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shell import ok, run
+from shell import ok, run, wait_for
 from terminals import Console, console
 
 TAKEN, GIVEN_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -101,10 +100,7 @@ def test_a_sudden_death_gives_the_terminal_back_too(number: signal.Signals) -> N
         player.process.send_signal(number)
         assert player.ended() == -number
         player.wait_for(GIVEN_BACK)
-        deadline = time.monotonic() + 10
-        while not player.is_as_it_was and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert player.is_as_it_was
+        wait_for(lambda: player.is_as_it_was)
 
 
 @pytest.mark.parametrize(("way", "code"), [("exit", 7), ("abort", -6), ("raise", 3)], ids=str)
@@ -117,8 +113,7 @@ def test_an_environment_that_ends_the_process_leaves_the_terminal_whole(
             player.send(".")
         assert player.ended() == code
         player.wait_for(GIVEN_BACK)
-        player.read(1)
-        assert player.is_as_it_was
+        wait_for(lambda: player.is_as_it_was)
 
 
 def test_output_of_an_environment_is_shown_once_after_the_player(loud: tuple[str, ...]) -> None:
@@ -170,15 +165,22 @@ def test_a_resized_terminal_is_redrawn() -> None:
         assert player.ended() == 0
 
 
+PATIENT = """
+from gym_trace_cli.main import cli
+from gym_trace_cli.player import terminal
+terminal._ANSWER_SECONDS = 60
+cli()
+"""
+
+
 @pytest.mark.usefixtures("trace")
 def test_answers_of_the_terminal_are_not_keys() -> None:
     ok("record", "painted:Painted-v0", "-o", "p", "--episodes", 1, "--env-arg", "pictures=true")
-    with console("replay", "p", "--step", answer="") as player:
+    with Console(sys.executable, "-c", PATIENT, "replay", "p", "--step", answer="") as player:
         player.wait_for("\x1b[c")
         player.send("\x1b[6;20;10t\x1b[?1;0;256S\x1b[?62;4;22c")
         player.wait_for('\x1bP0;1;0q"1;1;')
         player.send("\x1b[?62;4;22c\x1b[5~\x1b[200~x\x1b")  # late ones, keys that mean nothing, Escape
-        time.sleep(0.3)
         player.send("\x1bOC")
         player.wait_for("step 1")
         player.send("q")

@@ -60,7 +60,8 @@ def test_all_workers_share_one_budget_of_restarts() -> None:
     assert fleet.retry(1) == "max_restarts=1 allows no more restarts"
 
 
-def test_a_lost_worker_is_due_after_its_backoff() -> None:
+def test_a_lost_worker_is_due_after_its_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.processes.fleet._FIRST_BACKOFF", 60.0)
     _, fleet, members = fleet_of(2)
     fleet.retry(1)
     assert fleet.due() == []

@@ -26,6 +26,19 @@ from gym_trace.errors import InvalidOption, TraceExists
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 SHARDS, KILLED = (10, 3) if LONG else (3, 1)
 EPISODES = 100 * SHARDS
+HANGING = """
+import time
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+step, steps = CartPoleEnv.step, iter(range(1000))
+
+def hanging(self, action):
+    if next(steps, None) is None:
+        time.sleep(1000)
+    return step(self, action)
+
+CartPoleEnv.step = hanging
+"""
 
 
 @given(st.integers(1, 4), st.data())
@@ -47,14 +60,15 @@ def test_an_episode_set_of_a_shard_counts_only_its_numbers(of: int, data: Any) -
 
 def test_an_array_with_killed_and_requeued_jobs_records_what_one_process_records(tmp_path: Path) -> None:
     directory = tmp_path / "array"
+    (tmp_path / "hanging.py").write_text(HANGING)
 
-    def start(shard: int) -> subprocess.Popen[str]:
+    def start(shard: int, *more: object) -> subprocess.Popen[str]:
         words = ("--episodes", EPISODES, "--seed", 7, "--shard", f"{shard}/{SHARDS}", "--resume")
-        where = {"start_new_session": True, "stdout": subprocess.DEVNULL}
-        return process("record", "CartPole-v1", "-o", directory, *words, **where)
+        where = {"start_new_session": True, "stdout": subprocess.DEVNULL, "cwd": tmp_path}
+        return process("record", "CartPole-v1", "-o", directory, *words, *more, **where)
 
-    jobs = {shard: start(shard) for shard in range(SHARDS)}
     killed = random.Random(0).sample(range(SHARDS), KILLED)
+    jobs = {shard: start(shard, *["--import", "hanging"] * (shard in killed)) for shard in range(SHARDS)}
     for shard in killed:
         wait_for(lambda shard=shard: list(directory.glob(f"*-s{shard}-w0.*")))  # type: ignore[misc]
         os.killpg(jobs[shard].pid, signal.SIGKILL)

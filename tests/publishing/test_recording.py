@@ -105,7 +105,7 @@ def test_sealed_batches_are_published_while_recording_goes_on(
     monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
     with TraceRecordingWrapper(CountingEnv(), url) as env:
         play_and_flush(env, 6)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while sum(name.endswith(".gtb") for name in FaultyFileSystem().find(url)) < 2:
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -122,7 +122,7 @@ def test_a_store_that_is_away_slows_nothing_and_is_reported(
     FaultyFileSystem.reset(*[ConnectionResetError("hush")] * 100_000)
     with caplog.at_level(logging.WARNING, "gym_trace"):
         play_and_flush(env, 6)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while "recording goes on in" not in caplog.text:
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -65,7 +65,8 @@ def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_on
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     words = [sys.executable, str(script), url, paths, str(EPISODES)]
-    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environ = {**os.environ, "GYM_TRACE_QUICK": "25"}
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
     sealed = tmp_path / "bucket" / "t"
     wait_for(lambda: len(list(sealed.glob("*.gtb"))) > 3)
     for worker in children(driver.pid):

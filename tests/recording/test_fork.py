@@ -292,7 +292,7 @@ sys.stdin.read()
     with cradle.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stepped\n"
-        patience = time.monotonic() + 30
+        patience = time.monotonic() + 60
         while _steps_on_disk(tmp_path / "t") < 10 and time.monotonic() < patience:
             time.sleep(0.01)
         assert _steps_on_disk(tmp_path / "t") == 10
@@ -499,14 +499,14 @@ def test_a_fork_during_another_threads_step_continues_no_episode(tmp_path: Path)
             result = super().step(action)
             if self.t == 3:
                 inside.set()
-                go_on.wait(30)
+                go_on.wait(60)
             return result
 
     env = TraceRecordingWrapper(Slow("box"), tmp_path)
 
     player = threading.Thread(target=acted, args=(env, "reset", 1, 1, 1, 1))
     player.start()
-    inside.wait(30)
+    assert inside.wait(60)
     warned(lambda: in_a_child(lambda: acted(env, 1, "reset", 1, "close")))  # forks beside threads are deprecated
     go_on.set()
     player.join()

@@ -260,9 +260,9 @@ def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypat
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.02, on_error="warn")
     monkeypatch.setattr(BatchFiles, "write", full)
     acted(env, "reset", 0)
-    time.sleep(0.1)
-    with pytest.warns(RuntimeWarning, match="No space left"):
-        acted(env, *[0] * 20)
+    with pytest.warns(RuntimeWarning, match="No space left") as told:
+        shell.wait_for(lambda: env.step(0) and len(told))
+    acted(env, *[0] * 20)
     begin = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - begin < 0.25

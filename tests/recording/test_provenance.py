@@ -222,7 +222,7 @@ def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: py
         begin = time.monotonic()
         assert {**provenance.current(), "commit": ""} == {**known, "commit": ""}, name
         provenance.provenance_of("a command", diff=True)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 40  # and not the minute of a git that hangs
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
@@ -240,7 +240,7 @@ def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.5)
     assert "commit" not in provenance.provenance_of("test")
     assert len(started) == 2
-    assert all(process.wait(5) for process in started)
+    assert all(process.wait(60) for process in started)
 
 
 def test_a_trace_of_collect_names_its_policy(tmp_path: Path) -> None:

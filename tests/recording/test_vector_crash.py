@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,16 @@ env = made({kind!r}, vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES
 env = TraceRecordingVectorWrapper(env, {str(tmp_path / "t")!r}, record_infos=True, flush_seconds=0.05)
 actions = batched_actions(env, 100000)
 env.reset(seed=11)
-print("ready", flush=True)
-for action in actions:
+for step, action in enumerate(actions):
     env.step(action)
     time.sleep(0.002)
+    if step == 200:
+        print("ready", flush=True)
 """
     process = cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.6)
         process.send_signal(signal.SIGKILL)
     space, action_space = SPACES["box"], SPACES["discrete"]
     env = made("sync", NEXT_STEP, True, space, action_space)

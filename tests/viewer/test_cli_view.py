@@ -7,14 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from gym_trace_cli.main import cli
-from shell import run
+from shell import run, wait_for
 from viewer_requests import FILES, cartpoles
 
 from gym_trace import open_trace
@@ -36,7 +35,7 @@ def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     return process.returncode, out + err
 
 
@@ -76,9 +75,7 @@ def test_a_browser_is_opened_with_the_address(directory: Path, tmp_path: Path) -
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
-    end = time.monotonic() + 20
-    while not (opened.exists() and opened.read_text()) and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(lambda: opened.exists() and opened.read_text())
     process.send_signal(signal.SIGINT)
     ended(process)
     assert opened.read_text().strip() == address

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 HOSTILE = "<img src=x onerror='window.hostile=1'><script>window.hostile=1</script>"
-SECONDS = 10.0
+SECONDS = 60.0
 PIXEL = """
 const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
 copy.drawImage(document.querySelector('.picture canvas'), 5, 5, 1, 1, 0, 0, 1, 1);
@@ -81,6 +81,8 @@ class Page:
         self.driver, self.address = driver, address
         self.root = address.partition("?")[0]
         self.refused = None
+        driver.get("about:blank")
+        self.begun = 1000 * time.time()
         driver.get(address)
 
     def go(self, route):
@@ -93,7 +95,8 @@ class Page:
     def until(self, script, *arguments):
         """Wait until a script returns something true, and return that."""
         end = time.monotonic() + SECONDS
-        while not (found := self.run(f"return {script}", *arguments)):
+        script = f"try {{ return {script} }} catch (error) {{ return null }}"  # of elements that are not there yet
+        while not (found := self.run(script, *arguments)):
             assert time.monotonic() < end, (script, self.run("return document.body.innerText")[:2000], self.messages())
             time.sleep(0.02)
         return found
@@ -120,7 +123,8 @@ class Page:
 
     def messages(self):
         """Return what the browser has logged since the last call, without the answers that `was_refused` expects."""
-        messages = [entry["message"] for entry in self.driver.get_log("browser")]
+        log = self.driver.get_log("browser")
+        messages = [entry["message"] for entry in log if entry["timestamp"] >= self.begun]  # not of tests before
         return [message for message in messages if not self.refused or self.refused not in message]
 
     def was_refused(self, status):
@@ -157,8 +161,6 @@ def address(traces):
 @pytest.fixture
 def page(driver, address):
     browser.look(driver)
-    driver.get("about:blank")
-    driver.get_log("browser")  # of tests before
     page = Page(driver, address)
     yield page
     assert page.messages() == []
@@ -178,7 +180,7 @@ def test_a_condition_and_a_brush_select_episodes(page):
     page.until("document.querySelectorAll('.bars .some').length > 0")
     page.fill(".where", "steps > 50")
     page.until("document.querySelector('.matched').textContent === '2 of 4 episodes'")
-    assert "where=steps%20%3E%2050" in page.driver.current_url
+    page.until("location.hash.includes('where=steps%20%3E%2050')")
     page.fill(".where", "")
     page.until("document.querySelector('.matched').textContent === '4 episodes'")
     chart = "document.querySelectorAll('.bars')[1]"
@@ -235,9 +237,9 @@ def test_keys_step_and_seek(page):
     page.go("#trace=0&episode=0&step=20")
     page.until("document.querySelector('.scrubber')?.value === '20'")
     page.press("ArrowRight", "ArrowRight", "ArrowLeft")
-    assert page.run("return document.querySelector('.scrubber').value") == "21"
+    page.until("document.querySelector('.scrubber').value === '21'")
     page.press("End")
-    assert page.run("return document.querySelector('.scrubber').value") == "100"
+    page.until("document.querySelector('.scrubber').value === '100'")
     page.press("?")
     page.until("document.querySelector('dialog[open] kbd')")
 
@@ -275,7 +277,7 @@ def test_comparison_marks_the_first_difference(page):
     page.go("#trace=0&episode=0&compare=0:1")
     assert "First difference at step 0" in page.text(".banner.difference")
     page.until("document.querySelectorAll('.picture canvas[data-step]').length === 2")
-    assert page.run("return document.querySelectorAll('.line.differs').length") > 0
+    page.until("document.querySelectorAll('.line.differs').length > 0")
 
 
 def test_recorded_text_is_shown_and_never_run(page):
@@ -328,7 +330,7 @@ def test_a_live_trace_grows_on_the_page(driver, tmp_path):
 def test_a_saved_page_opens_from_disk(driver, traces, tmp_path):
     target = tmp_path / "page.html"
     command = [sys.executable, "-m", "gym_trace", "view", str(traces / "first"), "--save", str(target)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
     page = Page(driver, target.as_uri())
     page.until("document.querySelectorAll('.space .row').length === 4")
     page.go("#trace=0&episode=0&step=33")
@@ -347,7 +349,7 @@ def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id
     pytest.importorskip(REAL[env_id])
     command = [sys.executable, "-m", "gym_trace", "record", env_id, "-o", str(tmp_path / "real"), "--steps", "150"]
     command += ["--seed", "0", "--infos", "--quiet", *([] if REAL[env_id] == "mujoco" else ["--import", REAL[env_id]])]
-    subprocess.run(command, check=True, timeout=60, cwd=tmp_path, capture_output=True)
+    subprocess.run(command, check=True, timeout=100, cwd=tmp_path, capture_output=True)
     with browser.served(tmp_path / "real") as address:
         page = Page(driver, address)
         page.go("#trace=0&episode=0&step=40")
@@ -363,8 +365,6 @@ def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id
 def opened(driver, directory, route="#trace=0"):
     """A page of a trace with a server of its own, which must say nothing wrong."""
     browser.look(driver)
-    driver.get("about:blank")
-    driver.get_log("browser")  # of tests before
     with browser.served(directory) as address:
         page = Page(driver, address)
         page.go(route)
@@ -407,7 +407,7 @@ def test_a_compacted_trace_shows_the_same_episodes(driver, traces, tmp_path):
         "-o",
         str(tmp_path / "one"),
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
     with opened(driver, tmp_path / "one") as page:
         page.until("document.querySelectorAll('.space .row').length === 4")
         lengths = page.run("return [...document.querySelectorAll('.space .of-length')].map(e => e.textContent)")
@@ -540,7 +540,7 @@ with TraceRecordingWrapper(gymnasium.make("Asking-v0"), "trace") as env:
 def test_code_of_a_recording_runs_only_after_consent(driver, tmp_path, monkeypatch):
     (tmp_path / "asking.py").write_text(CODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    subprocess.run([sys.executable, "-c", RECORD], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run([sys.executable, "-c", RECORD], check=True, cwd=tmp_path, timeout=100)
     button = "[...document.querySelectorAll('.render button')].find(e => e.textContent === 'Render')"
     with opened(driver, tmp_path / "trace", "#trace=0&episode=0&step=4") as page:
         for answer in ("Cancel", "Run it"):

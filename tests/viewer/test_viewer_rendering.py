@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
+from shell import wait_for
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, asked, cartpoles
 
@@ -149,9 +150,8 @@ def test_the_pictures_of_other_episodes_make_room(tmp_path: Path, monkeypatch: p
     answers = answers_with(directory, renderings)
     for episode in range(3):
         finished(renderings.start(0, answers.traces[0].episode(episode), trust=False))
-        time.sleep(0.3)
+    wait_for(lambda: asked(answers, "/api/episode?episode=0")["frames"] == [])
     assert asked(answers, "/api/episode?episode=2")["frames"] == ["render"]
-    assert asked(answers, "/api/episode?episode=0")["frames"] == []
     with pytest.raises(Refused, match="not rendered"):
         asked(answers, "/api/frames?episode=0&column=render")
     renderings.close()
@@ -203,4 +203,4 @@ def test_closing_ends_a_rendering_and_its_process(tmp_path: Path) -> None:
     assert job.state == "running"
     begin = time.monotonic()
     renderings.close()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30

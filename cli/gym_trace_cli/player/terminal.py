@@ -30,7 +30,7 @@ _LEAST_COLOURS = 256  # of images; with fewer, characters show more
 _ANSWER_SECONDS = 0.5
 _GUARD_SECONDS = 0.25
 _LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."
-_TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O]|[^\x1b]", re.S)
+_TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O\x1b]|\x1b(?=\x1b)|[^\x1b]", re.S)
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 _ACTIONS = {
     "pause": [b" "],
