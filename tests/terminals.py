@@ -172,7 +172,7 @@ class Console:
 
 
 def written(terminal: int) -> bytes:
-    """Read what was written to a terminal until nobody has it open, and close it."""
+    """Read what was written to a terminal until no process has it open, and close it."""
     found = b""
     with contextlib.suppress(OSError):
         while more := os.read(terminal, 1 << 16):
