@@ -27,6 +27,7 @@ from gym_trace.replay.making import Making, Played, made_env, replays
 from gym_trace.replay.resimulate import CLOSE, DIFFERS, IDENTICAL, MakeEnv, Verdict
 
 _RESAMPLES = 10_000  # of the bootstrap
+_DRAWN_AT_ONCE = 100_000  # episodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,9 @@ class Branched:
         if count < 2:
             return None
         random = np.random.default_rng(self.seed)
-        means = np.array([self.returns[random.integers(count, size=count)].mean(axis=0) for _ in range(_RESAMPLES)])
+        most = max(1, _DRAWN_AT_ONCE // count)
+        sizes = [(min(most, _RESAMPLES - done), count) for done in range(0, _RESAMPLES, most)]
+        means = np.concatenate([self.returns[random.integers(count, size=size)].mean(axis=1) for size in sizes])
         low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return as_return(low), as_return(high)
 
