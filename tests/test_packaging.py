@@ -37,6 +37,13 @@ def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == {"gym_trace", "gym_trace_cli"}
 
 
+def test_pytest_finds_the_plugin_of_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (entries,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        told = archive.read(entries).decode()
+    assert "[pytest11]\ngym_trace = gym_trace.pytest_plugin\n" in told
+
+
 def built(tmp_path: Path, **environ: str) -> tuple[Path, str]:
     """Build a wheel with other environment variables; return it with the output of the build."""
     pytest.importorskip("hatchling")

@@ -54,23 +54,18 @@ class Project:
         self._pytester.makepyfile(pendulum=text)
 
     def run(self, *arguments: str, **expected: int) -> str:
-        # By name, because the package may be installed without its entry points.
-        plugin = ["-p", "gym_trace.pytest_plugin"] if not _is_installed() else []
-        result = self._pytester.runpytest_subprocess(*plugin, "-q", "-p", "no:cacheprovider", *arguments, timeout=100)
+        # By name, without the plugins of other packages that happen to be installed.
+        plugins = ["-p", "gym_trace.pytest_plugin", "-p", "no:cacheprovider"]
+        result = self._pytester.runpytest_subprocess(*plugins, "-q", *arguments, timeout=100)
         result.assert_outcomes(**expected)
         return result.stdout.str()
-
-
-def _is_installed() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(point.value == "gym_trace.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     # Python would load the compiled module of before if the source changes within a second and keeps its size.
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Project(pytester)
 
 
@@ -113,8 +108,8 @@ def test_a_policy_that_acts_otherwise_is_found_and_a_tolerance_accepts_a_small_d
 
 def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:
     pytest.importorskip("xdist")
-    project.run("--golden-update", "-n", "2", passed=3)
-    project.run("-n", "2", passed=3)
+    project.run("--golden-update", "-p", "xdist", "-n", "2", passed=3)
+    project.run("-p", "xdist", "-n", "2", passed=3)
     assert len(open_trace(project.golden / "swings-7")) == 2
 
 
