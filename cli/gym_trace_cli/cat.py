@@ -65,12 +65,7 @@ class StepSlice(TextOption):
 )
 @section(
     "Output",
-    option(
-        "--format FORMAT",
-        "table, jsonl, csv or npz. Default: by FILE, else table.",
-        _FORMATS,
-        name="form",
-    ),
+    option("--format FORMAT", "table, jsonl, csv or npz. Default: by FILE, else table.", _FORMATS, name="form"),
     option("--json", "Same as --format jsonl.", name="as_json"),
     option("-o, --output FILE", "File. Default: standard output.", click.Path(dir_okay=False)),
 )

@@ -184,12 +184,7 @@ policy_option = option(
     "Metadata",
     fact_options,
     metadata_option,
-    bundle(
-        "private",
-        dict,
-        option("--argv", _PRIVATE),
-        option("--git-diff", _PRIVATE),
-    ),
+    bundle("private", dict, option("--argv", _PRIVATE), option("--git-diff", _PRIVATE)),
 )
 @click.pass_context
 def command(

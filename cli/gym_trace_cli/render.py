@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     "Output",
     option("-o, --output OUT", "File or directory.", PATH, required=True),
     option(
-        "--format FORMAT",
-        "mp4, gif, png, cast. Default: by OUT, else mp4.",
-        ["mp4", "gif", "png", "cast"],
-        name="form",
+        "--format FORMAT", "mp4, gif, png, cast. Default: by OUT, else mp4.", ["mp4", "gif", "png", "cast"], name="form"
     ),
     option("--json", "Print JSON lines, one per file.", name="as_json"),
 )

@@ -45,9 +45,7 @@ class PlotFile(ReportFile):
     option("--columns", "Also actions, observations and rewards (slow)."),
 )
 @section(
-    "Output",
-    option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", PlotFile()),
-    json_option,
+    "Output", option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", PlotFile()), json_option
 )
 def command(
     directory: str, selection: Selection, by: str | None, columns: bool, plot: Path | None, as_json: bool

@@ -244,8 +244,4 @@ def _provenance(
     origin = {"writer": recorded.writer, "episode_id": recorded.episode_id, "step": step}
     described = trace.writer_of(recorded.index).about.environment
     imports = {"imports": described["imports"]} if "imports" in described else {}
-    return {
-        **provenance_of(command, policy),
-        **imports,
-        "branch": origin if seed is None else {**origin, "seed": seed},
-    }
+    return {**provenance_of(command, policy), **imports, "branch": origin if seed is None else {**origin, "seed": seed}}

@@ -10,15 +10,7 @@ import numpy as np
 
 from gym_trace.editing.in_place import edited, report_for
 from gym_trace.editing.sources import TraceOrPath, opened
-from gym_trace.editing.writer_copy import (
-    LEVEL,
-    EditReport,
-    Progress,
-    chunks_of,
-    copy_videos,
-    entries_of,
-    finish,
-)
+from gym_trace.editing.writer_copy import LEVEL, EditReport, Progress, chunks_of, copy_videos, entries_of, finish
 from gym_trace.errors import InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles

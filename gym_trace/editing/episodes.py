@@ -67,10 +67,7 @@ def filter_trace(
 
 
 def merge_traces(
-    traces: Sequence[TraceOrPath],
-    destination: str | os.PathLike[str],
-    *,
-    on_progress: Progress | None = None,
+    traces: Sequence[TraceOrPath], destination: str | os.PathLike[str], *, on_progress: Progress | None = None
 ) -> EditReport:
     """Write a new trace with the episodes of several.
 

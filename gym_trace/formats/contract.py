@@ -181,11 +181,7 @@ _USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
     ),
     "facts": ("", "facts of the trace are not kept: {}", lambda source: list(source.facts)),
     "final_observation": ("", "the final observation of each episode is not kept", lambda _: 1),
-    "flags": (
-        "",
-        "terminated and truncated flags before the end of an episode are not kept",
-        Source.has_flags_within,
-    ),
+    "flags": ("", "terminated and truncated flags before the end of an episode are not kept", Source.has_flags_within),
     "identity": ("", "writer, id, times and generator state of an episode are not kept", lambda _: 1),
     "infos": ("", "infos are not kept", lambda source: int(("infos",) in source.forms)),
     "options": (

@@ -41,9 +41,7 @@ _EXPORTERS: dict[str, Entry] = {
     "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
     "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
     "minari": Entry(
-        "gym_trace.formats.minari.exporter:MinariExporter",
-        "minari",
-        "Minari dataset: hdf5 (default), arrow or parquet",
+        "gym_trace.formats.minari.exporter:MinariExporter", "minari", "Minari dataset: hdf5 (default), arrow or parquet"
     ),
     "npz": Entry("gym_trace.formats.steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
     "parquet": Entry(

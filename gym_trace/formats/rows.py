@@ -18,12 +18,7 @@ from gym_trace.model.trees import cut, joined
 from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16
-ANY_TEXT: PlainSpace = {
-    "type": "Text",
-    "min_length": 0,
-    "max_length": _LONGEST_TEXT,
-    "characters": string.printable,
-}
+ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
 
 
 def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:

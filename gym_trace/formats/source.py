@@ -52,11 +52,7 @@ class Source:
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        on_progress: Progress | None = None,
-        finals: str = REPEATED,
-        keeps_repeated: bool = False,
+        self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED, keeps_repeated: bool = False
     ):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
         self.finals = finals

@@ -19,15 +19,7 @@ from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decod
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
-from gym_trace.integrity.scan import (
-    CheckReport,
-    Examination,
-    Loss,
-    LostSteps,
-    Progress,
-    SalvagedSteps,
-    examinations,
-)
+from gym_trace.integrity.scan import CheckReport, Examination, Loss, LostSteps, Progress, SalvagedSteps, examinations
 from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import TraceLike, storage_of

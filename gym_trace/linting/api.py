@@ -70,10 +70,7 @@ def _findings(
 
 
 def _read(
-    trace: Trace,
-    rules: list[Rule],
-    damage: dict[Damage, None],
-    on_progress: Callable[[int, int], None] | None,
+    trace: Trace, rules: list[Rule], damage: dict[Damage, None], on_progress: Callable[[int, int], None] | None
 ) -> None:
     """Give every block of steps to the rules that need any."""
     reading = [rule for rule in rules if rule.columns]

@@ -59,13 +59,7 @@ class Episode:
     __slots__ = ("_cache", "_prefix", "_record", "_source", "_steps", "split", "writer")
 
     def __init__(
-        self,
-        record: Any,
-        writer: str,
-        split: str,
-        source: Source,
-        steps: range | None = None,
-        prefix: int = 0,
+        self, record: Any, writer: str, split: str, source: Source, steps: range | None = None, prefix: int = 0
     ):
         self._record = record
         self._source = source

@@ -257,10 +257,7 @@ def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | Non
     try:
         if containers is None:  # the usual case, for up to a million values
             return msgpack.unpackb(
-                packed,
-                ext_hook=_UNPACK_HOOKS[depth],
-                strict_map_key=False,
-                unicode_errors="surrogatepass",
+                packed, ext_hook=_UNPACK_HOOKS[depth], strict_map_key=False, unicode_errors="surrogatepass"
             )
         return msgpack.unpackb(
             packed,

@@ -58,14 +58,7 @@ class UpdateLog:
     Raises InvalidOption, CorruptTrace, RecordingError.
     """
 
-    def __init__(
-        self,
-        trace: Any,
-        parts: Parts,
-        learn: Callable[..., Any],
-        *,
-        overhead: float = 0.025,
-    ):
+    def __init__(self, trace: Any, parts: Parts, learn: Callable[..., Any], *, overhead: float = 0.025):
         self._parts, self._learn, self._overhead = dict(parts), learn, overhead
         recorder = _recorder_in(trace)
         self._trace: Path | None = None if recorder is None else Path(recorder.directory).absolute()

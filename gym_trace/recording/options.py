@@ -227,9 +227,4 @@ def _described(space: Space[Any] | PlainSpace) -> PlainSpace:
 
 def copied_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema record for the copy of a wrapper, from the original's record."""
-    return {
-        **schema,
-        "writer": trace_directory.new_writer_id(),
-        "pid": os.getpid(),
-        "copied_from": schema["writer"],
-    }
+    return {**schema, "writer": trace_directory.new_writer_id(), "pid": os.getpid(), "copied_from": schema["writer"]}

@@ -41,12 +41,7 @@ class EpisodeDifference:
 
 
 def diff_traces(
-    first: TraceLike,
-    second: TraceLike,
-    *,
-    atol: float = 0.0,
-    rtol: float = 0.0,
-    ignore: Collection[str] = (),
+    first: TraceLike, second: TraceLike, *, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()
 ) -> Iterator[EpisodeDifference]:
     """Compare corresponding episodes one at a time, in bounded memory.
 

@@ -38,11 +38,7 @@ class Played:
 
 
 def replays(
-    trace: Trace,
-    chosen: list[int],
-    making: Making,
-    render_mode: str | None,
-    on_step: Callable[[], None] = lambda: None,
+    trace: Trace, chosen: list[int], making: Making, render_mode: str | None, on_step: Callable[[], None] = lambda: None
 ) -> Generator[Played, None, None]:
     """Yield the replay of each episode, lane by lane, because that is fastest. on_step: called after each step."""
     wanted = {int(trace.chosen[index]): index for index in chosen}

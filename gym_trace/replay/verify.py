@@ -149,10 +149,7 @@ def _at_once(
     with started_safely():  # also the process that counts what they share
         stop = context.Event()
     pool = ProcessPoolExecutor(
-        min(workers, max(1, len(parts))),
-        context,
-        initializer=_open_in_worker,
-        initargs=(trace, modules, stop),
+        min(workers, max(1, len(parts))), context, initializer=_open_in_worker, initargs=(trace, modules, stop)
     )
     with pool:
         try:

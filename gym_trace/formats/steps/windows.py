@@ -385,12 +385,7 @@ def step_blocks(
 
 
 def _windows(
-    trace: Trace,
-    places: range,
-    choice: Choice,
-    finals: str,
-    steps: slice = slice(None),
-    taken: Taken | None = None,
+    trace: Trace, places: range, choice: Choice, finals: str, steps: slice = slice(None), taken: Taken | None = None
 ) -> Iterator[Block]:
     for window in step_windows(trace, places, choice, steps, finals=finals, taken=taken) if places else ():
         facts = (window.episode.index, window.start, window.steps, window.opens, window.closes)

@@ -18,12 +18,7 @@ from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.newest import KeepIf
-from gym_trace.recording.options import (
-    RecordingOptions,
-    new_schema,
-    opened_directory,
-    with_documented_options,
-)
+from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
 from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.video.schedules import Schedule

@@ -18,12 +18,7 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import KeepIf
-from gym_trace.recording.options import (
-    RecordingOptions,
-    new_schema,
-    opened_directory,
-    with_documented_options,
-)
+from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.steps import LaneSteps, packed_note
 from gym_trace.ring.chunk_builder import PACKED_ABSENT
