@@ -34,7 +34,7 @@ from gym_trace_cli.options import (
     look_in_current_directory,
 )
 from gym_trace_cli.progress import ProgressLine, Report, Watch, fraction
-from gym_trace_cli.proving import print_proof
+from gym_trace_cli.proof import print_proof
 from gym_trace_cli.record_config import config_option
 from gym_trace_cli.stopping import StopSignals
 

@@ -6,7 +6,8 @@ import heapq
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -73,25 +74,6 @@ class EpisodeSet:
             self._mark += self._shard.of
 
 
-class EpisodeRanges:
-    """Numbers in the order they were added."""
-
-    def __init__(self) -> None:
-        self._runs: list[range] = []
-
-    def extend(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            last = self._runs[-1] if self._runs else range(0)
-            if len(last) and last.stop == number:
-                self._runs[-1] = range(last.start, number + 1)
-            else:
-                self._runs.append(range(number, number + 1))
-
-    def __iter__(self) -> Iterator[int]:
-        for run in self._runs:
-            yield from run
-
-
 @dataclass
 class WorkerState(Member):
     """State of one worker: also "running", "closing", "ended", "given up".
@@ -107,7 +89,7 @@ class WorkerState(Member):
     steps: int = 0
     trouble: str = ""
     assigned: dict[int, None] = field(default_factory=dict)
-    given: EpisodeRanges = field(default_factory=EpisodeRanges)
+    given: array[int] = field(default_factory=partial(array, "q"))
     at: tuple[int, ...] = ()
     reported: float = 0.0
     base_steps: int = 0
@@ -286,7 +268,7 @@ class Supervisor:
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
         worker.uid, worker.reported = f"{new_writer_id()}{self._mark}-w{number}", time.monotonic()
-        worker.assigned, worker.given, worker.at = {}, EpisodeRanges(), ()
+        worker.assigned, worker.given, worker.at = {}, array("q"), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
         is_over = partial(has_ended, self._directory, worker.uid)

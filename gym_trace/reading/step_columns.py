@@ -152,7 +152,8 @@ class _Rows:
         if name == "infos":
             infos = self._chunk.array(("infos",)) if ("infos",) in self._chunk else ()
             return self._spread(_of_any_kind([_within(info, keys) for info in infos]), len(infos))
-        stored = next((at for at in _prefixes((name, *keys)) if at in self._chunk), None)
+        path = (name, *keys)
+        stored = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self._chunk), None)
         if stored is None:
             return self._unknown()
         rows = self._chunk.array(stored)
@@ -189,10 +190,6 @@ class _Rows:
         known = np.zeros(data.shape, bool)
         data[self._is_step], known[self._is_step] = column.data, np.broadcast_to(column.known, column.data.shape)
         return column._replace(data=data, known=known)
-
-
-def _prefixes(path: tuple[Any, ...]) -> Iterator[Path]:
-    return (path[:length] for length in range(len(path), 0, -1))
 
 
 def _column_of(rows: Array) -> Column:

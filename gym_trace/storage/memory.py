@@ -67,7 +67,7 @@ class MemoryStorage(Storage):
         pass
 
 
-class MemoryReader:
+class MemoryReader(Reader):
     """A file that is open for reading; see gym_trace.storage.protocol.Reader."""
 
     def __init__(self, data: bytes):
@@ -75,17 +75,6 @@ class MemoryReader:
 
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length] if 0 <= offset < self.size else b""
-
-    def read_into(self, offset: int, out: memoryview) -> int:
-        data = self.read(offset, len(out))
-        out[: len(data)] = data
-        return len(data)
-
-    def __enter__(self) -> MemoryReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class MemoryAppender:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Holder = Literal["this process", "another process"]
@@ -36,12 +35,15 @@ class Reader(Protocol):
 
     def read_into(self, offset: int, out: memoryview) -> int:
         """As read(), into out, as many bytes as it has; returns how many there were."""
+        data = self.read(offset, len(out))
+        out[: len(data)] = data
+        return len(data)
 
-    def __enter__(self) -> Reader: ...
+    def __enter__(self) -> Reader:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return
 
 
 class Appender(Protocol):

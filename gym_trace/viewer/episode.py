@@ -22,9 +22,8 @@ from gym_trace.reading.leaf_rows import LeafRows
 from gym_trace.reading.opened import ChunkCache
 from gym_trace.showing.pictures import is_picture, picture_of, picture_size, png
 from gym_trace.showing.words import moment, number
-from gym_trace.viewer.bins import Bins, binned
+from gym_trace.viewer.bins import Bins, CurveStore, binned
 from gym_trace.viewer.container import packed
-from gym_trace.viewer.curves import CurveStore
 from gym_trace.viewer.values import MOST_NUMBERS, array_text, told
 
 MOST_ITEMS = 64  # of a column in one answer

@@ -22,8 +22,8 @@ from gym_trace.printable import printable
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.opened import ChunkCache
 from gym_trace.statistics.summary import histogram
+from gym_trace.viewer.bins import CurveStore
 from gym_trace.viewer.container import packed
-from gym_trace.viewer.curves import CurveStore
 from gym_trace.viewer.episode import ViewedEpisode, name_of
 from gym_trace.viewer.values import told
 

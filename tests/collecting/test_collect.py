@@ -24,7 +24,7 @@ from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.collecting.resuming import Shard
-from gym_trace.collecting.supervisor import EpisodeRanges, EpisodeSet, Supervisor
+from gym_trace.collecting.supervisor import EpisodeSet, Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.processes.fleet import Lost
@@ -72,13 +72,6 @@ def test_an_episode_set_behaves_like_a_set(changes: list[tuple[bool, int]]) -> N
     assert len(done) == len(truth)
     assert [number in done for number in range(14)] == [number in truth for number in range(14)]
     assert [done.below(limit) for limit in range(14)] == [sum(n < limit for n in truth) for limit in range(14)]
-
-
-@given(st.lists(st.integers(0, 9)))
-def test_episode_ranges_keep_the_order(numbers: list[int]) -> None:
-    runs = EpisodeRanges()
-    runs.extend(numbers)
-    assert list(runs) == numbers
 
 
 def test_any_number_of_workers_records_the_same_episodes(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ class Tables:
         yield column("seed", text if has_large_seeds else whole, seeds)
         yield column("options", text, self._options)
         for made in self._of_space("final_observation", "observations", _last):
-            yield made._replace(make=partial(_of_block, made.make))
+            yield made._replace(make=lambda _, block, make=made.make: make(block))
         yield column("has_final_observation", pa.bool_(), lambda at: self._table(at)["has_final_observation"], False)
         yield of_writers("environment", [reader.about.environment.get("id") for reader in readers])
         yield of_writers("split", [reader.split for reader in readers], False)
@@ -185,10 +185,6 @@ class Tables:
 
 def _before(block: Block) -> Any:
     return slice(0, -1) if len(block.steps) == 1 else block.before
-
-
-def _of_block(make: Callable[[Block], pa.Array], places: Array, block: Block) -> pa.Array:
-    return make(block)
 
 
 def _last(block: Block) -> Any:

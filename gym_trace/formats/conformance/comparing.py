@@ -79,17 +79,7 @@ def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
     """Return the episodes of a trace as a loader would. lost: losses of the previous format."""
-    names = (
-        "actions",
-        "rewards",
-        "terminations",
-        "truncations",
-        "seed",
-        "options",
-        "reset_info",
-        "outcome",
-        "annotations",
-    )
+    names = [name for name in Loaded._fields if name not in ("observations", "infos", "identity")]
     for episode in trace:
         observations = episode.observations
         if "final_observation" in lost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -55,11 +55,9 @@ class _Made:
 
     def read(self, path: Path) -> Imported:
         schema = {k: v for k, v in self._trace.readers[0].schema.items() if k not in ("writer", "format", "type")}
-        return imported("made", self._new(), schema)
-
-    def _new(self) -> Iterator[NewEpisode]:
-        for number, (outcome, steps) in enumerate(self._episodes):
-            yield NewEpisode(len(steps.rewards), [steps], outcome, seed=number)
+        episodes = enumerate(self._episodes)
+        new = (NewEpisode(len(steps.rewards), [steps], outcome, seed=i) for i, (outcome, steps) in episodes)
+        return imported("made", new, schema)
 
 
 # -- what can be wrong ------------------------------------------------------------------------------------------------

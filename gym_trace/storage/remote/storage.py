@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from gym_trace.errors import RemoteError, TraceNotFound
-from gym_trace.storage.protocol import ReadStorage, Span
+from gym_trace.storage.protocol import Reader, ReadStorage, Span
 from gym_trace.storage.remote.address import shown, url_of
 from gym_trace.storage.remote.cache import (
     BLOCK,
@@ -186,7 +186,7 @@ class RemoteStorage(ReadStorage):
         return self._store
 
 
-class RemoteReader:
+class RemoteReader(Reader):
     """A file of a store that is open for reading; see gym_trace.storage.protocol.Reader."""
 
     def __init__(self, storage: RemoteStorage, name: str):
@@ -214,17 +214,6 @@ class RemoteReader:
         if len(numbers) > 1:
             data = b"".join(found[self._name, number] for number in numbers)
         return data[offset - numbers[0] * BLOCK : end - numbers[0] * BLOCK]
-
-    def read_into(self, offset: int, out: memoryview) -> int:
-        data = self.read(offset, len(out))
-        out[: len(data)] = data
-        return len(data)
-
-    def __enter__(self) -> RemoteReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _runs(numbers: list[int]) -> Iterable[tuple[int, int]]:
