@@ -15,7 +15,7 @@ import click
 import gym_trace
 from gym_trace.printable import integer
 from gym_trace_cli import show
-from gym_trace_cli.column_tables import moments_table, notes_of, rows_of
+from gym_trace_cli.column_tables import moments_table, notes_of, print_tables, rows_of, varied_row
 from gym_trace_cli.completion import step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
@@ -241,17 +241,13 @@ def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> Non
             continue
         label = show.printable(name)
         if "distinct" in leaf:
-            exact = "" if leaf["distinct_is_exact"] else ">= "
-            varied.append([label, exact + show.count(leaf["distinct"]), ", ".join(leaf["examples"])])
+            varied.append(varied_row(label, leaf))
         else:
             measured += rows_of(label, leaf)
         notes += notes_of(label, leaf, "rows are not numbers of this shape")
     if not as_json:
         tables = [moments_table(measured, ("min", "mean", "max", "nan"), "column")]
-        tables += [(["column", "distinct", "examples"], varied)] if varied else []
-        for number, (headings, cells) in enumerate(tables):
-            click.echo("\n" * (number > 0), nl=False)
-            show.table(headings, cells, fitted=True)
+        print_tables(tables + ([(["column", "distinct", "examples"], varied)] if varied else []), fitted=True)
         for note in notes:
             click.echo(note)
 

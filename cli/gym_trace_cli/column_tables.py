@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import click
 
 from gym_trace_cli import show
 from gym_trace_cli.show import number
@@ -35,6 +37,18 @@ def notes_of(label: str, leaf: dict[str, Any], of: str = "rows do not fit the sp
     if leaf["misfits"]:
         notes.append(f"{label}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} {of}")
     return notes
+
+
+def varied_row(label: str, leaf: dict[str, Any]) -> list[str]:
+    """Return the row of a leaf that is not numbers: label, number of distinct values, examples."""
+    exact = "" if leaf["distinct_is_exact"] else ">= "
+    return [label, exact + show.count(leaf["distinct"]), ", ".join(leaf["examples"])]
+
+
+def print_tables(tables: Iterable[Table], fitted: bool = False) -> None:
+    for i, (headings, rows) in enumerate(tables):
+        click.echo("\n" * (i > 0), nl=False)
+        show.table(headings, rows, fitted=fitted)
 
 
 def moments_table(measured: list[tuple[str, dict[str, Any]]], names: Sequence[str], heading: str = "") -> Table:

@@ -13,7 +13,17 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.column_tables import MOST_ROWS, OVER_TIME, Table, index, moments_table, notes_of, rows_of
+from gym_trace_cli.column_tables import (
+    MOST_ROWS,
+    OVER_TIME,
+    Table,
+    index,
+    moments_table,
+    notes_of,
+    print_tables,
+    rows_of,
+    varied_row,
+)
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
@@ -209,7 +219,7 @@ def _print_columns(described: Summary, of: str) -> None:
     show.title(f"rewards{of}")
     objectives = [(f"rewards{index(known['index'])}", known) for known in rewards["objectives"]]
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
-    _print_tables([moments_table(single + objectives, _MOMENTS), _counts_table(single)])
+    print_tables(table for table in (moments_table(single + objectives, _MOMENTS), _counts_table(single)) if table[1])
     if rewards["misfits"]:
         click.echo(f"rewards: {show.count(rewards['misfits'])} skipped, not numbers")
     for name in ("actions", "observations"):
@@ -226,21 +236,15 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
     for leaf in leaves:
         path = show.printable("/".join(map(str, leaf["path"])))
         if "distinct" in leaf:
-            distinct = f"{'' if leaf['distinct_is_exact'] else '>= '}{show.count(leaf['distinct'])}"
-            varied.append([path, distinct, ", ".join(leaf["examples"])])
+            varied.append(varied_row(path, leaf))
         else:
             for label, known in rows_of(path, leaf):
                 (measured if "mean" in known else counted).append((label, known))
         notes += notes_of(path, leaf)
-    _print_tables([moments_table(measured, _MOMENTS), _counts_table(counted), (["", "distinct", "examples"], varied)])
+    tables = moments_table(measured, _MOMENTS), _counts_table(counted), (["", "distinct", "examples"], varied)
+    print_tables(table for table in tables if table[1])
     for note in notes:
         click.echo(note)
-
-
-def _print_tables(tables: list[Table]) -> None:
-    for i, (headings, rows) in enumerate(table for table in tables if table[1]):
-        click.echo("\n" * (i > 0), nl=False)
-        show.table(headings, rows)
 
 
 def _counts_table(counted: list[tuple[str, Summary]]) -> Table:

@@ -22,7 +22,7 @@ from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.fleet import Backend, Fleet, Job, Lost, Member, Meter
 from gym_trace.processes.run_log import Events
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
 _MOST_AHEAD = 10_000  # episodes
 _PATIENCE = 10.0  # seconds for workers to save everything after Ctrl-C
@@ -185,10 +185,10 @@ class Supervisor:
             max_failures=_MOST_FAILURES,
         )
 
-    def run(self, on_progress: Callable[[Collected], Any] | None, every: float = 0.5) -> Collected:
-        """Run to the end. on_progress: called every `every` seconds; a truthy result ends the run."""
+    def run(self, on_progress: Callable[[Collected], Any] | None) -> Collected:
+        """Run to the end. on_progress: called twice a second; a truthy result ends the run."""
         self._meter, self._next_report = Meter(), 0.0
-        look = partial(self._look, on_progress, every)
+        look = partial(self._look, on_progress)
         try:
             if self._is_here:
                 self._run_here(look)
@@ -231,11 +231,11 @@ class Supervisor:
         finally:
             worker.state = "ended"
 
-    def _look(self, on_progress: Callable[[Collected], Any] | None, every: float) -> None:
+    def _look(self, on_progress: Callable[[Collected], Any] | None) -> None:
         """Report progress, and end the run if a limit is met."""
         now = time.monotonic()
         if now >= self._next_report:
-            self._next_report = now + every
+            self._next_report = now + _REPORT_SECONDS
             self._measure()
             if on_progress is not None and on_progress(self.progress):
                 self._end("interrupted")

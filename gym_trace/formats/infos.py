@@ -81,9 +81,9 @@ class InfoColumns(NamedTuple):
         return self.has_infos or bool(self.unlike)
 
 
-def info_columns(source: Source, annotations: bool = True) -> InfoColumns:
+def info_columns(source: Source) -> InfoColumns:
     """Return the infos and annotations that can be columns. Reads all infos once. Raises CorruptTrace."""
-    typed, unlike = _annotations(source.forms) if annotations else ([], [])
+    typed, unlike = _annotations(source.forms)
     if ("infos",) not in source.forms:
         return InfoColumns(tuple(typed), unlike=tuple(unlike))
     tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}

@@ -25,7 +25,7 @@ class RawArray:
 
     dtype: str
     data: npt.NDArray[Any]
-    __hash__ = None  # type: ignore[assignment]  # as of an array: it is no key of a dict
+    __hash__ = None  # type: ignore[assignment]  # like an array, not usable as a key of a dict
 
     @property
     def shape(self) -> tuple[int, ...]:

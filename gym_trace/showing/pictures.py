@@ -1,4 +1,4 @@
-"""Observations that are images: detection, thumbnails and PNG."""
+"""Observations and frames that are images: detection, thumbnails and PNG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gym_trace.errors import RenderingError
 
 Array = npt.NDArray[Any]
 _MOST_PIXELS = 160  # per side of a thumbnail
@@ -52,6 +54,17 @@ def picture_of(observation: Any) -> Array:
     if picture.ndim == 3 and picture.shape[2] not in (1, 3):
         picture = picture[:, :, -1] if picture.shape[2] == 4 < picture.shape[0] else picture[-1]
     return picture
+
+
+def as_picture(frame: Any) -> Array:
+    """Convert a frame, (H, W) or (H, W, C) with C in 1, 3, 4, to (H, W, 3) of uint8. Raises RenderingError."""
+    picture = np.asarray(frame)
+    if picture.ndim == 2:
+        picture = picture[:, :, None]
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or 0 in picture.shape:
+        raise RenderingError(f"not an image: {picture.dtype} of shape {picture.shape}; images are uint8 (H, W, 3)")
+    picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture[:, :, :3]
+    return np.ascontiguousarray(picture)
 
 
 def thumbnail(picture: Array) -> bytes:

@@ -20,6 +20,7 @@ from gym_trace.statistics.describe import plain, space_text
 from gym_trace.statistics.summary import summarize
 
 _ENDLESS = 1e300  # returns of this size or more are not used in calculations
+_LONGEST = 20_000  # characters of a text with line breaks
 _MOST = 8  # environments, policies … listed individually
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B",
           "10B<n<100B", "100B<n<1T", "n>1T")  # fmt: skip
@@ -204,9 +205,8 @@ def _made(reader: WriterReader) -> str:
     """Return command, policy and commit as Markdown. Fields recorded only on request, such as argv, are omitted."""
     provenance = reader.about_or_empty.raw.get("provenance")
     known = provenance if isinstance(provenance, dict) else {}
-    parts = [code(_text(known[name]), 100) for name in ("command",) if known.get(name)]
-    parts += [f"{word} {code(_text(known[name]), 100)}" for word, name in (("policy", "policy"), ("commit", "commit"))
-              if known.get(name)]  # fmt: skip
+    words = {"command": "", "policy": "policy ", "commit": "commit "}
+    parts = [word + code(_text(known[name]), 100) for name, word in words.items() if known.get(name)]
     return ", ".join(parts) + (" and uncommitted changes" if known.get("commit") and known.get("dirty") is True else "")
 
 
@@ -295,9 +295,9 @@ def prose(text: str, most: int = 300) -> str:
     return _escaped(cut(printable(" ".join(text.split())), most))
 
 
-def paragraphs(text: str, most: int = 20_000) -> str:
+def paragraphs(text: str) -> str:
     """Return text escaped, with its line breaks."""
-    return "\n".join(_escaped(printable(line.strip())) for line in cut(text, most).strip().splitlines())
+    return "\n".join(_escaped(printable(line.strip())) for line in cut(text, _LONGEST).strip().splitlines())
 
 
 def code(text: str, most: int = 600) -> str:
@@ -308,9 +308,9 @@ def code(text: str, most: int = 600) -> str:
     return f"{fence}{space}{line}{space}{fence}"
 
 
-def block(text: str, most: int = 20_000) -> str:
+def block(text: str) -> str:
     """Return text as a code block."""
-    lines = [printable(line) for line in cut(text, most).strip().splitlines()]
+    lines = [printable(line) for line in cut(text, _LONGEST).strip().splitlines()]
     fence = "`" * max(3, 1 + max(map(_longest_run, lines), default=0))
     return "\n".join([fence, *lines, fence])
 

@@ -234,15 +234,10 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         failed and closed writers; start_time, end_time: of the first and last episode, UTC, in ISO 8601, None if
         unknown; problem: the reading error or the first damage, otherwise None.
     """
-    row: dict[str, Any] = dict.fromkeys(
-        ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")
-    )
-    row |= {
-        "directory": storage_at(directory).root if is_url(directory) else os.fspath(directory),
-        "environments": [],
-        "end_time": None,
-        "problem": None,
-    }
+    root = storage_at(directory).root if is_url(directory) else os.fspath(directory)
+    row: dict[str, Any] = {"directory": root, "environments": []}
+    names = ("episodes", "steps", "return", "bytes", "state", "writers", "start_time", "end_time", "problem")
+    row |= dict.fromkeys(names)
     try:
         trace = Trace(directory)
     except (TraceError, OSError) as error:

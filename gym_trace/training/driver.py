@@ -13,7 +13,7 @@ from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.fleet import Meter
 from gym_trace.training.processes.cell import Cell, Turns
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _FEW = 10  # episodes, before a policy is compared with others
 
 
@@ -147,7 +147,6 @@ def drive(
     drivers: Sequence[Driver],
     on_progress: Callable[[Trained], Any] | None,
     between: Callable[[], None] | None = None,
-    every: float = 0.5,
 ) -> Trained:
     """Run policies side by side until all have ended; return the progress of the first. Raises TrainingFailed.
 
@@ -156,7 +155,7 @@ def drive(
     first, interrupted = drivers[0], False
     next_report = time.monotonic()
     try:
-        if _are_prepared(drivers, on_progress, every):
+        if _are_prepared(drivers, on_progress):
             for driver in drivers:
                 driver.cell.start()
         else:
@@ -168,7 +167,7 @@ def drive(
                 if between is not None:
                     between()
                 if time.monotonic() >= next_report:
-                    next_report = time.monotonic() + every
+                    next_report = time.monotonic() + _REPORT_SECONDS
                     for driver in drivers:
                         driver.measure()
                     if on_progress is not None and on_progress(first.progress):
@@ -187,12 +186,12 @@ def drive(
     return first.progress
 
 
-def _are_prepared(drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None, seconds: float) -> bool:
+def _are_prepared(drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None) -> bool:
     """Wait until processes can start; return False if the run is stopped before."""
     try:
         preparing = drivers[0].cell.prepare()
         while preparing is not None and preparing.is_alive():
-            preparing.join(seconds)
+            preparing.join(_REPORT_SECONDS)
             if on_progress is not None and on_progress(drivers[0].progress):
                 return False
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.making import Making, Played, replays
 from gym_trace.replay.resimulate import MakeEnv, Verdict, observation_rows
-from gym_trace.showing.pictures import picture_of
+from gym_trace.showing.pictures import as_picture, picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.frames import Words, picture_leaf, rendered_frame
@@ -196,7 +196,6 @@ class _Film:
     def show(self, frame: Any, step: int, fps: float) -> None:
         if self._words is not None and self.form != "cast":
             from gym_trace.video.overlay import Caption
-            from gym_trace.video.writers import as_picture
 
             self._caption = self._caption or Caption()
             frame = self._caption.under(as_picture(frame), self._words.at(step))

@@ -20,6 +20,7 @@ import zstandard
 
 from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
 from gym_trace.model.values import Array
+from gym_trace.showing.pictures import as_picture
 from gym_trace.storage.local import open_regular
 
 try:
@@ -51,17 +52,6 @@ class PictureWriter(Protocol):
 
     def drop(self) -> None:
         """Remove the unfinished file."""
-
-
-def as_picture(frame: Any) -> Array:
-    """Convert a frame, (H, W) or (H, W, C) with C in 1, 3, 4, to (H, W, 3) of uint8. Raises RenderingError."""
-    picture = np.asarray(frame)
-    if picture.ndim == 2:
-        picture = picture[:, :, None]
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or 0 in picture.shape:
-        raise RenderingError(f"not an image: {picture.dtype} of shape {picture.shape}; images are uint8 (H, W, 3)")
-    picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture[:, :, :3]
-    return np.ascontiguousarray(picture)
 
 
 def check_fps(fps: float) -> Fraction:
@@ -239,7 +229,11 @@ class GifWriter(_Writer):
         self._seen = np.zeros(1 << 24, bool)  # by colour
         self._colours = 0
         self._statistics = Graph()
-        self._source: Any = _linked(self._statistics, _buffer(self._statistics, width, height), "palettegen")
+        self._source: Any = _buffer(self._statistics, width, height)
+        palette, sink = self._statistics.add("palettegen"), self._statistics.add("buffersink")
+        self._source.link_to(palette)
+        palette.link_to(sink)
+        self._statistics.configure()
 
     def _add(self, picture: Array) -> None:
         self._packed.write(picture.tobytes())
@@ -338,15 +332,6 @@ def _pulled(graph: Graph) -> Any:
 def _buffer(graph: Graph, width: int, height: int, pixels: str = "rgb24") -> Any:
     form = av.VideoFormat(pixels, width, height)
     return graph.add_buffer(width=width, height=height, format=form, time_base=Fraction(1, _GIF_TICKS))
-
-
-def _linked(graph: Graph, source: Any, name: str) -> Any:
-    """Link source to a filter, and the filter to the end of the graph; return source."""
-    node, sink = graph.add(name), graph.add("buffersink")
-    source.link_to(node)
-    node.link_to(sink)
-    graph.configure()
-    return source
 
 
 def _told(path: Path, error: Any) -> RenderingError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gym_trace_cli.player.screen import Screen, as_picture, colours_of, fitted, fitting, half_blocks, shades, sixel
+from gym_trace_cli.player.screen import Screen, colours_of, fitted, fitting, half_blocks, shades, sixel
 from gym_trace_cli.player.terminal import Abilities
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from terminals import Scripted
 
 from gym_trace.errors import RenderingError
+from gym_trace.showing.pictures import as_picture
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -109,7 +110,7 @@ def test_a_smaller_picture_is_the_mean_of_its_pixels() -> None:
     ids=["floats", "empty", "two channels", "a row", "nothing"],
 )
 def test_an_invalid_image_raises(frame: Any) -> None:
-    with pytest.raises(RenderingError, match="is not an image"):
+    with pytest.raises(RenderingError, match="not an image"):
         as_picture(frame)
 
 

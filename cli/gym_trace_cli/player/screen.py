@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
 
-from gym_trace.errors import RenderingError
 from gym_trace.printable import printable, shown
+from gym_trace.showing.pictures import as_picture
 from gym_trace_cli.player.terminal import Terminal
 
 Picture = npt.NDArray[np.uint8]  # (H, W, 3)
@@ -189,17 +189,6 @@ def colours_of(environ: Mapping[str, str] = os.environ) -> int:
     if environ.get("COLORTERM") in ("truecolor", "24bit") or term.endswith("-direct"):
         return 1 << 24
     return 256
-
-
-def as_picture(frame: Any) -> Picture:
-    """Return a frame as (H, W, 3). Raises RenderingError if it is not an image."""
-    picture = np.asarray(frame)
-    if picture.ndim == 2:
-        picture = picture[:, :, None]
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or not picture.size:
-        raise RenderingError(f"a frame of {picture.dtype} and shape {picture.shape[:8]} is not an image")
-    colours: Picture = np.broadcast_to(picture[:, :, :3], (*picture.shape[:2], 3))
-    return colours
 
 
 def fitting(picture: Picture, width: int, height: int) -> Picture:

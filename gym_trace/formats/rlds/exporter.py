@@ -87,7 +87,7 @@ def _write(source: Source, columns: _Columns, splits: dict[str, _Split], target:
             columns.add(example, window)
             if window.closes:
                 _add_metadata(example, window, source)
-                key = _split_name(window.episode.split)
+                key = re.sub(r"[^\w-]+", "_", window.episode.split, flags=re.ASCII)[:100].strip("_-") or "train"
                 split = splits.setdefault(key, _Split(directory, name, key))
                 example.finish(split.shard(), _LARGEST)
         for split in splits.values():
@@ -293,7 +293,3 @@ def _dataset_name(source: Source) -> str:
     """Return the name of the environment in letters, digits and underscores."""
     name = re.sub(r"\W+", "_", str(source.environment.get("id") or ""), flags=re.ASCII).strip("_").lower()
     return name if re.match("[a-z]", name) else "gym_trace"
-
-
-def _split_name(split: str) -> str:
-    return re.sub(r"[^\w-]+", "_", split, flags=re.ASCII)[:100].strip("_-") or "train"

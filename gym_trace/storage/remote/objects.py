@@ -82,10 +82,10 @@ class ObjectStore(Protocol):
         """Store a whole object: a file, or bytes. new: raise FileExistsError if there is one of this name."""
 
 
-def persistently(call: Callable[[], _T], what: str, tries: int = TRIES) -> _T:
+def persistently(call: Callable[[], _T], what: str) -> _T:
     """Call until it works, waiting longer each time. Raises RemoteError, and what needs no second try."""
     wait = _FIRST_WAIT
-    for left in range(tries - 1, -1, -1):
+    for left in range(TRIES - 1, -1, -1):
         try:
             return call()
         except _FINAL:
@@ -95,7 +95,7 @@ def persistently(call: Callable[[], _T], what: str, tries: int = TRIES) -> _T:
             if advice:
                 raise RemoteError(f"{what}: {reason}; {advice}") from None
             if not left:
-                raise RemoteError(f"{what}: {reason}, {tries} times; try again later") from None
+                raise RemoteError(f"{what}: {reason}, {TRIES} times; try again later") from None
         time.sleep(wait * (0.5 + random.random()))
         wait = min(2 * wait, _LONGEST_WAIT)
     raise AssertionError("unreachable")
