@@ -5,31 +5,36 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gym_trace import errors
+from gym_trace import errors as errors
 
 if TYPE_CHECKING:
-    from gym_trace.collecting.api import collect
-    from gym_trace.collecting.branching import branch
-    from gym_trace.collecting.rollout import record_episodes
-    from gym_trace.formats.exporting import export
-    from gym_trace.formats.importing import import_trace
-    from gym_trace.formats.legacy.monitor import load_results
-    from gym_trace.integrity.healing import heal_trace
-    from gym_trace.integrity.repair import check_trace, repair_trace
-    from gym_trace.linting.api import lint_trace
-    from gym_trace.model.episode import Episode
-    from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
-    from gym_trace.publishing.transfer import pull, push, sync
-    from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-    from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
-    from gym_trace.recording.writer import TraceWriter
-    from gym_trace.replay.diff import diff_traces
-    from gym_trace.replay.env_at import env_at
-    from gym_trace.replay.replay_env import ReplayEnv
-    from gym_trace.replay.verify import verify_trace
-    from gym_trace.sampling.items import Hindsight
-    from gym_trace.statistics.card import dataset_card
-    from gym_trace.statistics.summary import summarize
+    from gym_trace.collecting.api import collect as collect
+    from gym_trace.collecting.branching import branch as branch
+    from gym_trace.collecting.rollout import record_episodes as record_episodes
+    from gym_trace.formats.exporting import export as export
+    from gym_trace.formats.importing import import_trace as import_trace
+    from gym_trace.formats.legacy.monitor import load_results as load_results
+    from gym_trace.integrity.healing import heal_trace as heal_trace
+    from gym_trace.integrity.repair import check_trace as check_trace
+    from gym_trace.integrity.repair import repair_trace as repair_trace
+    from gym_trace.linting.api import lint_trace as lint_trace
+    from gym_trace.model.episode import Episode as Episode
+    from gym_trace.playback.trace import Trace as Trace
+    from gym_trace.playback.trace import open_trace as open_trace
+    from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
+    from gym_trace.publishing.transfer import pull as pull
+    from gym_trace.publishing.transfer import push as push
+    from gym_trace.publishing.transfer import sync as sync
+    from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
+    from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
+    from gym_trace.recording.writer import TraceWriter as TraceWriter
+    from gym_trace.replay.diff import diff_traces as diff_traces
+    from gym_trace.replay.env_at import env_at as env_at
+    from gym_trace.replay.replay_env import ReplayEnv as ReplayEnv
+    from gym_trace.replay.verify import verify_trace as verify_trace
+    from gym_trace.sampling.items import Hindsight as Hindsight
+    from gym_trace.statistics.card import dataset_card as dataset_card
+    from gym_trace.statistics.summary import summarize as summarize
     from gym_trace.training.api import train as train
 
 __version__ = "0.1.0"
@@ -66,36 +71,7 @@ _HOMES = {
     "verify_trace": "gym_trace.replay.verify",
 }
 
-__all__ = [
-    "Episode",
-    "Hindsight",
-    "ReplayEnv",
-    "Trace",
-    "TraceRecordingVectorWrapper",
-    "TraceRecordingWrapper",
-    "TraceWriter",
-    "branch",
-    "check_trace",
-    "collect",
-    "dataset_card",
-    "diff_traces",
-    "env_at",
-    "errors",
-    "export",
-    "heal_trace",
-    "import_trace",
-    "lint_trace",
-    "load_results",
-    "open_trace",
-    "pull",
-    "push",
-    "record_episodes",
-    "repair_trace",
-    "scan_recorded_traces",
-    "summarize",
-    "sync",
-    "verify_trace",
-]  # "from gym_trace import *" leaves out train, which needs PyTorch
+__all__ = sorted({*_HOMES, "errors"} - {"train"})  # "from gym_trace import *" leaves out what needs PyTorch
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +116,11 @@ class RecordingOptions:
             if (given := getattr(self, name)) is not None and not isinstance(given, bool):
                 object.__setattr__(self, name, list(given))
         object.__setattr__(self, "metadata", unpack(pack(self.metadata)))
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> RecordingOptions:
+        """Return the options among the arguments of a recorder, its locals()."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     @property
     def info_keys(self) -> tuple[str, ...] | None:

@@ -93,23 +93,7 @@ class TraceWriter:
         keep_bytes: int | None = None,
         keep_if: KeepIf | str | None = None,
     ):
-        self._options = RecordingOptions(
-            directory=directory,
-            episode_filter=episode_filter,
-            frame_filter=frame_filter,
-            reward_classes=reward_classes,
-            record_infos=record_infos,
-            split=split,
-            uid=uid,
-            on_exist=on_exist,
-            flush_seconds=flush_seconds,
-            level=level,
-            fsync=fsync,
-            metadata=metadata,
-            on_error=on_error,
-            keep_bytes=keep_bytes,
-            keep_if=keep_if,
-        )
+        self._options = RecordingOptions.of(locals())
         self._options.filters()  # checks them
         if uid is not None:
             check_writer_id(uid)

@@ -71,23 +71,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
             raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
-        self._options = options = RecordingOptions(
-            directory=directory,
-            episode_filter=episode_filter,
-            frame_filter=frame_filter,
-            reward_classes=reward_classes,
-            record_infos=record_infos,
-            split=split,
-            uid=uid,
-            on_exist=on_exist,
-            flush_seconds=flush_seconds,
-            level=level,
-            fsync=fsync,
-            metadata=metadata,
-            on_error=on_error,
-            keep_bytes=keep_bytes,
-            keep_if=keep_if,
-        )
+        self._options = options = RecordingOptions.of(locals())
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, **options.constructor_args(), states=states, video=video

@@ -88,23 +88,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
         states: int | None = None,
     ):
-        self._options = options = RecordingOptions(
-            directory=directory,
-            episode_filter=episode_filter,
-            frame_filter=frame_filter,
-            reward_classes=reward_classes,
-            record_infos=record_infos,
-            split=split,
-            uid=uid,
-            on_exist=on_exist,
-            flush_seconds=flush_seconds,
-            level=level,
-            fsync=fsync,
-            metadata=metadata,
-            on_error=on_error,
-            keep_bytes=keep_bytes,
-            keep_if=keep_if,
-        )
+        self._options = options = RecordingOptions.of(locals())
         super().__init__(envs)
         demand_all_lanes(envs)
         self._mode = vector_mode(envs)
