@@ -14,6 +14,7 @@ import gc
 import importlib
 import io
 import json
+import math
 import os
 import select
 import signal
@@ -49,6 +50,11 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         self.pid = int(self._keeper.recv(99))
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def __exit__(self, kind: Any, *raised: Any) -> None:
+        if kind is not None:  # do not wait for a process that a failed test has left
+            self.kill()
+        super().__exit__(kind, *raised)
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if flags and not select.select([self._keeper], [], [], 0)[0]:
@@ -140,6 +146,7 @@ def serve() -> CodeType:
 
 def _import_all() -> None:
     """Import packages; skip those that are missing or too old."""
+    from gym_trace_cli import progress
     from gym_trace_cli.main import COMMANDS
 
     import gym_trace
@@ -148,6 +155,7 @@ def _import_all() -> None:
     for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    progress._PLAIN_SECONDS = math.inf  # on a busy machine any command may take long enough to print its progress
     for name in set(gym_trace.__all__) - {"train"}:  # it starts threads, which a fork must not inherit
         with contextlib.suppress(ImportError):
             getattr(gym_trace, name)

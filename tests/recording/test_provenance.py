@@ -26,6 +26,11 @@ from gym_trace.recording import provenance
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_GIT_SECONDS", 60.0)
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from in_directory(tmp_path, monkeypatch)
@@ -73,6 +78,8 @@ def test_a_trace_says_what_made_it_and_nothing_else(
 SCRIPT = """
 import sys, gymnasium
 from gym_trace import TraceRecordingWrapper
+from gym_trace.recording import provenance
+provenance._GIT_SECONDS = 60.0
 for directory in "ab":
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory)
     env.reset(seed=0)

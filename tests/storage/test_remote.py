@@ -436,18 +436,18 @@ def test_a_child_forked_while_threads_fetch_does_not_hang(
     def slow(self: FaultyFileSystem, *args: Any, **options: Any) -> bytes:
         if os.getpid() == parent:
             asked.set()
-            assert answer.wait(30)
+            assert answer.wait(60)
         return get(self, *args, **options)
 
     def read() -> None:
-        signal.alarm(0 if os.getpid() == parent else 20)  # instead of waiting for ever
+        signal.alarm(0 if os.getpid() == parent else 60)  # instead of waiting for ever
         with storage.open(name) as file:
             assert file.read(0, 1000) == (tmp_path / "t" / name).read_bytes()[:1000]
 
     monkeypatch.setattr(FaultyFileSystem, "cat_file", slow)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
-        assert asked.wait(30)
+        assert asked.wait(60)
         with cache._lock:
             try:
                 in_a_child(read)
