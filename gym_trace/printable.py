@@ -15,7 +15,6 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text with each of its lines made printable."""
     return "\n".join(map(printable, text.split("\n")))
 
 

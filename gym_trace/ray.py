@@ -170,7 +170,6 @@ class _Traces(_Source):
 
 
 def _named(table: str, traces: list[TraceLike]) -> TraceDataset:
-    """Return a table with the column "trace"."""
     return TraceDataset(table, [Share(_name_of(trace), partial(as_trace, trace)) for trace in traces], names=True)
 
 

@@ -118,7 +118,6 @@ class NamedEnvironment:
         return (*self.imports, module) if colon else self.imports
 
     def command_line(self) -> str:
-        """Command-line arguments for this environment."""
         steps = self.max_episode_steps
         words = ["--make", self.factory] if self.factory is not None else [str(self.env_id)]
         arguments = [f"{name}={json.dumps(value)}" for name, value in self.env_args.items()]

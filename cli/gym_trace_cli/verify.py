@@ -243,7 +243,6 @@ def _told(verdict: Verdict, several: bool) -> str:
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as plain data."""
     difference = None if verdict.difference is None else _difference(verdict.difference)
     return {**vars(verdict), "difference": difference}
 

@@ -39,7 +39,6 @@ class Shard(NamedTuple):
     of: int = 1
 
     def below(self, limit: int) -> range:
-        """Return the numbers below limit."""
         return range(self.number, max(limit, self.number), self.of)
 
 

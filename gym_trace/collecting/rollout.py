@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from gym_trace.collecting.policies import RandomPolicy
 from gym_trace.envs.autoreset import vector_mode
+from gym_trace.envs.recipe import wrappers_around
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
 from gym_trace.format.batch_reader import PART
@@ -293,10 +294,9 @@ class _Recording(Rollout):
 
 def _recorder_of(env: Any) -> Any:
     """Return the recorder among the wrappers, or None."""
-    while env is not env.unwrapped:
-        if isinstance(vars(env).get("directory"), Path) and type(env).__module__.startswith("gym_trace."):
-            return env
-        env = env.env
+    for one in wrappers_around(env):
+        if isinstance(vars(one).get("directory"), Path) and type(one).__module__.startswith("gym_trace."):
+            return one
     return None
 
 

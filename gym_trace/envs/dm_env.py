@@ -45,12 +45,10 @@ class DmEnvView(gymnasium.Env[Any, Any]):
         return self.viewed.reset().observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment."""
         timestep = self.viewed.step(action)
         return timestep.observation, timestep.reward, *ends_of(timestep), {"discount": timestep.discount}
 
     def close(self) -> None:
-        """Close the environment."""
         self.viewed.close()
 
 

@@ -15,7 +15,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.dm_env import DmEnvView
-from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipe_of_spec, recipes_of_lanes, recorded_recipe
+from gym_trace.envs.recipe import (
+    OF_ALL_LANES,
+    recipe_of,
+    recipe_of_spec,
+    recipes_of_lanes,
+    recorded_recipe,
+    wrappers_around,
+)
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import shown, without_addresses
@@ -48,7 +55,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
         "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
         "note": note,
-        "wrappers": _wrappers(env),
+        "wrappers": [f"{type(one).__module__}.{type(one).__qualname__}" for one in wrappers_around(env)],
         "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
         "render_mode": render_mode if isinstance(render_mode, str) else None,
         "made": made[0],
@@ -108,14 +115,6 @@ def _spec_json(spec: Any) -> tuple[str | None, str]:
     except (TypeError, ValueError):
         fields["kwargs"] = {name: shown(value)[:200] for name, value in (fields["kwargs"] or {}).items()}
         return json.dumps(fields, default=shown), f"the spec could not be stored whole: {note}"
-
-
-def _wrappers(env: Any) -> list[str]:
-    names = []
-    while env is not env.unwrapped:
-        names.append(f"{type(env).__module__}.{type(env).__qualname__}")
-        env = env.env
-    return names
 
 
 def _innermost(unwrapped: Any) -> Any:

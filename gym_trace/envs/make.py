@@ -33,7 +33,15 @@ from gym_trace.envs.dm_env import gymnasium_view
 from gym_trace.envs.factories import ENTRY_POINT, asked_of_factory, is_known_factory
 from gym_trace.envs.monitor import REPLACED, Monitor
 from gym_trace.envs.opengl import opengl_hint
-from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
+from gym_trace.envs.recipe import (
+    Arguments,
+    Recipe,
+    Wrappers,
+    argument,
+    recorded_recipe,
+    recorded_wrappers,
+    wrappers_around,
+)
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
 _NOTHING: Mapping[str, Any] = {}
@@ -325,11 +333,7 @@ def _import_for(recipe: Recipe, imports: list[str]) -> None:
 
 def _classes_around(env: Any) -> list[str]:
     """Return the classes of the wrappers around an environment, innermost first."""
-    names = []
-    while env is not env.unwrapped:
-        names.append(type(env).__qualname__)
-        env = env.env
-    return names[::-1]
+    return [type(one).__qualname__ for one in wrappers_around(env)][::-1]
 
 
 def _last(name: str) -> str:

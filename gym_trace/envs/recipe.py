@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -45,12 +45,17 @@ class Recipe(NamedTuple):
 # -- of an environment ------------------------------------------------------------------------------------------------
 
 
+def wrappers_around(env: Any) -> Iterator[Any]:
+    """Yield the wrappers around an environment, from the outermost on."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+
+
 def recipe_of(env: Any) -> dict[str, Any]:
     """Return the recipe of one environment as plain data."""
-    wrappers: list[list[Any]] = []
-    while env is not env.unwrapped:
-        wrappers.append([_name_of(type(env)), _arguments_of(env)])
-        env = env.env
+    wrappers = [[_name_of(type(one)), _arguments_of(one)] for one in wrappers_around(env)]
+    env = env.unwrapped
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     return {**_base(getattr(env, "spec", None)), "class": kind, "wrappers": wrappers[::-1]}
 

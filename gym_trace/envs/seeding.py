@@ -23,7 +23,6 @@ def episode_seed(root: int, episode: int) -> int:
 
 
 def episode_of(root: int, seed: int) -> int:
-    """Return the episode that has this seed."""
     return _walk(seed, _keys(root)[::-1], swap=True)
 
 

@@ -127,7 +127,6 @@ class Chunk:
                 self._blobs[path] = column, b""
 
     def decode_all(self) -> None:
-        """Decode all columns."""
         for path in self._blobs:
             self.array(path)
 

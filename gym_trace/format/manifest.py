@@ -61,7 +61,6 @@ def append(storage: Storage, writer: str, entry: dict[str, Any]) -> None:
 
 
 def line(entry: dict[str, Any]) -> bytes:
-    """Return an entry as a line of a manifest."""
     return as_json(entry) + b"\n"
 
 

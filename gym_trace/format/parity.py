@@ -193,7 +193,6 @@ def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
 
 
 def is_right(stored: Stored, parity: Parity) -> bool:
-    """Return True if the stored parity is this one."""
     return all(map(np.array_equal, parity, stored.parity)) and stored.checksums_crc == crc32(parity.checksums.data)
 
 

@@ -35,7 +35,6 @@ KEYS = frozenset(_NAMES) | frozenset(_PAD_KEYS)
 
 
 def key_name(code: int) -> str:
-    """Return the name of a key code of pygame."""
     return _OLD_CODES.get(code) or pygame.key.name(code)
 
 

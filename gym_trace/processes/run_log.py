@@ -53,7 +53,6 @@ class Events:
             ) from error
 
     def size(self) -> int:
-        """Return the bytes of the log."""
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:

@@ -118,7 +118,6 @@ class RecordedSteps:
         return found
 
     def _column(self, name: str, index: int) -> Array:
-        """Return a column of an episode."""
         if (name, index) not in self._columns:
             if self._bytes > _CACHE_BYTES:
                 self._columns, self._bytes = {}, 0

@@ -83,7 +83,6 @@ class _OriginFile:
 
 
 def origin_numbers(fragments: Array | Fragments) -> Array:
-    """Return the number of the origin of each fragment."""
     numbers: Array = (fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
     return numbers
 

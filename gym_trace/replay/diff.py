@@ -267,7 +267,6 @@ def _compared(
 
 
 def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
-    """Return the first difference, step by step."""
     difference = seen.reset(row_of(other.observations, 0), other.reset_info or {})
     infos, notes = infos_of(other), (one.annotations, other.annotations)
     for step in range(min(len(one), len(other))):

@@ -63,7 +63,6 @@ def fingerprints_of(
 def _hashed(
     writer: WriterReader, rows: Array, compared: Collection[str], only_content: bool
 ) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """Yield the row of each episode and its hashes."""
     if writer.damage:
         raise writer.damage[0].error()
     wanted = np.zeros(len(writer.parts), bool)

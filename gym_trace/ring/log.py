@@ -114,7 +114,6 @@ def _places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> 
 
 
 def entry_at(memory: memoryview, at: int) -> Entry:
-    """Return the entry at an offset."""
     row, length, kind, flags, column, a, b, c, d, _ = ENTRY.unpack_from(memory, at)
     return Entry(at, kind, row, flags, column, a, b, c, d, memory[at + ENTRY.size : at + ENTRY.size + length])
 

@@ -255,7 +255,6 @@ class RowSlab:
         return {}
 
     def entries(self) -> list[Entry]:
-        """Return all entries of the log."""
         return list(entries(self.memory, SLAB_HEADER, self._position, self.sequence))
 
     def orphan(self) -> None:

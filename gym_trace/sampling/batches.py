@@ -175,7 +175,6 @@ class Batches:
         return self.at(number, self._epoch)
 
     def at(self, number: int, epoch: int = 0) -> Batch:
-        """Return a batch of an epoch by its number."""
         begin = number * self.batch_size
         end = begin + self.batch_size if self._order.replacement else min(begin + self.batch_size, self.items)
         apart = self.batch_size * self._world_size * self._workers

@@ -94,7 +94,6 @@ class Items:
         raise NotImplementedError
 
     def gather(self, found: Found) -> Batch:
-        """Return the batch of what was found."""
         raise NotImplementedError
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:

@@ -59,7 +59,6 @@ class _Epoch(NamedTuple):
         return begin + number // self.strands, begin + each + (strand >= shorter)
 
     def group(self, item: int) -> int:
-        """Return the group of an item."""
         return int(self.ends.searchsorted(item, side="right"))
 
 

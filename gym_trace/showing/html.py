@@ -25,7 +25,6 @@ def page(title: str, lines: Iterable[str], *parts: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table."""
     body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{_text(name)}</th>' for name in headings)}</tr>{body}</table>"
 

@@ -309,7 +309,6 @@ def code(text: str, most: int = 600) -> str:
 
 
 def block(text: str) -> str:
-    """Return text as a code block."""
     lines = [printable(line) for line in cut(text, _LONGEST).strip().splitlines()]
     fence = "`" * max(3, 1 + max(map(_longest_run, lines), default=0))
     return "\n".join([fence, *lines, fence])

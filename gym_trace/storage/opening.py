@@ -58,5 +58,4 @@ def absolute(storage: ReadStorage) -> ReadStorage:
 
 
 def path_of(root: str) -> Path:
-    """Return the root of a storage as a path."""
     return UrlPath(root) if is_url(root) else Path(root)

@@ -195,7 +195,6 @@ class Population:
 
 
 def policy_seed(seed: int, number: int) -> int:
-    """Return the seed of the run of a policy."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0] >> 1) if number else seed
 
 

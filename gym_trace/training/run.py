@@ -254,7 +254,6 @@ class Run:
         return log
 
     def checkpoint(self, version: int) -> Path:
-        """Return the path of the checkpoint of a version."""
         return self.checkpoints / f"{version:09d}.safetensors"
 
     def saved(self) -> list[int]:

@@ -212,5 +212,4 @@ class Query:
 
 
 def as_json(value: Any) -> Answer:
-    """Return an answer in JSON."""
     return Answer(json.dumps(value, allow_nan=False).encode(), JSON)

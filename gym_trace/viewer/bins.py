@@ -44,7 +44,6 @@ class Bins(NamedTuple):
         return Bins(*(np.concatenate(pair) for pair in zip(self, others)))
 
     def cut(self, begin: int, end: int) -> Bins:
-        """Return the bins from begin to end."""
         return Bins(*(part[begin:end] for part in self))
 
 

@@ -84,7 +84,6 @@ class Column(NamedTuple):
         return _INFO_BYTES if not self.dtype else max(1, math.prod(self.shape) * np.dtype(self.dtype).itemsize)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON."""
         size = picture_size(np.dtype(self.dtype), self.shape) if self.kind == "frames" else None
         about = {"name": self.name, "group": self.group, "kind": self.kind, "shape": self.shape, "dtype": self.dtype}
         return {**about, "items": self.items, "labels": None, "rows": self.rows, "frame_shape": size}
@@ -117,7 +116,6 @@ class ViewedEpisode:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """Its columns by name."""
         if self._columns is None:
             self._columns = {column.name: column for column in self._found()}
         return self._columns

@@ -51,7 +51,8 @@ class Tables:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _of_steps(self) -> Iterator[TableColumn]:
-        yield TableColumn(pa.field("episode", pa.int64(), nullable=False), (), self._episode_of_steps)
+        episode = pa.field("episode", pa.int64(), nullable=False)
+        yield TableColumn(episode, (), lambda block: pa.array(np.repeat(self._number(block.episodes), block.steps)))
         yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), self._step)
         yield from self._of_space("observation", "observations", _before)
         yield from self._of_space("action", "actions", lambda block: slice(None))
@@ -94,9 +95,6 @@ class Tables:
 
     def _number(self, places: Array) -> Array:
         return places if self._numbers is None else self._numbers[places]
-
-    def _episode_of_steps(self, block: Block) -> pa.Array:
-        return pa.array(np.repeat(self._number(block.episodes), block.steps))
 
     def _step(self, block: Block) -> pa.Array:
         places, source = block.episodes, self._source
@@ -141,17 +139,12 @@ class Tables:
         yield of_writers("metadata", [None if it is None else json_text(tagged(it)) for it in metadata])
         yield of_writers("writer", [reader.writer for reader in readers], False)
         for name in ("episode_id", "lane", "first_step"):
-            yield column(name, whole, partial(self._numbers_of, name), False)
+            yield column(name, whole, partial(self._of_table, name, np.int64), False)
         for name in ("start_time", "end_time"):
-            yield column(name, TIME, partial(self._times_of, name))
+            yield column(name, TIME, partial(self._of_table, name, "<M8[us]"))
 
-    def _numbers_of(self, name: str, places: Array) -> Array:
-        numbers: Array = self._table(places)[name].astype(np.int64)
-        return numbers
-
-    def _times_of(self, name: str, places: Array) -> Array:
-        times: Array = self._table(places)[name].astype("<M8[us]")
-        return times
+    def _of_table(self, name: str, dtype: Any, places: Array) -> Array:
+        return np.asarray(self._table(places)[name], dtype)
 
     def _table(self, places: Array) -> Array:
         return self._source.episodes[places]

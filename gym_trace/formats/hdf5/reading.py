@@ -73,7 +73,6 @@ class Node:
         return key in self.names()
 
     def names(self) -> list[str]:
-        """Return the names of the members."""
         with self._reading.located(self.name):
             return list(self._group)
 
@@ -101,7 +100,6 @@ class Node:
         groups.add(address)
 
     def node(self, key: str) -> Node:
-        """Return a subgroup."""
         found = self._at(key)
         if not isinstance(found, h5py.Group):
             raise self._reading.fault(f"{self.name}/{key}", "not a group")
@@ -115,7 +113,6 @@ class Node:
         return Rows(self._reading, found, f"{self.name}/{key}")
 
     def is_node(self, key: str) -> bool:
-        """Return True for a group."""
         return isinstance(self._at(key), h5py.Group)
 
     def _at(self, key: str) -> Any:

@@ -117,7 +117,6 @@ class Arrays:
         return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), how)
 
     def write(self, dataset: Dataset, begin: int, rows: Any) -> None:
-        """The rows from begin on."""
         array = np.ascontiguousarray(rows, self._dtype)
         if not len(array):
             return
@@ -144,7 +143,6 @@ class Pieces:
             self.write()
 
     def write(self) -> None:
-        """Writes what waits to be."""
         count = len(self._found)
         self._found.resize((count + len(self._waiting),))
         for i, data in enumerate(self._waiting):
@@ -178,6 +176,5 @@ def attribute(group: Group, name: str, value: int | str | Array) -> None:
 
 
 def text(group: Group, name: str, value: str) -> None:
-    """A text by itself."""
     data = h5d.create(group, name.encode(), _TEXT, _SCALAR)
     data.write(h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT))

@@ -70,7 +70,6 @@ class StoredArray:
         return np.frombuffer(raw, self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
     def rows(self, begin: int, end: int) -> Array:
-        """array[begin:end]"""
         if self.fortran:
             return np.ascontiguousarray(self.whole()[begin:end])
         raw = self.directory.file(self.name).read(self.offset + begin * self.row_size, (end - begin) * self.row_size)

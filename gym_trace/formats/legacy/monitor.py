@@ -45,7 +45,6 @@ NOTE = (
 
 
 def find_runs(directory: OldDirectory) -> list[MonitorRun]:
-    """Find the runs of Monitors in a directory."""
     return [MonitorRun(directory, name) for name in directory.names if is_manifest(name)]
 
 

@@ -91,7 +91,6 @@ class Feature(NamedTuple):
         return {"dtype": dtype, "shape": list(self.stored) or [1], "names": self.names}
 
     def kept(self) -> dict[str, Any]:
-        """Return the feature as JSON for feature_of()."""
         known = {"name": self.name, "path": list(self.path), "kind": self.kind}
         return {**known, "dtype": self.dtype.str, "shape": list(self.shape)}
 

@@ -159,7 +159,6 @@ class _Leaf(NamedTuple):
 
 
 def _told(space: PlainSpace) -> str:
-    """A space in words."""
     return printable(str(space.get("class") or space["type"]))[:100]
 
 

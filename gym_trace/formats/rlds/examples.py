@@ -102,7 +102,6 @@ class ExampleWriter:
         self._list(name, "bytes").write(values)
 
     def floats(self, name: str, rows: Array) -> None:
-        """Appends float32."""
         self._list(name, "float").write(np.ascontiguousarray(rows, "<f4"))
 
     def integers(self, name: str, rows: Array) -> None:

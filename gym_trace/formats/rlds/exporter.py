@@ -243,7 +243,6 @@ class _Split:
         self._shard: RecordWriter | None = None
 
     def shard(self) -> RecordWriter:
-        """Return the shard for the next record."""
         if self._shard is not None and self._shard.bytes >= _SHARD:
             self.close()
         if self._shard is None:

@@ -45,7 +45,6 @@ class Form(NamedTuple):
         return self.dtype.str[1:] not in NUMBERS or math.prod(self.shape) > MOST_NUMBERS
 
     def declared(self) -> dict[str, Any]:
-        """As JSON."""
         return {"dtype": self.dtype.str, "shape": list(self.shape)} | ({"base64": True} if self.is_base64 else {})
 
 

@@ -582,7 +582,6 @@ class RowRecorder(Recorder):
         return self._base + self.slab.rows
 
     def last_observation(self) -> Observed:
-        """Return the observation of the last row."""
         return Observed(self._last().row, self._observed(self.next_row() - 1))
 
     def _last(self) -> Observed:

@@ -216,7 +216,6 @@ class _Held:
 
 
 def _steps_of(batch: Batch) -> Iterator[_Held]:
-    """Yield the steps of a batch."""
     more = dict(batch.infos) if batch.finals is None else {**batch.infos, _FINAL: batch.finals}
     for time, parts in enumerate(zip(batch.rewards, batch.terminations, batch.truncations)):
         notes = {name: _at(value, time) for name, value in batch.annotations.items()}

@@ -247,7 +247,6 @@ class LaneSteps:
         return np.array(ended), self._observations.batch(finals, np.array(numbers), self._lanes.count)
 
     def _rewards(self, values: Any) -> Array:
-        """Return rewards as an array with a row for each lane."""
         values = self.recorder.plain("rewards", values)
         try:
             rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)

@@ -135,7 +135,6 @@ class _Decoding:
         return LaneState(self.lanes, self.starts, self.episodes, self.recent)
 
     def segments(self, event: Reset | End | Steps) -> list[_Piece]:
-        """Return the segments of the next event."""
         if isinstance(event, End):
             return [self._end(event)]
         if isinstance(event, Reset):
@@ -408,7 +407,6 @@ class _KeptRows:
         self._open: dict[str, int] | None = None  # the last fragment of the table, if it accepts more steps
 
     def fragments(self) -> Array:
-        """Return the fragment table."""
         table = np.zeros(len(self._table), wire.FRAGMENT)
         for name in wire.FRAGMENT.names or ():
             table[name] = [fragment.get(name, 0) for fragment in self._table]

@@ -85,7 +85,6 @@ class BlockCache(Protocol):
 
 @lru_cache(4096)
 def object_key(url: str, name: str, stored: Stored) -> str:
-    """Return the key of an object in one version."""
     said = "\0".join((url, name, str(stored.size), stored.version))
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

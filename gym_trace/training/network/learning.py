@@ -301,7 +301,6 @@ class Learner:
 
     @property
     def shape(self) -> Shape:
-        """Return the shape of its rollouts."""
         return Shape.of(*self.spaces, self.settings.rollout, self.settings.num_envs, self.model.state_size)
 
     def weights(self) -> Array:

@@ -127,7 +127,6 @@ class LearnerProcess:
         return True
 
     def close(self) -> None:
-        """Close the log."""
         self._log.close()
 
     def say(self, kind: str, fact: Any) -> None:
