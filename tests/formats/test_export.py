@@ -343,7 +343,7 @@ def test_ctrl_c_leaves_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     assert stopped.stdout is not None
     assert stopped.stdout.readline() == "half\n"
     stopped.send_signal(signal.SIGINT)
-    _, said = stopped.communicate(timeout=30)
+    _, said = stopped.communicate(timeout=60)
     assert "KeyboardInterrupt" in said
     assert left_in(tmp_path) == []
 
@@ -362,6 +362,7 @@ def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Impatient, "makes", makes)
+    monkeypatch.setattr("gym_trace.storage.interrupts._IMPATIENCE", 1000.0)
     handler = signal.getsignal(signal.SIGINT)
     for module, name in ((staging.shutil, "rmtree"), (staging.os, "unlink")):
         real = getattr(module, name)

@@ -36,7 +36,7 @@ class Person:
     """
 
     def __init__(self, *acts: Act):
-        self._acts, self._deadline = list(acts), time.monotonic() + 30
+        self._acts, self._deadline = list(acts), time.monotonic() + 60
         self.all_done = False
 
     def __call__(self) -> bool:

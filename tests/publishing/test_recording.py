@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,13 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     FaultyFileSystem.reset()
     yield
     FaultyFileSystem.reset()
+    for path in (tmp_path / "spool").rglob("*"):
+        if path.is_file() and path.name != spool.DESTINATION:
+            path.unlink()
+    for thread in threading.enumerate():  # which end when there is nothing left to publish
+        if thread.name == "gym-trace-publish":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
