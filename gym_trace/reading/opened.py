@@ -15,6 +15,7 @@ from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom,
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.model.layout import Path
+from gym_trace.model.trees import cut
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.episode_table import Parts
 from gym_trace.reading.origins import presented
@@ -285,19 +286,10 @@ class InMemory:
         column = self._columns[name]
         if steps is None or column is None:
             return deepcopy(column)
-        return _rows(column, slice(steps.start, steps.stop + (name == "observations")))
+        return deepcopy(cut(column, steps.start, steps.stop + (name == "observations")))
 
     def start(self) -> dict[str, Any]:
         return deepcopy(self._start)
 
     def pending(self) -> Any:
         return deepcopy(self._pending)
-
-
-def _rows(tree: Any, rows: slice) -> Any:
-    """These rows of each array of a structure of dicts and tuples, copied."""
-    if isinstance(tree, dict):
-        return {key: _rows(item, rows) for key, item in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rows(item, rows) for item in tree)
-    return deepcopy(tree[rows])

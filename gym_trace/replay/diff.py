@@ -12,6 +12,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
+from gym_trace.model.trees import cut
 from gym_trace.model.values import Array, row_of
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
@@ -296,15 +297,8 @@ def _told(column: Any) -> str:
 
 def _column(episode: Episode, name: str) -> Any:
     if name == "observations" and not episode.has_final_observation:
-        return _without_last(episode.observations)
+        return cut(episode.observations, 0, -1)
     return (episode.reset_info, infos_of(episode)) if name == "infos" else getattr(episode, name)
-
-
-def _without_last(tree: Any) -> Any:
-    """Return observations without the last row, a placeholder."""
-    if isinstance(tree, dict):
-        return {key: _without_last(part) for key, part in tree.items()}
-    return tuple(map(_without_last, tree)) if isinstance(tree, tuple) else tree[:-1]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import Branch, Layout, put_together
+from gym_trace.model.trees import mapped
 from gym_trace.model.values import Array
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted, uniform
 from gym_trace.sampling.rows import Rows
@@ -255,17 +256,13 @@ def _padded(array: Array, starts: Array, counts: Array, length: int) -> Array:
 
 def joined(batches: list[Batch]) -> Batch:
     """Join batches into one; whole episodes are padded to the longest."""
-    return batches[0] if len(batches) == 1 else _joined(batches)
+    found: Batch = batches[0] if len(batches) == 1 else mapped(_joined, *batches)
+    return found
 
 
-def _joined(trees: list[Any]) -> Any:
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: _joined([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_joined(list(parts)) for parts in zip(*trees))
-    longest = max(tree.shape[1] if tree.ndim > 1 else 0 for tree in trees)
-    return np.concatenate([_lengthened(tree, longest) for tree in trees])
+def _joined(*arrays: Array) -> Array:
+    longest = max(array.shape[1] if array.ndim > 1 else 0 for array in arrays)
+    return np.concatenate([_lengthened(array, longest) for array in arrays])
 
 
 def _lengthened(array: Array, length: int) -> Array:

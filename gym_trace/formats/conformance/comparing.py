@@ -14,7 +14,7 @@ from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import leaves_of
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.trees import mapped
+from gym_trace.model.trees import cut, mapped
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.forms import Form
@@ -83,7 +83,7 @@ def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
     for episode in trace:
         observations = episode.observations
         if "final_observation" in lost:
-            observations = mapped(lambda rows: rows[:-1], observations)
+            observations = cut(observations, 0, -1)
         facts: dict[str, Any] = {name: getattr(episode, name) for name in names}
         yield Loaded(observations, **facts, infos=infos_of(episode))
 

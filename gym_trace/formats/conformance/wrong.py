@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.formats.importing import import_trace
 from gym_trace.formats.steps.windows import with_repeated_final
-from gym_trace.model.trees import mapped
+from gym_trace.model.trees import cut, joined, mapped
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
 
@@ -111,19 +111,13 @@ def _two_joined(episodes: list[Whole]) -> list[Whole]:
     (_, one), (outcome, other), *rest = episodes
     quiet = np.zeros(len(one.rewards), np.bool_)
     both = NewSteps(
-        _joined(mapped(lambda rows: rows[:-1], one.observations), other.observations),
-        _joined(one.actions, other.actions),
+        joined(cut(one.observations, 0, -1), other.observations),
+        joined(one.actions, other.actions),
         np.concatenate((one.rewards, other.rewards)),
         np.concatenate((quiet, _flags(other)[0])),
         np.concatenate((quiet, _flags(other)[1])),
     )
     return [(outcome, both), *rest]
-
-
-def _joined(one: Any, other: Any) -> Any:
-    if isinstance(one, dict):
-        return {key: _joined(part, other[key]) for key, part in one.items()}
-    return tuple(map(_joined, one, other)) if isinstance(one, tuple) else np.concatenate((one, other))
 
 
 WRONG = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -219,8 +218,6 @@ def _is_text(space: Any) -> bool:
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as the package datasets has it
 _MOST_INTEGER = np.iinfo(np.int64).max
-_UP = 2  # the filter of PNG that takes the row above away
-_LEVEL = 6  # of deflate
 _MARK = "\0"  # before JSON that stands in the place of a text
 
 
@@ -294,22 +291,6 @@ def _pictures_of(feature: Feature, rows: Array) -> Array:
 def _text(value: Any) -> str:
     is_plain = type(value) is str and not value.startswith(_MARK) and is_utf8(value)
     return value if is_plain else _MARK + json_text(tagged(value))
-
-
-def png_of(picture: Array) -> bytes:
-    """(H, W, 1 or 3) of uint8 as a PNG file."""
-    height, width, channels = picture.shape
-    rows = picture.reshape(height, width * channels)
-    lines = np.empty((height, 1 + width * channels), np.uint8)
-    lines[:, 0] = _UP
-    lines[0, 1:] = rows[0]
-    np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2 if channels == 3 else 0, 0, 0, 0))
-    pieces = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.data, _LEVEL)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(data, zlib.crc32(kind)).to_bytes(4, "big")
-        for kind, data in pieces
-    )
 
 
 def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:

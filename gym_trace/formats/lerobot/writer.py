@@ -25,7 +25,6 @@ from gym_trace.formats.lerobot.features import (
     VIDEOS,
     Feature,
     arrow_of,
-    png_of,
     rows_of,
     schema_of,
     timestamps,
@@ -34,6 +33,7 @@ from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import ABSENT, Array, objects
+from gym_trace.showing.pictures import png
 
 CHUNK = 1000  # files in a directory
 DATA_MB = 100  # about how large a file of tables gets
@@ -225,7 +225,7 @@ class DatasetWriter:
             if feature.kind == "video":
                 self._videos[feature.name].write(given)
                 return
-            given = [png_of(picture) for picture in given]
+            given = [png(picture) for picture in given]
         self._bytes += given.nbytes if isinstance(given, np.ndarray) else sum(map(len, given))
         self._rows.setdefault(feature.name, []).append(given)
 
@@ -344,7 +344,7 @@ class DatasetWriter:
         for feature in self._finals:
             parts = [rows_of(feature, rows[feature.path]) for _, _, rows in self._ends]
             if feature.is_picture:
-                parts = [[png_of(picture) for picture in part] for part in parts]
+                parts = [[png(picture) for picture in part] for part in parts]
             columns[feature.name] = arrow_of(feature, parts)
         self._final.write(columns)
         self._ends = []
