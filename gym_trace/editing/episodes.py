@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -21,6 +20,7 @@ from gym_trace.format.facts import write_facts
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
+from gym_trace.sampling.draw import GOLDEN, mixed
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import StagedStorage, new_directory
 
@@ -207,21 +207,11 @@ def _by_hash(trace: Trace, fractions: Mapping[str, float], seed: int) -> tuple[l
     unseeded = table["seed"] == wire.NO_SEED
     writers = np.array([crc32(writer.encode()) for writer in trace.writers], np.uint64)
     ids = table["episode_id"].astype(np.uint64)
-    keys[unseeded] = _mixed(ids[unseeded] ^ (writers[table["writer"][unseeded]] << np.uint64(32)))
+    keys[unseeded] = mixed((ids[unseeded] ^ (writers[table["writer"][unseeded]] << np.uint64(32))) + GOLDEN)
     try:
-        start = np.uint64(seed % (1 << 64))
+        start = np.array([seed % (1 << 64)], np.uint64)
     except TypeError as error:
         raise InvalidOption(f"seed={shown(seed)}: pass an integer") from error
-    places = _mixed(keys ^ _mixed(np.atleast_1d(start))) / 2.0**64
+    places = mixed((keys ^ mixed(start + GOLDEN)) + GOLDEN) / 2.0**64
     bounds = np.cumsum(list(fractions.values()))[:-1]
     return list(fractions), np.searchsorted(bounds, places, side="right")
-
-
-def _mixed(numbers: Any) -> Array:
-    """SplitMix64's output function (Steele, Lea, Flood 2014): neighbours far apart, evenly over 64 bits."""
-    with np.errstate(over="ignore"):
-        z = numbers + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: Array = z ^ (z >> np.uint64(31))
-    return mixed

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any
@@ -271,3 +272,13 @@ def _is_ring(storage: ReadStorage, name: str) -> bool:
 def _is_manifest(files: WriterFiles) -> bool:
     first = next(files.entries(), {})
     return first.get("type") == "writer" and first.get("writer") == files.writer
+
+
+def sizes_of(storage: ReadStorage) -> dict[str, int]:
+    """Return the files of a trace, which may be recorded now, with their sizes."""
+    found = {}
+    for name in storage.names():
+        if kind_of(name) is not None:
+            with suppress(FileNotFoundError):  # sealed, or removed, since
+                found[name] = storage.size(name)
+    return found

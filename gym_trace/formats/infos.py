@@ -132,7 +132,7 @@ def _kind(values: Sequence[Any]) -> Kind | None:
     """Return the kind of all of these values; None if there are several, or it cannot be a column."""
     types = set(map(type, values))
     if types == {str}:
-        return (None, ()) if all(map(_is_text, values)) else None
+        return (None, ()) if all(map(is_text, values)) else None
     if types == {np.ndarray}:
         kinds = {(value.dtype, value.shape) for value in values}
         dtype, shape = next(iter(kinds))
@@ -166,10 +166,11 @@ def _at(info: Any, path: Iterable[str]) -> Any:
 
 def _is_name(key: Any) -> bool:
     """Return True if it is a valid name in files of all formats."""
-    return type(key) is str and key not in ("", ".", "..") and "/" not in key and _is_text(key)
+    return type(key) is str and key not in ("", ".", "..") and "/" not in key and is_text(key)
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """Return True for a text that files of all formats can hold: no half characters, no NUL."""
     try:
         value.encode()
     except UnicodeEncodeError:  # half a character

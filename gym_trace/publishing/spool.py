@@ -22,8 +22,8 @@ from pathlib import Path
 
 from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format.batch_reader import PART, BatchReader
-from gym_trace.format.directory import WriterFiles, find_writers, kind_of, writer_of
-from gym_trace.publishing.transfer import Transfer, TransferReport, sizes_of
+from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
+from gym_trace.publishing.transfer import Transfer, TransferReport
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
 from gym_trace.storage.remote.address import DESTINATION, has_credentials, local_path, shown, url_of

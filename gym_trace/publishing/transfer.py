@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
-from gym_trace.format.directory import find_writers, kind_of, writer_of
+from gym_trace.format.directory import find_writers, kind_of, sizes_of, writer_of
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.publishing import hub
 from gym_trace.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
@@ -286,16 +285,6 @@ class Transfer:
             download(self._store, self.report.url, copy.name, self._there[copy.name], target, crc, add)
         except (FileNotFoundError, Overwritten):
             raise RemoteError(f"{self.report.url}/{copy.name}: changed while it was copied; try again") from None
-
-
-def sizes_of(storage: LocalStorage) -> dict[str, int]:
-    """Return the files of a trace, which may be recorded now, with their sizes."""
-    found = {}
-    for name in storage.names():
-        if kind_of(name) is not None:
-            with suppress(FileNotFoundError):  # sealed, or removed, since
-                found[name] = storage.size(name)
-    return found
 
 
 def _sorted_names(copies: Iterable[_Copy]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ class Form(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     mixed: bool = False
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:

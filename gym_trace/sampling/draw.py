@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 
-_GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _FEW = 512
 _ROUNDS = 4  # an even number, after which the parts are as wide as they were
 _ONE = np.uint64(1)
@@ -22,15 +22,16 @@ _BEGINS = 4  # in the table of a search, for each stretch; and how many stretche
 
 def hashed(seed: int, places: Array) -> Array:
     """(n,) uint64: a number each that looks drawn, the same for the same seed and place."""
-    return _mixed((_mixed(_key(seed)) ^ places.astype(np.uint64)) * _GOLDEN)
+    return mixed((mixed(_key(seed)) ^ places.astype(np.uint64)) * GOLDEN)
 
 
 def _key(seed: int) -> Array:
     """An array of one, which goes over its largest number without a warning."""
-    return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) + _GOLDEN
+    return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) + GOLDEN
 
 
-def _mixed(numbers: Array) -> Array:
+def mixed(numbers: Array) -> Array:
+    """Return numbers whose neighbours are far apart, evenly over 64 bits."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
     result: Array = numbers ^ (numbers >> np.uint64(31))
@@ -54,7 +55,7 @@ def permuted(seed: int, places: Array, count: int) -> Array:
         order: Array = np.argsort(hashed(seed, np.arange(count)), kind="stable")
         return order[places]
     bits = (count - 1).bit_length()
-    keys = [_mixed(_key(seed * _ROUNDS + number)) for number in range(_ROUNDS)]
+    keys = [mixed(_key(seed * _ROUNDS + number)) for number in range(_ROUNDS)]
     result = _feistel(keys, places.astype(np.uint64), bits)
     outside = np.flatnonzero(result >= np.uint64(count))
     while len(outside):
@@ -69,7 +70,7 @@ def _feistel(keys: list[Array], numbers: Array, bits: int) -> Array:
     low, high = np.uint64((bits + 1) // 2), np.uint64(bits // 2)
     left, right = numbers >> low, numbers & ((_ONE << low) - _ONE)
     for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & ((_ONE << high) - _ONE))
+        left, right = right, left ^ (mixed(right ^ key) & ((_ONE << high) - _ONE))
         low, high = high, low
     result: Array = left << low | right
     return result

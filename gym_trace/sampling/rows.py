@@ -123,7 +123,7 @@ class Plan:
             self._all_known = bool(self.table["has_final_observation"].all())
         self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
         self.repeated = repeated_steps(self.table, self.readers)
-        self.step_bytes = sum(map(_row_bytes, self.forms.values()))
+        self.step_bytes = sum(_VALUE_BYTES if form is None else form.row_size for form in self.forms.values())
         self._stored = self.table["writer"].astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
         for number, reader in enumerate(self.readers):
@@ -244,10 +244,6 @@ def _without_end(readers: list[WriterReader], parts: list[Parts], table: Array, 
         flags = reader.fragments.flags[parts[number].last_of(rows[mine])]
         shorter[mine[flags & wire.TERMINATED > 0]] = False
     return shorter
-
-
-def _row_bytes(form: Form | None) -> int:
-    return _VALUE_BYTES if form is None else form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
 
 
 def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) -> Plan:

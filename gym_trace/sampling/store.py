@@ -189,10 +189,10 @@ class _Kept:
 
         def room(path: Path, rows: int, form: Form | None) -> Array:
             assert form is not None
-            begin = (seen if path[0] == "observations" else at) * _row_size(form)
+            begin = (seen if path[0] == "observations" else at) * form.row_size
             with open(self._files[path], "ab") as file:
                 file.truncate(begin)  # drop rows of a killed process
-                file.truncate(begin + rows * _row_size(form))
+                file.truncate(begin + rows * form.row_size)
             array = _mapped(self._files[path], form, rows, begin, "r+")
             mapped[path] = array, begin
             return array
@@ -222,13 +222,9 @@ class _Kept:
         return self.known.rows(plan, np.arange(len(episodes)), episodes, columns)
 
 
-def _row_size(form: Form) -> int:
-    return form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
-
-
 def _mapped(file: FilePath, form: Form, rows: int, begin: int, mode: Any) -> Array:
     shape = rows, *form.shape
-    if not rows or not _row_size(form):
+    if not rows or not form.row_size:
         return np.empty(shape, form.dtype)
     return np.memmap(file, form.dtype, mode, begin, shape)
 

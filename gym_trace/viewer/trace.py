@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import shlex
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
@@ -86,11 +86,7 @@ class ViewedTrace:
 
     def _list(self) -> tuple[tuple[str, int], ...]:
         """Return the files of the trace and their sizes: an edit in place keeps the names."""
-        storage, listed = storage_of(self._live), []
-        for name in sorted(storage.names()):
-            with contextlib.suppress(FileNotFoundError):  # sealed or removed since it was listed
-                listed.append((name, storage.size(name)))
-        return tuple(listed)
+        return tuple(sorted(sizes_of(storage_of(self._live)).items()))
 
     def keep(self, numbers: list[int]) -> None:
         """List only these episodes from now on, by their numbers in the whole trace."""

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.formats.foreign import read_json
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
-from gym_trace.formats.parquet.tables import batches, located, parquet_file
+from gym_trace.formats.parquet.tables import batches, is_text, located, parquet_file
 
 _MOST_JSON = 64 << 20
 _MOST_SIZE = 1 << 27  # elements of a row
@@ -146,7 +145,7 @@ class DataSet:
                 schema, rows = file.schema_arrow, file.metadata.num_rows
             if rows > _MOST_TASKS:
                 raise UnreadableRecording(f"{path}: more than {_MOST_TASKS} tasks")
-            texts = [field.name for field in schema if _is_text(field.type)][:1]
+            texts = [field.name for field in schema if is_text(field.type)][:1]
             for batch in batches(path, 1024, ["task_index", *texts]):
                 count += len(batch)
                 places = batch.column("task_index").to_pylist()
@@ -200,7 +199,3 @@ def _path_of(name: str) -> Any:
     if name in ("next.done", "next.terminated", "next.truncated"):
         return ("flags", name)
     return ("annotations", name)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

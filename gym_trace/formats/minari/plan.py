@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Loss, losses
 from gym_trace.formats.foreign import widest
-from gym_trace.formats.infos import InfoColumns, info_columns
+from gym_trace.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
 from gym_trace.formats.rows import is_utf8, leaves_in, named
 from gym_trace.formats.source import Source
@@ -223,7 +223,7 @@ def _attribute(value: Any) -> Any:
     if type(value) is int:
         return value if -(1 << 63) <= value < _LARGEST_INTEGER else None
     if type(value) is str:
-        return value if _is_text(value) else None
+        return value if is_text(value) else None
     if type(value) is list and len(set(map(type, value))) == 1 and type(value[0]) in (bool, int, float):
         value = np.array(value)
     if type(value) in (bool, float):
@@ -233,11 +233,7 @@ def _attribute(value: Any) -> Any:
 
 
 def _is_key(key: Any) -> bool:
-    return type(key) is str and key != "" and "/" not in key and _is_text(key)
-
-
-def _is_text(text: str) -> bool:
-    return "\0" not in text and is_utf8(text)
+    return type(key) is str and key != "" and "/" not in key and is_text(key)
 
 
 def is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.parquet.tables import Table, is_list, is_number, located, numbers_in, parquet_files
+from gym_trace.formats.parquet.tables import Table, is_list, is_number, is_text, located, numbers_in, parquet_files
 from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.trees import cut, leaves_of, mapped
@@ -168,7 +168,7 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         return replace(form, shape=shape) if isinstance(form, _Leaf) and shape else form
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return _Leaf(None)
     if pa.types.is_struct(kind) and depth < _DEEPEST and kind.num_fields:
         parts = row if isinstance(row, dict) else {}

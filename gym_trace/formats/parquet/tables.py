@@ -159,6 +159,10 @@ def row_size(kind: pa.DataType) -> int:
         return _TEXT_BYTES
 
 
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
