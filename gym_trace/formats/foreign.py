@@ -150,3 +150,8 @@ def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
     dtype = dtype.newbyteorder("<")
     low, high = (to_array_map(np.array(bound, dtype)) for bound in bounds)
     return {"type": "Box", "dtype": dtype.str, "shape": list(shape), "low": low, "high": high}
+
+
+def in_parts(name: str) -> list[tuple[int, int, str]]:
+    """For sorting: a10 comes after a9."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

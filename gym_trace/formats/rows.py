@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.formats.identity import malformed, read_about
 from gym_trace.formats.infos import info_of
-from gym_trace.model.layout import Path, PlainSpace
+from gym_trace.model.layout import PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.trees import cut, joined
 from gym_trace.printable import printable
@@ -72,18 +72,6 @@ def is_utf8(text: str) -> bool:
 def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
     """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
     return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
-
-
-def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]]:
-    """Yield the spaces other than Dict and Tuple, in the order of the leaves of a layout."""
-    if space["type"] == "Dict":
-        for key, child in space["spaces"]:
-            yield from leaves_in(child, (*path, key))
-    elif space["type"] == "Tuple":
-        for i, child in enumerate(space["spaces"]):
-            yield from leaves_in(child, (*path, i))
-    else:
-        yield path, space
 
 
 def custom(told: str) -> PlainSpace:

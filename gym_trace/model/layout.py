@@ -198,3 +198,15 @@ def as_kept(value: Any, leaf: Leaf) -> Any:
         return leaf.dtype.type(value) if limits.min <= value <= limits.max else value
     is_same = (kind is float and leaf.dtype == np.float64) or (kind is bool and leaf.dtype == np.bool_)
     return leaf.dtype.type(value) if is_same else value
+
+
+def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]]:
+    """Yield the spaces other than Dict and Tuple, in the order of the leaves of a layout."""
+    if space["type"] == "Dict":
+        for key, child in space["spaces"]:
+            yield from leaves_in(child, (*path, key))
+    elif space["type"] == "Tuple":
+        for i, child in enumerate(space["spaces"]):
+            yield from leaves_in(child, (*path, i))
+    else:
+        yield path, space

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Leaf, Path, PlainSpace
+from gym_trace.model.layout import Leaf, Path, PlainSpace, leaves_in
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
@@ -102,19 +102,8 @@ def describe_columns(
 
 def leaves_with_spaces(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
     """Return the leaves of a writer's actions and observations with their spaces. Raises CorruptTrace."""
-    spaces = (leaf for name in ("action_space", "observation_space") for leaf in _leaf_spaces(writer.schema[name]))
+    spaces = (leaf for name in ("action_space", "observation_space") for _, leaf in leaves_in(writer.schema[name], ()))
     return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
-
-
-def _leaf_spaces(space: PlainSpace) -> Iterator[PlainSpace]:
-    if space["type"] == "Dict":
-        for _, child in space["spaces"]:
-            yield from _leaf_spaces(child)
-    elif space["type"] == "Tuple":
-        for child in space["spaces"]:
-            yield from _leaf_spaces(child)
-    else:
-        yield space
 
 
 def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:

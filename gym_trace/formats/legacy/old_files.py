@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
+from gym_trace.formats.foreign import in_parts
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 
@@ -71,7 +71,7 @@ class OldDirectory:
             raise TraceNotFound(f"{self.path}: no such directory") from error
         except NotADirectoryError as error:
             raise TraceNotFound(f"{self.path}: is a file; pass the directory of a recording") from error
-        self.names = sorted(names, key=_in_parts)
+        self.names = sorted(names, key=in_parts)
 
     def close(self) -> None:
         if self._latest is not None:
@@ -142,8 +142,3 @@ def malformed(path: Path, what: str) -> UnreadableRecording:
 def _is_shallow(value: Any, depth: int) -> bool:
     items = value.values() if isinstance(value, dict) else value
     return depth > 0 and all(_is_shallow(item, depth - 1) for item in items if isinstance(item, (dict, list)))
-
-
-def _in_parts(name: str) -> list[tuple[int, int, str]]:
-    """For sorting: a10 comes after a9."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

@@ -20,8 +20,7 @@ from gym_trace.formats.minari.hdf5_in import HDF5Source
 from gym_trace.formats.minari.hdf5_out import FILE as HDF5_FILE
 from gym_trace.formats.minari.plan import FILE, KINDS, is_number, is_spec
 from gym_trace.formats.minari.spaces import from_json, is_picture
-from gym_trace.formats.rows import leaves_in
-from gym_trace.model.layout import PlainSpace
+from gym_trace.model.layout import PlainSpace, leaves_in
 from gym_trace.printable import printable
 
 _KIND = "Minari"

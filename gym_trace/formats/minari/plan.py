@@ -14,10 +14,10 @@ from gym_trace.formats.contract import Loss, losses
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
-from gym_trace.formats.rows import is_utf8, leaves_in, named
+from gym_trace.formats.rows import is_utf8, named
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import choose, name_of, step_windows
-from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace
+from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
 from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
 

@@ -12,8 +12,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.images import pixels
-from gym_trace.formats.rows import leaves_in
-from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
+from gym_trace.model.layout import PlainSpace, from_array_map, leaves_in, to_array_map
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 

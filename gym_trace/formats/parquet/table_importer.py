@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.formats.foreign import begins_with, widest
+from gym_trace.formats.foreign import begins_with, in_parts, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.parquet.tables import Table, is_list, is_number, is_text, located, numbers_in, parquet_files
 from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
@@ -119,7 +119,7 @@ def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
             raise InvalidOption(f"map: {table.path} has no column {printable(column)!r}; {_listed(there)}")
         if len(chosen) > 1 and role not in _MANY:
             raise InvalidOption(f"map: {role} takes one column, {printable(column)!r} matches {len(chosen)}")
-        found[role] = sorted(chosen, key=_in_parts) if column else []
+        found[role] = sorted(chosen, key=in_parts) if column else []
     taken = {name for names in found.values() for name in names}
     for role in ROLES:
         if role not in found:
@@ -143,13 +143,8 @@ def _guessed(role: str, there: list[str]) -> list[str]:
         if role in _MANY:  # observation.state and observation.image; obs_0, obs_1 …; observations[0]
             parts = re.compile(rf"{re.escape(usual)}(?:[./].+|[._]?\[?\d+\]?)", re.IGNORECASE)
             if several := [name for name in there if parts.fullmatch(name)]:
-                return sorted(several, key=_in_parts)
+                return sorted(several, key=in_parts)
     return []
-
-
-def _in_parts(name: str) -> list[tuple[int, int, str]]:
-    """For sorting: a10 comes after a9."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]
 
 
 def _listed(names: list[str]) -> str:
