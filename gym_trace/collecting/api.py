@@ -24,6 +24,7 @@ from gym_trace.collecting.resuming import (
     finished,
     join_shards,
     own_writers,
+    publish_left,
     settings_of,
 )
 from gym_trace.collecting.rollout import new_root_seed
@@ -31,14 +32,14 @@ from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import add_facts, checked
-from gym_trace.processes.fleet import Backend
+from gym_trace.processes.fleet import Backend, Cluster
 from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
-from gym_trace.publishing.spool import place_of, published
+from gym_trace.publishing.spool import place_of, publish_facts, published
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.remote.address import is_spool, local_path
+from gym_trace.storage.remote.address import is_spool, local_path, url_of
 
 
 def collect(
@@ -133,9 +134,10 @@ def collect(
     is_remote = directory is not None and local is None
     if local is not None:
         directory = Path(local).absolute()
-    elif is_remote and (bytes is not None or backend is not None):
-        what = "backend (--engine ray)" if bytes is None else f"bytes={bytes!r}"
-        raise InvalidOption(f"{what}: not supported for URLs; omit it, or record into a directory and push that")
+    elif is_remote and bytes is not None:
+        raise InvalidOption(
+            f"bytes={bytes!r}: not supported for URLs; omit it, or record into a directory and push that"
+        )
     share = _checked_shard(shard, seed, directory, on_exist)
     log = events_name(share)
     before = settings_of(directory, log) if (resume or share) and directory is not None else None
@@ -167,16 +169,22 @@ def collect(
         about = {"provenance": origin, **machine()}
         events = Events(place, log)
         events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
+    cluster = backend if isinstance(backend, Cluster) and is_remote and workers else None  # its machines have spools
+    written = os.fspath(place) if cluster is None else url_of(directory or "")
+    publish_lefts = partial(publish_left, written, run, seed, share)
     try:
         add_facts(LocalStorage(place), facts)
         done: dict[int, int] = {}
         if before is not None or (share is not None and is_spool(place)):
             await_writers(place, run, share)
-            done = finished(place, run, seed, own_writers(share))
+            if cluster is not None:
+                publish_lefts()
+                cluster.everywhere(publish_lefts)
+            done = finished(written, run, seed, own_writers(share))
             events("resume", resumed=len(done))
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
-        setup = Setup(*makers, os.fspath(place), "", seed, options, num_envs, origin)
+        setup = Setup(*makers, written, "", seed, options, num_envs, origin)
         supervisor = Supervisor(
             LocalProcesses() if backend is None else backend,
             setup,
@@ -190,9 +198,15 @@ def collect(
             cpus=None if cpus is None else list(cpus),
             niceness=niceness,
             shard=share,
+            place=place,
         )
-        with published(place) if is_spool(place) else rings_taken_in(place, events):
+        if cluster is not None:
             result = supervisor.run(partial(_report, events, on_progress))
+            cluster.everywhere(publish_lefts)
+            publish_facts(place)
+        else:
+            with published(place) if is_spool(place) else rings_taken_in(place, events):
+                result = supervisor.run(partial(_report, events, on_progress))
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
     finally:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.envs.seeding import EPISODES, episode_of
-from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
 from gym_trace.format.directory import find_writers, prepare
 from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
-from gym_trace.publishing.spool import destination_of, place_of, recorded, refuse_existing
+from gym_trace.publishing.spool import destination_of, place_of, publish, recorded, refuse_existing, set_aside, spool_of
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
@@ -165,13 +166,25 @@ def _belongs(writer: WriterReader, run: str) -> bool:
     return as_map(writer.about_or_empty.metadata).get("run") == run  # a writer killed at its start has no metadata
 
 
-def finished(directory: Path, run: str, root: int, writers: str = ".*") -> dict[int, int]:
-    """Return the complete episodes of a run on disk, or published from there, and the steps of each.
+def finished(place: str | os.PathLike[str], run: str, root: int, writers: str = ".*") -> dict[int, int]:
+    """Return the complete episodes of a run in a directory, published from there, or at a URL; and the steps of each.
 
     writers: pattern of the ids of those to count. Writers whose metadata names another run never count.
     """
     found: dict[int, int] = {}
-    for files in find_writers(recorded(directory)) if directory.is_dir() else ():
+    for _, episodes in _finished_by_writer(place, run, root, writers):
+        found.update(episodes)
+    return found
+
+
+def _finished_by_writer(
+    place: str | os.PathLike[str], run: str, root: int, writers: str
+) -> Iterator[tuple[str, dict[int, int]]]:
+    try:
+        listed = find_writers(recorded(place))
+    except TraceNotFound:
+        return
+    for files in listed:
         if not re.fullmatch(writers, files.writer):
             continue
         for reader in presented(WriterReader(files)):
@@ -181,5 +194,30 @@ def finished(directory: Path, run: str, root: int, writers: str = ".*") -> dict[
             whole = np.isin(outcome_codes(parts), (Outcome.TERMINATED, Outcome.TRUNCATED))
             whole &= (parts["first_step"] == 0) & (seeds >= 0) & (seeds < EPISODES)
             steps = parts.column("steps", whole).tolist()
-            found.update((episode_of(root, seed), count) for seed, count in zip(seeds[whole].tolist(), steps))
-    return found
+            yield files.writer, {episode_of(root, seed): count for seed, count in zip(seeds[whole].tolist(), steps)}
+
+
+def publish_left(url: str, run: str, root: int, shard: Shard | None = None) -> None:
+    """Publish what ended processes of a run, or of a shard of it, have left in the spool of this machine.
+
+    Writers that were given up, so that others have recorded their episodes since, are set aside instead.
+
+    Raises InvalidOption if a process still writes; and as publishing.spool.publish().
+    """
+    spool = spool_of(url)
+    await_writers(spool, run, shard)
+    names = [files.writer for files in find_writers(LocalStorage(spool)) if _belongs(WriterReader(files), run)]
+    left = [name for name in names if re.fullmatch(own_writers(shard), name)]
+    if not left:
+        return
+    found: dict[str, set[int]] = {}
+    for name, episodes in _finished_by_writer(spool, run, root, ".*"):
+        found.setdefault(name, set()).update(episodes)
+    for name in left:
+        mine = found.pop(name, set())
+        if any(mine & others for others in found.values()):
+            set_aside(spool, name)
+            continue
+        found[name] = mine
+        while publish(spool, writer=name) is None:
+            time.sleep(0.1)

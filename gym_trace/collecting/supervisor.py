@@ -19,8 +19,10 @@ from gym_trace.collecting.rollout import directory_bytes
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.format.directory import new_writer_id
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.processes.fleet import Backend, Fleet, Job, Lost, Member, Meter
+from gym_trace.processes.fleet import Backend, Cluster, Fleet, Job, Lost, Member, Meter
 from gym_trace.processes.run_log import Events
+from gym_trace.publishing.spool import publish_ended
+from gym_trace.storage.remote.address import is_url
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
@@ -76,7 +78,7 @@ class EpisodeSet:
 
 @dataclass
 class WorkerState(Member):
-    """State of one worker: also "running", "closing", "ended", "given up".
+    """State of one worker: also "running", "closing", "publishing", "ended", "given up".
 
     Attributes:
         uid: of its writer. assigned: episodes it has not finished. given: all episodes of this process.
@@ -144,6 +146,8 @@ class Supervisor:
         workers: how many; 0: one worker in this process, without the backend.
         done: steps of the episodes that are recorded already.
         shard: the episodes to record. limits.episodes counts those of all shards.
+        place: the directory of the trace, or the spool of its URL on this machine. If the setup has the URL, workers
+            are on any machines and use the spools there.
     """
 
     def __init__(
@@ -161,10 +165,12 @@ class Supervisor:
         cpus: list[int] | None = None,
         niceness: int = 0,
         shard: Shard | None = None,
+        place: Path,
     ):
         self._setup, self._run, self._limits, self._events = setup, run, limits, events
         self._shard, self._mark = shard or Shard(), shard_mark(shard)
-        self._directory = Path(setup.directory)
+        self._place, self._is_remote = place, is_url(setup.directory)
+        self._is_cluster = isinstance(backend, Cluster)
         self._cpus, self._niceness = cpus, niceness
         self._done, self._before = EpisodeSet(done, self._shard), len(done)
         self._again: list[int] = []  # a heap of episodes that lost workers had
@@ -268,11 +274,13 @@ class Supervisor:
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
         worker.uid, worker.reported = f"{new_writer_id()}{self._mark}-w{number}", time.monotonic()
-        worker.assigned, worker.given, worker.at = {}, array("q"), ()
+        worker.assigned, worker.given, worker.at, worker.is_watched = {}, array("q"), (), True
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
-        is_over = partial(has_ended, self._directory, worker.uid)
-        self._fleet.start(number, Job(str(number), work, (setup,), self._niceness, cpu, is_over))
+        is_over = partial(has_ended, self._place, worker.uid)
+        if self._is_remote:
+            is_over = partial(publish_ended, setup.directory, worker.uid)
+        self._fleet.start(number, Job(str(number), work, (setup,), self._niceness, cpu, is_over, self._is_remote))
         self._give(number)
 
     def _hear(self, number: int, report: Report) -> None:
@@ -290,8 +298,8 @@ class Supervisor:
             self._returns.add(total)
         if report.finished:
             worker.speed = 0.5 * worker.speed + 0.5 * len(report.finished) / max(worker.reported - before, 0.01)
-        if report.closed and self._ending:
-            worker.state = "ended"
+        if report.closed and (self._ending or self._is_remote):
+            worker.state, worker.is_watched = "publishing" if self._is_remote else "ended", False
             self._take_back(worker)
         elif not report.closed:
             worker.state = "closing" if self._ending else "running"
@@ -301,13 +309,21 @@ class Supervisor:
         """Take back what a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        saved = finished(self._directory, self._run, self._setup.seed, re.escape(worker.uid))
+        if self._is_cluster and not has_ended(self._place, worker.uid):  # it would double episodes
+            lost = Lost(f"{lost.reason}; its writer {worker.uid} may go on: end its process, and resume the run")
+            worker.state, worker.trouble, worker.assigned = "given up", lost.reason, {}
+            self._events("given up", worker=number, reason=lost.reason, traceback="")
+            return
+        saved = finished(self._setup.directory, self._run, self._setup.seed, re.escape(worker.uid))
         for episode in worker.given:
-            if episode not in saved and self._done.discard(episode):  # reported, but lost on the way to the disk
+            if episode not in saved and self._done.discard(episode):  # reported, but lost on its way
                 worker.assigned[episode] = None
         for episode in saved:
             self._done.add(episode)
             worker.assigned.pop(episode, None)
+        if worker.state == "publishing" and self._ending and not worker.assigned:
+            worker.state = "ended"
+            return
         self._suspect([episode for episode in suspects if episode in worker.assigned], lost.reason)
         self._take_back(worker)
         worker.base_steps = worker.steps
@@ -405,7 +421,7 @@ class Supervisor:
     def _measure(self) -> None:
         progress = self.progress
         progress.seconds = self._meter.seconds
-        progress.bytes = directory_bytes(self._directory) - self._events.size()
+        progress.bytes = directory_bytes(self._place) - self._events.size()
         progress.episodes = len(self._done)
         progress.new_episodes = progress.episodes - self._before
         progress.returns = self._returns.summary()

@@ -23,7 +23,7 @@ from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
-from gym_trace.storage.remote.address import is_spool
+from gym_trace.storage.remote.address import is_spool, is_url
 
 _ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended
 
@@ -34,6 +34,7 @@ class Setup:
 
     Attributes:
         make_env: makes the environment. make_policy: makes the policy from observation and action space.
+        directory: of the trace, or the URL, which is recorded to by way of the spool of the worker's machine.
         uid: of the worker's writer. recording: other options of the recording wrapper.
         num_envs: environments to step side by side, as a SyncVectorEnv; None: one, as it is.
         provenance: see provenance.provenance_of.
@@ -217,10 +218,11 @@ def worker_for(connection: Any, setup: Setup) -> Worker:
 
 def work(connection: Connection, setup: Setup) -> None:
     """Body of a worker process."""
-    if is_spool(setup.directory):
+    is_remote = is_url(setup.directory)
+    if is_remote or is_spool(setup.directory):
         from gym_trace.publishing.spool import leave_to_parent  # only here, because of the time that its import takes
 
-        leave_to_parent()
+        leave_to_parent(setup.uid if is_remote else None, getattr(connection, "is_asked", None))
     worker = worker_for(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()
     worker.run()

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gym_trace.errors import TraceError
 
@@ -25,6 +25,7 @@ class Job(NamedTuple):
 
     niceness: added to that of this process. cpu: processor to run on; None: any.
     is_over: returns True once a lost process of this job writes no more, for backends that cannot wait for its end.
+    there: is_over is picklable, and called on the machine of the process.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Job(NamedTuple):
     niceness: int = 0
     cpu: int | None = None
     is_over: Callable[[], bool] = _always
+    there: bool = False
 
 
 class Lost(NamedTuple):
@@ -58,8 +60,19 @@ class Backend(Protocol):
     def poll(self, seconds: float) -> list[tuple[Key, Any]]:
         """Return messages of workers; wait up to `seconds` for the first. A Lost is the last one of each worker."""
 
-    def kill(self, key: Key) -> None:
-        """Kill a worker and wait for its end; poll() returns nothing more from it."""
+    def kill(self, key: Key, is_last: bool = False) -> None:
+        """Kill a worker and wait for its end; poll() returns nothing more from it.
+
+        is_last: nothing will be done about what it leaves, so a backend need not wait long.
+        """
+
+
+@runtime_checkable
+class Cluster(Backend, Protocol):
+    """A backend whose workers may be on other machines."""
+
+    def everywhere(self, call: Callable[[], None]) -> None:
+        """Call a picklable function on each machine that can be reached, one after the other. Raises what it raises."""
 
 
 @dataclass
@@ -134,6 +147,7 @@ class Fleet:
             if member.is_alive and member.is_watched and time.monotonic() - member.heard > patience:
                 self.kill(key)
                 yield key, Lost(f"no sign of life for {patience:g} s (stall_timeout)")
+                return  # first hear what the others sent while this took
 
     def retry(self, key: Key) -> str:
         """Schedule a restart of a lost worker. Return "", or the reason against it if its budget is spent."""
@@ -154,17 +168,17 @@ class Fleet:
         now = time.monotonic()
         return [key for key, member in self._members.items() if member.due <= now]
 
-    def kill(self, key: Key) -> None:
+    def kill(self, key: Key, is_last: bool = False) -> None:
         """Kill a worker, and forget a scheduled restart."""
         member = self._members[key]
         if member.is_alive:
-            self._backend.kill(key)
+            self._backend.kill(key, is_last)
         member.is_alive, member.due = False, math.inf
 
     def close(self) -> None:
         """Kill all workers."""
         for key in self._members:
-            self.kill(key)
+            self.kill(key, is_last=True)
 
 
 class Meter:

@@ -100,7 +100,7 @@ class LocalProcesses:
                 heard.append((key, lost or Lost(f"its process ended with exit code {code}{_signal_name(code)}")))
         return heard
 
-    def kill(self, key: Key) -> None:
+    def kill(self, key: Key, is_last: bool = False) -> None:
         if key in self._workers:
             self._workers[key][0].kill()
             self._end(key)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from gym_trace.errors import MissingExtra, TraceError, told
@@ -15,13 +16,16 @@ from gym_trace.processes.fleet import Job, Key, Lost
 
 try:
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as missing:
     raise MissingExtra(f"--engine ray needs Ray ({missing}): pip install ray") from missing
 
 _TAKE_SECONDS = 0.5  # that an actor waits for messages to hand over
 _LISTENING_SECONDS = 10.0  # in which a parent that lives asks for messages
 _ORPHANED_SECONDS = 60.0  # without being asked; the parent may be busy
-_RELEASE_SECONDS = 60.0  # for a lost process to end, when its node is not reachable
+_LEASE_SECONDS = _ORPHANED_SECONDS + 10.0  # after which a process that its parent cannot reach has ended
+_LAST_SECONDS = 5.0  # for each process to end, when the run is over
+_RELEASE_SECONDS = 300.0  # for a lost process to end, or for a file system to notice that its node has
 _THREADS = 4  # of an actor: the job, messages to it, messages from it, and one to spare
 
 
@@ -38,10 +42,14 @@ class _Mailbox:
 
     def recv(self) -> Any:
         """Return the next message. Raises EOFError if the parent is gone."""
-        while time.monotonic() - self.asked < _ORPHANED_SECONDS:
+        while self.is_asked():
             with contextlib.suppress(queue.Empty):
                 return self.inbox.get(timeout=_TAKE_SECONDS)
         raise EOFError
+
+    def is_asked(self) -> bool:
+        """Return False if the parent may have given this process up."""
+        return time.monotonic() - self.asked < _ORPHANED_SECONDS
 
     def has_parent(self) -> bool:
         """Return True as soon as the parent asks again: Ray carries no calls of a parent that took this for dead."""
@@ -51,6 +59,12 @@ class _Mailbox:
                 return True
             time.sleep(0.01)
         return False
+
+
+class _Node(NamedTuple):
+    """First message of an actor: where it is."""
+
+    id: str
 
 
 class _Actor:
@@ -67,6 +81,7 @@ class _Actor:
             os.nice(niceness)
         if cpu is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cpu})
+        self._mailbox.send(_Node(ray.get_runtime_context().get_node_id()))
         try:
             body(self._mailbox, *args)
         except BaseException as error:  # also SystemExit, which an environment may raise
@@ -90,19 +105,38 @@ class _Actor:
 
 
 class _Running(NamedTuple):
-    """A worker of the parent. run, take: results that are awaited."""
+    """A worker of the parent. run, take: results that are awaited. asked: when. node: its id, once it is known."""
 
     job: Job
     actor: Any
     run: Any
     take: Any
+    asked: float
+    node: str = ""
+
+
+class _Leaving(NamedTuple):
+    """A lost worker. until: it is waited for. ended: result that is awaited, for jobs that end on their machine."""
+
+    job: Job
+    lost: Lost
+    until: float
+    ended: Any
+
+
+def _await_end(is_over: Callable[[], bool]) -> bool:
+    """Task on the node of a lost actor."""
+    until = time.monotonic() + _RELEASE_SECONDS
+    while not (over := is_over()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return over
 
 
 class RayActors:
     """Actors of a Ray cluster, each a process of its own. A Backend: gym_trace.collect(backend=RayActors()).
 
-    All nodes need gym-trace, the environment, and the directory of the trace: a shared file system. Actors work in the
-    current directory of the driver where that exists, so they find modules and models that lie there.
+    All nodes need gym-trace, the environment, and the directory of the trace, which is on a shared file system or is a
+    URL. Actors work in the current directory of the driver where that exists, so they find modules and models there.
 
     Args:
         address: of the cluster, as for ray.init; None: $RAY_ADDRESS, or a new cluster on this machine.
@@ -118,43 +152,49 @@ class RayActors:
         self._begun = not ray.is_initialized()
         if self._begun:
             ray.init(address, runtime_env=dict(runtime_env or {}), log_to_driver=False, logging_level="ERROR")
-        self._kind = ray.remote(_Actor).options(
-            **{"num_cpus": 1, **options}, max_concurrency=_THREADS, max_restarts=0, max_task_retries=0
-        )
+        options = {"num_cpus": 1, **options}
+        self._kind = ray.remote(_Actor).options(**options, max_concurrency=_THREADS, max_restarts=0, max_task_retries=0)
+        self._needs = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
         self._workers: dict[Key, _Running] = {}
-        self._leaving: dict[Key, tuple[Job, Lost, float]] = {}  # until when they are waited for
+        self._leaving: dict[Key, _Leaving] = {}
+        self._heard: list[tuple[Key, Any]] = []
 
     def start(self, key: Key, job: Job) -> None:
         actor = self._kind.remote()
         run = actor.run.remote(job.body, job.args, os.getcwd(), job.niceness, job.cpu)
-        self._workers[key] = _Running(job, actor, run, actor.take.remote())
+        self._workers[key] = _Running(job, actor, run, actor.take.remote(), time.monotonic())
 
     def send(self, key: Key, message: Any) -> None:
         if key in self._workers:
             self._workers[key].actor.deliver.remote(message)
 
     def poll(self, seconds: float) -> list[tuple[Key, Any]]:
-        heard: list[tuple[Key, Any]] = []
+        self._ask(0 if self._heard else seconds)
+        for key, leaving in list(self._leaving.items()):
+            if self._has_left(key, leaving):
+                del self._leaving[key]
+                self._heard.append((key, leaving.lost))
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _ask(self, seconds: float) -> None:
         if takes := [worker.take for worker in self._workers.values()]:
             ray.wait(takes, num_returns=1, timeout=seconds)
         else:
             time.sleep(seconds)
         for key, worker in list(self._workers.items()):
             if ray.wait([worker.take], timeout=0)[0]:
-                heard += self._taken(key, worker)
-        for key, (job, lost, until) in list(self._leaving.items()):
-            if job.is_over() or time.monotonic() > until:
-                del self._leaving[key]
-                heard.append((key, lost))
-        return heard
+                self._heard += self._taken(key, worker)
 
     def _taken(self, key: Key, worker: _Running) -> list[tuple[Key, Any]]:
         """Return the messages of a worker, but for its Lost, which waits for the end of its process."""
         try:
             has_ended = bool(ray.wait([worker.run], timeout=0)[0])
             messages = ray.get(worker.take)
+            if messages and isinstance(messages[0], _Node):
+                worker = self._workers[key] = worker._replace(node=messages.pop(0).id)
             if not has_ended:
-                self._workers[key] = worker._replace(take=worker.actor.take.remote())
+                self._workers[key] = worker._replace(take=worker.actor.take.remote(), asked=time.monotonic())
             else:
                 ray.get(worker.run)  # raises if the process died
                 messages += ray.get(worker.actor.take.remote())  # the last ones
@@ -169,22 +209,65 @@ class RayActors:
     def _leave(self, key: Key, lost: Lost) -> None:
         worker = self._workers.pop(key)
         ray.kill(worker.actor)
-        self._leaving[key] = worker.job, lost, time.monotonic() + _RELEASE_SECONDS
+        ended = None
+        if worker.job.there and worker.node:
+            ended = _on(worker.node, _await_end).remote(worker.job.is_over)
+        until = worker.asked + _LEASE_SECONDS if worker.job.there else time.monotonic() + _RELEASE_SECONDS
+        self._leaving[key] = _Leaving(worker.job, lost, until, ended)
 
-    def kill(self, key: Key) -> None:
-        self._leaving.pop(key, None)
-        if key not in self._workers:
-            return
-        worker = self._workers.pop(key)
-        ray.kill(worker.actor)
-        until = time.monotonic() + _RELEASE_SECONDS
-        while not worker.job.is_over() and time.monotonic() < until:
+    def _has_left(self, key: Key, leaving: _Leaving) -> bool:
+        if not leaving.job.there:
+            return leaving.job.is_over() or time.monotonic() > leaving.until
+        if leaving.ended is None:
+            return time.monotonic() > leaving.until
+        if not ray.wait([leaving.ended], timeout=0)[0]:
+            return False
+        try:
+            if ray.get(leaving.ended):
+                return True
+        except ray.exceptions.RayTaskError as error:  # it has ended, but is not published
+            reason = f"{leaving.lost.reason}; what it left is not published: {told(error.cause)}"
+            self._leaving[key] = leaving._replace(lost=leaving.lost._replace(reason=reason), until=0.0, ended=None)
+            return False
+        except ray.exceptions.RayError:  # the node is lost: its actor may be alive
+            pass
+        self._leaving[key] = leaving._replace(ended=None)
+        return False
+
+    def kill(self, key: Key, is_last: bool = False) -> None:
+        if key in self._workers:
+            self._leave(key, Lost("killed"))
+        until = time.monotonic() + (_LAST_SECONDS if is_last else math.inf)
+        while key in self._leaving and not self._has_left(key, self._leaving[key]) and time.monotonic() < until:
+            self._ask(0.05)  # or the others take this process for dead
             time.sleep(0.05)
+        self._leaving.pop(key, None)
+
+    def everywhere(self, call: Callable[[], None]) -> None:
+        for node in ray.nodes():
+            there = node["Resources"]
+            if node["Alive"] and all(there.get(name, 0) >= count for name, count in self._needs.items()):
+                try:
+                    ray.get(_on(node["NodeID"], _called).remote(call))
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except ray.exceptions.RayError:  # the node was lost
+                    continue
 
     def close(self) -> None:
         """Leave the cluster, if this joined or began it."""
         if self._begun:
             ray.shutdown()
+
+
+def _on(node: str, function: Callable[..., Any]) -> Any:
+    """Return a function as a task that runs once, on this node or not at all."""
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+
+
+def _called(call: Callable[[], None]) -> None:
+    call()
 
 
 def _reason(error: Exception) -> str:

@@ -17,16 +17,19 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
+from gym_trace.format.facts import NAME as FACTS
+from gym_trace.format.manifest import SUFFIX
 from gym_trace.publishing.transfer import Transfer, TransferReport
+from gym_trace.publishing.whole_files import upload
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
-from gym_trace.storage.remote.address import DESTINATION, has_credentials, local_path, shown, url_of
+from gym_trace.storage.remote.address import DESTINATION, has_credentials, is_url, local_path, shown, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
 from gym_trace.storage.remote.objects import persistently
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -36,6 +39,7 @@ from gym_trace.storage.staging import replaced_file
 SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
 SPOOL_BYTES = 8 << 30
 _LOCK = ".publishing"
+_SUPERSEDED = ".superseded"
 _BATCH_BEGUN = ".gtb" + PART
 _EVERY = 0.5  # seconds between two looks at a spool
 _LONGEST_WAIT = 30.0  # seconds between two tries, where the store does not answer
@@ -101,8 +105,10 @@ def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
             raise TraceExists(f'{place}: already holds a trace; pass on_exist="append" to add to it, or another URL')
 
 
-def publish(spool: Path, workers: int = 2) -> TransferReport | None:
+def publish(spool: Path, workers: int = 2, writer: str | None = None) -> TransferReport | None:
     """Publish what is sealed in a spool, and remove what is not needed any more; None: another process is at it.
+
+    writer: publish only its files; None: all.
 
     Raises RemoteError, TraceExists, CorruptTrace, OSError.
     """
@@ -113,12 +119,36 @@ def publish(spool: Path, workers: int = 2) -> TransferReport | None:
         if not lock(held.fileno()):
             return None
         try:
-            transfer = Transfer(spool, url, ("push",), dry_run=False)
+            transfer = Transfer(spool, url, ("push",), dry_run=False, writer=writer)
         except TraceNotFound:
             return TransferReport(str(spool), shown(url))
         report = transfer.run(workers, None)
         _prune(spool, transfer.outgoing)
         return report
+
+
+def publish_ended(url: str, writer: str) -> bool:
+    """Publish what a process of this machine has left in the spool; False: it has not ended, or try again.
+
+    Raises as publish().
+    """
+    spool = spool_of(url)
+    return LocalStorage(spool).holder(writer + SUFFIX) is None and publish(spool, writer=writer) is not None
+
+
+def publish_facts(spool: Path) -> None:
+    """Publish the facts of a trace whose steps come from the spools of other machines. Raises RemoteError."""
+    url = destination_of(spool)
+    if url is not None and (spool / FACTS).exists():
+        upload(store_at(url), shown(url), FACTS, (spool / FACTS).read_bytes(), new=False)
+
+
+def set_aside(spool: Path, writer: str) -> None:
+    """Rename the files of a dead writer, so that they are never published."""
+    storage = LocalStorage(spool)
+    for name in storage.names():
+        if writer_of(name) == writer:
+            storage.rename(name, name + _SUPERSEDED)
 
 
 def _prune(spool: Path, published: dict[str, int]) -> None:
@@ -189,10 +219,12 @@ class SpooledTrace(ReadStorage):
         return self._there
 
 
-def recorded(directory: Path) -> ReadStorage:
-    """Return what was recorded into a directory; of a spool also what was published from it."""
-    url = destination_of(directory)
-    return LocalStorage(directory) if url is None else SpooledTrace(directory, url)
+def recorded(place: str | os.PathLike[str]) -> ReadStorage:
+    """Return what was recorded into a directory, or to a URL; of a spool also what was published from it."""
+    if is_url(place):
+        return RemoteStorage(url_of(place), MemoryBlocks())
+    url = destination_of(Path(place))
+    return LocalStorage(place) if url is None else SpooledTrace(Path(place), url)
 
 
 class SpoolStorage(LocalStorage):
@@ -212,12 +244,17 @@ class SpoolStorage(LocalStorage):
 
 
 _is_left_to_parent = False
+_own: str | None = None
+_may_publish: Callable[[], bool] | None = None
 
 
-def leave_to_parent() -> None:
-    """Publish nothing at the end of recordings of this process: the one that started it will, see published()."""
-    global _is_left_to_parent
-    _is_left_to_parent = True
+def leave_to_parent(own: str | None = None, may_publish: Callable[[], bool] | None = None) -> None:
+    """Publish nothing at the end of recordings of this process: the one that started it will, see published().
+
+    own: the only writer to publish until then; None: all of the spool. may_publish: asked before each time.
+    """
+    global _is_left_to_parent, _own, _may_publish
+    _is_left_to_parent, _own, _may_publish = True, own, may_publish
 
 
 @contextlib.contextmanager
@@ -250,10 +287,10 @@ class _Publisher:
         while True:
             time.sleep(wait)
             try:
-                there = self._sealed()
+                there = self._sealed(_own)
                 if there != self._done:
-                    if publish(self._spool) is not None:
-                        self._done = dict(there.items() & self._sealed().items())
+                    if (_may_publish is None or _may_publish()) and publish(self._spool, writer=_own) is not None:
+                        self._done = dict(there.items() & self._sealed(_own).items())
                 elif not there and self._has_ended():
                     return
                 wait = _EVERY
@@ -265,14 +302,15 @@ class _Publisher:
     def _has_ended(self) -> bool:
         """Return True, and end the thread, if nothing is left in the spool; start() begins another one."""
         with self._starting:
-            if find_writers(LocalStorage(self._spool)):
+            if any(_own in (None, files.writer) for files in find_writers(LocalStorage(self._spool))):
                 return False
             self._thread = None
             return True
 
-    def _sealed(self) -> dict[str, int]:
-        """Return the files that can be published, with their sizes."""
+    def _sealed(self, writer: str | None = None) -> dict[str, int]:
+        """Return the files that can be published, with their sizes. writer: only its files; None: all."""
         there = sizes_of(LocalStorage(self._spool))
+        there = {name: size for name, size in there.items() if writer in (None, writer_of(name))}
         return {name: size for name, size in there.items() if kind_of(name) != "ring" and not name.endswith(PART)}
 
     def wait_for_room(self) -> None:

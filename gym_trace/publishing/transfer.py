@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
-from gym_trace.format.directory import find_writers, kind_of, sizes_of, writer_of
+from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.publishing import hub
 from gym_trace.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
@@ -129,13 +129,22 @@ class Transfer:
     Attributes:
         report: what is copied.
         outgoing: the local files that are at the URL after run(), with their sizes; only of a push.
+
+    writer: copy only its files; None: the whole trace.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], url: str, ways: Sequence[str], dry_run: bool):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        url: str,
+        ways: Sequence[str],
+        dry_run: bool,
+        writer: str | None = None,
+    ):
         refuse_url(directory)
         if not is_url(url):
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
-        self._url, self._ways, self._dry_run = url_of(url), ways, dry_run
+        self._url, self._ways, self._dry_run, self._writer = url_of(url), ways, dry_run, writer
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
             raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
@@ -143,7 +152,7 @@ class Transfer:
         self._storage = LocalStorage(self._directory)
         self._store = store_at(self._url)
         found = persistently(self._store.entries, self.report.url)
-        self._there = {name: stored for name, stored in found.items() if kind_of(name) is not None}
+        self._there = {name: stored for name, stored in found.items() if self._is_wanted(name)}
         self._push: list[_Copy] = []
         self._pull: list[_Copy] = []
         self._compare()
@@ -179,18 +188,25 @@ class Transfer:
             (self._push if way == "push" else self._pull).append(copy)
 
     def _here(self) -> dict[str, int]:
-        return sizes_of(self._storage) if self._directory.exists() else {}
+        found = sizes_of(self._storage) if self._directory.exists() else {}
+        return {name: size for name, size in found.items() if self._is_wanted(name)}
+
+    def _is_wanted(self, name: str) -> bool:
+        return kind_of(name) is not None and self._writer in (None, writer_of(name))
+
+    def _writers(self) -> list[WriterFiles]:
+        return [files for files in find_writers(self._storage) if self._writer in (None, files.writer)]
 
     def _outgoing(self) -> dict[str, int]:
         """Return the local files to copy, with their sizes. Raises TraceNotFound."""
-        writers = find_writers(self._storage) if self._directory.exists() or "pull" not in self._ways else []
+        writers = self._writers() if self._directory.exists() or "pull" not in self._ways else []
         if not writers and "pull" not in self._ways:
             raise TraceNotFound(
                 f"{self.report.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files"
             )
         if not self._dry_run and any(files.has_ring and not files.is_alive() for files in writers):
             self.report.remarks += take_in_rings(self._directory)[1]
-            writers = find_writers(self._storage)
+            writers = self._writers()
         alive = {files.writer for files in writers if files.is_alive()}
         for writer in sorted(alive):
             self.report.remarks.append(f"{writer}: still recording; only its sealed batches are copied")

@@ -33,7 +33,7 @@ class Script:
         messages, self.messages = self.messages, []
         return messages
 
-    def kill(self, key: Key) -> None:
+    def kill(self, key: Key, is_last: bool = False) -> None:
         self.killed.append(key)
 
 

@@ -1,80 +1,108 @@
-"""record --engine ray: nodes and drivers that die change nothing about what is recorded."""
+"""record --engine ray: actors, nodes and drivers that die change nothing about what is recorded."""
 
 from __future__ import annotations
 
+import importlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+import shelf
+from collected import children, whole_episodes
+from shell import wait_for
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.envs.seeding import episode_of
+from gym_trace.collecting.supervisor import Collected
+from gym_trace.publishing import spool
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
+engine = pytest.importorskip("gym_trace.processes.ray")
 
 EPISODES, NODES, SEED = 2000, 3, 3
 SLOW = """
 import time
 import gymnasium
+import shelf
 
 class Slow(gymnasium.Wrapper):
     def step(self, action):
-        time.sleep(0.001)
+        time.sleep(0.002)
         return super().step(action)
 
+class Once(gymnasium.Wrapper):
+    def step(self, action):
+        time.sleep(1)
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, True, False, info
+
 def make():
-    return Slow(gymnasium.make("CartPole-v1"))
+    return Slow(shelf.make())
+
+def make_once():
+    return Once(shelf.make())
 """
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
-    """A head without processors, and three nodes with one each."""
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head without processors, and three nodes with one each. Each node has a spool, as a machine has."""
     from ray.cluster_utils import Cluster
 
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # or it kills its workers for the memory of others
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # or it kills its workers for the memory of others
+    for name, most in (("period_ms", 1000), ("timeout_ms", 2000), ("failure_threshold", 5)):
+        monkeypatch.setenv(f"RAY_health_check_{name}", str(most))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(shelf.__file__).parent), str(tmp_path)]))
+    monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / "spool of the driver"))
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "shelf-1.dist-info").mkdir()  # fsspec finds it in all processes
+    (tmp_path / "shelf-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
+    (tmp_path / "shelf-1.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\nshelf = shelf:ShelfFileSystem\n")
     small = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+
+    def grow(number: int) -> Any:
+        mine = {spool.SPOOL_VARIABLE: str(tmp_path / f"spool of {number}")}
+        return cluster.add_node(num_cpus=1, env_vars=mine, **small)
+
     try:
-        cluster.grow = lambda: cluster.add_node(num_cpus=1, **small)
-        cluster.nodes_of_workers = [cluster.grow() for _ in range(NODES)]
+        cluster.grow, cluster.nodes_of_workers = grow, [grow(number) for number in range(NODES)]
         yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def whole_episodes(directory: Path) -> dict[int, tuple[bytes, ...]]:
-    """By number, the bits of each episode that ended; each is there once."""
-    found: dict[int, tuple[bytes, ...]] = {}
-    for episode in open_trace(directory).scan():
-        if episode.outcome in ("terminated", "truncated"):
-            assert episode.seed is not None
-            number = episode_of(SEED, episode.seed)
-            assert number not in found
-            found[number] = tuple(rows.tobytes() for rows in (episode.observations, episode.actions, episode.rewards))
-    return found
-
-
-def count(directory: Path) -> int:
+def count(place: str) -> int:
     try:
-        return len(open_trace(directory))
+        return len(open_trace(place))
     except Exception:  # nothing is there yet
         return 0
 
 
-def test_a_node_killed_twice_and_the_driver_once_record_each_episode_once(tmp_path: Path, cluster: Any) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    words = ["record", "--make", "slow:make", "-o", "t", "--episodes", EPISODES, "--seed", SEED, "-j", NODES]
-    words += ["--engine", "ray", "--address", cluster.address]
+def processes_of(node: Any) -> tuple[int, int]:
+    """The raylet of a node, and its actor."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    (actor,) = (one for one in children(raylet) if b"ray::_Actor" in Path(f"/proc/{one}/cmdline").read_bytes())
+    return raylet, actor
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["directory", "url"])
+def test_a_node_killed_twice_an_actor_and_the_driver_once_record_each_episode_once(
+    tmp_path: Path, cluster: Any, remote: bool
+) -> None:
+    """The nodes come back with their spools."""
+    place = f"shelf:/{tmp_path}/bucket/t" if remote else str(tmp_path / "t")
+    words = ["record", "--make", "slow:make", "-o", place, "--episodes", EPISODES, "--seed", SEED, "-j", NODES]
+    words += ["--engine", "ray", "--address", cluster.address, "--author", "me"]
 
     def driver(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "gym_trace", *map(str, words), *more]
@@ -82,33 +110,69 @@ def test_a_node_killed_twice_and_the_driver_once_record_each_episode_once(tmp_pa
 
     def await_episodes(least: int, running: Any) -> None:
         until = time.monotonic() + 240
-        while count(tmp_path / "t") < least:
+        while count(place) < least:
             assert running.poll() is None, running.communicate()[0]
             assert time.monotonic() < until, "recorded too little"
             time.sleep(0.2)
 
-    order = random.Random(0)
+    events = spool.place_of(place) / "events.jsonl"
     running = driver()
-    for least in (150, 500):
-        await_episodes(least, running)
-        cluster.remove_node(cluster.nodes_of_workers.pop(order.randrange(NODES)), allow_graceful=False)
-        cluster.nodes_of_workers.append(cluster.grow())
-    await_episodes(900, running)
+    await_episodes(150, running)
     os.kill(running.pid, signal.SIGKILL)
     running.communicate()
-    assert len(whole_episodes(tmp_path / "t")) < EPISODES
+    assert len(whole_episodes(place, SEED)) < EPISODES
     running = driver("--resume")
+    wait_for(lambda: '"resume"' in events.read_text())
+    await_episodes(count(place) + 100, running)
+    os.kill(processes_of(cluster.nodes_of_workers[0])[1], signal.SIGKILL)
+    for number in (1, 2):
+        await_episodes(count(place) + 150, running)
+        cluster.remove_node(cluster.nodes_of_workers[number], allow_graceful=False)
+        cluster.nodes_of_workers[number] = cluster.grow(number)
     output = running.communicate(timeout=400)[0]
     assert running.returncode == 0, output
     collect(_cartpole, directory=tmp_path / "one", episodes=EPISODES, workers=0, seed=SEED)
-    recorded = whole_episodes(tmp_path / "t")
+    recorded = whole_episodes(place, SEED)
     assert sorted(recorded) == list(range(EPISODES))
-    assert recorded == whole_episodes(tmp_path / "one")
-    assert not check_trace(tmp_path / "t").damages
-    assert '"restart"' in (tmp_path / "t" / "events.jsonl").read_text()
+    assert recorded == whole_episodes(tmp_path / "one", SEED)
+    assert not check_trace(place).damages
+    assert open_trace(place).facts["author"] == "me"
+    assert events.read_text().count('"restart"') >= 3
+    left = [path.name for path in tmp_path.glob("spool of */*/*") if ".gtb" in path.name or "manifest" in path.name]
+    assert all(name.endswith(".superseded") for name in left)
+    assert bool(left) == remote
+
+
+def test_an_actor_that_is_frozen_in_mid_episode_until_its_node_is_given_up_doubles_no_episode(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(engine, "_RELEASE_SECONDS", 5.0)
+    make = importlib.import_module("slow").make_once
+    backend = engine.RayActors(cluster.address)
+    frozen: list[int] = []
+
+    def freeze(progress: Collected) -> None:
+        if not frozen and progress.episodes > 2:
+            frozen.extend(processes_of(cluster.nodes_of_workers[1]))
+            for process in frozen:
+                os.kill(process, signal.SIGSTOP)
+
+    run = partial(collect, make, None, tmp_path / "t", episodes=20, workers=NODES, seed=SEED, backend=backend)
+    try:
+        first = run(on_progress=freeze)
+        assert len(frozen) == 2
+        assert first.stopped == "failed"
+        assert "may go on: end its process, and resume the run" in str(first.workers)
+    finally:
+        for process in frozen:
+            os.kill(process, signal.SIGCONT)
+    wait_for(lambda: not Path(f"/proc/{frozen[1]}").exists())
+    last = run(resume=True)
+    backend.close()
+    assert (last.stopped, last.episodes) == ("done", 20)
+    assert sorted(whole_episodes(tmp_path / "t", SEED)) == list(range(20))
 
 
 def _cartpole() -> Any:
-    import gymnasium
-
     return gymnasium.make("CartPole-v1")

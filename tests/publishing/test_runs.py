@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import shelf
 from collected import children, whole_episodes
 from shell import ok, run, wait_for
 
-from gym_trace import TraceRecordingWrapper, check_trace, collect
+from gym_trace import TraceRecordingWrapper, check_trace, collect, open_trace
 from gym_trace.collecting.supervisor import Collected
 from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.processes.fleet import Job, Key, Lost
 from gym_trace.processes.local import LocalProcesses
 from gym_trace.publishing import spool
 
@@ -86,6 +88,52 @@ def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_on
     assert not [path for path in spool.spool_of(url).iterdir() if ".gtb" in path.name or "manifest" in path.name]
 
 
+class Machine(LocalProcesses):
+    """A cluster of one machine, which may be out of reach when a worker is lost."""
+
+    def __init__(self, reachable: bool):
+        super().__init__()
+        self.jobs: dict[Key, Job] = {}
+        self.reachable = reachable
+
+    def start(self, key: Key, job: Job) -> None:
+        self.jobs[key] = job
+        super().start(key, job)
+
+    def poll(self, seconds: float) -> list[tuple[Key, Any]]:
+        heard = super().poll(seconds)
+        for key, message in heard:
+            if isinstance(message, Lost) and (self.reachable or "SIGKILL" not in message.reason):
+                wait_for(self.jobs[key].is_over)
+        return heard
+
+    def everywhere(self, call: Callable[[], None]) -> None:
+        call()
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_cluster_publishes_what_a_killed_worker_left_or_records_it_again_and_sets_it_aside(
+    tmp_path: Path, url: str, calm: Any, reachable: bool
+) -> None:
+    killed: list[int] = []
+
+    def kill(progress: Collected) -> None:
+        if not killed and progress.episodes > 20:
+            found = [one for one in children(os.getpid()) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+            killed.append(found[0])
+            os.kill(found[0], signal.SIGKILL)
+
+    options: dict[str, Any] = {"episodes": EPISODES, "workers": 2, "seed": 1, "facts": {"author": "me"}}
+    done = collect(shelf.make, None, url, backend=Machine(reachable), on_progress=kill, **options)
+    assert (done.stopped, done.episodes, done.restarts) == ("done", EPISODES, 1)
+    assert whole_episodes(url, 1) == calm
+    assert check_trace(url).damages == []
+    assert open_trace(url).facts["author"] == "me"
+    left = [path.name for path in spool.spool_of(url).iterdir() if ".gtb" in path.name or "manifest" in path.name]
+    assert bool(left) != reachable
+    assert all(name.endswith(".superseded") for name in left)
+
+
 def test_shards_of_several_machines_record_one_trace(
     tmp_path: Path, url: str, calm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +157,6 @@ def test_a_shard_joins_no_other_trace_at_a_url(url: str) -> None:
     ("given", "said"),
     [
         ({"bytes": 1000}, "bytes=1000: not supported for URLs"),
-        ({"backend": LocalProcesses(), "episodes": 1}, "not supported for URLs; omit it, or record into a directory"),
         ({"resume": True, "episodes": 1}, "no run of this machine to resume"),
     ],
 )
