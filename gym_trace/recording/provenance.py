@@ -143,6 +143,7 @@ class _Git:
         self._most = most
         self._said: bytes | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_late = False
         self._command = ["git", *_INERT, *words]
         self._thread = threading.Thread(target=self._run, name="gym-trace git", daemon=True)
         with contextlib.suppress(RuntimeError):  # without a thread, only the commit is unknown
@@ -153,6 +154,7 @@ class _Git:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
+            self._is_late = True
             if self._process is not None:
                 self._process.kill()
             return None
@@ -164,6 +166,8 @@ class _Git:
         try:
             with subprocess.Popen(self._command, env=settings, **pipes) as process:
                 self._process = process
+                if self._is_late:
+                    process.kill()
                 assert process.stdout is not None
                 said: bytes = process.stdout.read(self._most + 1)
                 if len(said) > self._most:

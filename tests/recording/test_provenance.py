@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import gymnasium
 import pytest
 from collected import whole_episodes
-from shell import in_directory, ok
+from shell import in_directory, ok, wait_for
 from troubled import Seeded
 
 import gym_trace
@@ -27,8 +28,12 @@ CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(provenance, "_GIT_SECONDS", 60.0)
+    yield
+    for thread in threading.enumerate():  # which run what the next test replaces
+        if thread.name == "gym-trace git":
+            thread.join(60)
 
 
 @pytest.fixture
@@ -233,20 +238,29 @@ def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: py
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("starts", ["in time", "late"])
+def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.MonkeyPatch, starts: str) -> None:
     git("init", "-q")
     os.mkfifo(".git/pipe")
     git("config", "include.path", "pipe")
-    started, popen = [], subprocess.Popen
+    started, popen, may_start = [], subprocess.Popen, threading.Event()
+    answer = provenance._Git.answer
 
     def opened(*args: Any, **options: Any) -> Any:
-        started.append(popen(*args, **options))
-        return started[-1]
+        assert starts == "in time" or may_start.wait(60)
+        process = popen(*args, **options)
+        started.append(process)
+        return process
+
+    def answered_at_once(git: Any, deadline: float) -> Any:
+        wait_for(lambda: starts == "late" or len(started) == 2)
+        return answer(git, 0.0)
 
     monkeypatch.setattr(provenance.subprocess, "Popen", opened)
-    monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.5)
+    monkeypatch.setattr(provenance._Git, "answer", answered_at_once)
     assert "commit" not in provenance.provenance_of("test")
-    assert len(started) == 2
+    may_start.set()
+    wait_for(lambda: len(started) == 2)
     assert all(process.wait(60) for process in started)
 
 
