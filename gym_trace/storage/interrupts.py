@@ -26,7 +26,7 @@ def raised_once() -> Iterator[None]:
 
     Python swallows exceptions in destructors and callbacks of weak references. A signal that comes there comes again.
     """
-    raised, is_within = -_IMPATIENCE, True
+    raised, is_within, is_swallowing = -_IMPATIENCE, True, False
 
     def forget() -> None:
         nonlocal raised
@@ -35,7 +35,7 @@ def raised_once() -> Iterator[None]:
     def once(handler: _Handler, number: int, frame: FrameType | None) -> None:
         nonlocal raised
         before, now = raised, time.monotonic()
-        if now - before < _IMPATIENCE:
+        if now - before < _IMPATIENCE or is_swallowing:
             return
         raised = now
         try:
@@ -46,19 +46,24 @@ def raised_once() -> Iterator[None]:
         raised = before  # a handler that raises nothing
 
     def again(number: int) -> None:
+        while is_swallowing:
+            time.sleep(_MOMENT)
         if is_within:
             os.kill(os.getpid(), number)
 
     def swallowed(unraisable: Any) -> None:
+        nonlocal is_swallowing
         error = unraisable.exc_value
         if error is None or not (signals := vars(error).get(_SIGNAL)):
             before(unraisable)
             return
-        for _, forget in signals:
-            forget()
-        timer = threading.Timer(_MOMENT, again, signals[0][:1])  # a signal now would be swallowed here
-        timer.daemon = True
-        timer.start()
+        is_swallowing = True  # also of what a handler raises here
+        try:
+            for _, forget in signals:
+                forget()
+            threading.Thread(target=again, args=signals[0][:1], daemon=True).start()
+        finally:
+            is_swallowing = False
 
     before, sys.unraisablehook = sys.unraisablehook, swallowed
     try:

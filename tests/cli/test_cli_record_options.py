@@ -263,6 +263,7 @@ def test_shells_complete_environments_and_policies(words: list[str], start: str,
 def test_progress_tells_percent_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(seconds=1000.0)
     monkeypatch.setattr("time.monotonic", lambda: now.seconds)
+    monkeypatch.setattr("gym_trace_cli.progress._PLAIN_SECONDS", 5.0)
 
     @cli.command("slowly", hidden=True)
     def slowly() -> None:
