@@ -107,7 +107,8 @@ def test_a_report_after_a_signal_has_the_results_so_far(number: signal.Signals) 
         assert running.stdout is not None
         lines = [running.stdout.readline() for _ in range(2)]
         running.send_signal(number)
-        rest, errors = running.communicate(timeout=60)
+        rest = running.stdout.read()  # communicate() would miss lines that came together with the first
+        errors = running.communicate(timeout=60)[1]
     assert running.returncode == 128 + number
     found = report()
     assert found["ended"] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
