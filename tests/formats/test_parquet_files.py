@@ -133,6 +133,7 @@ def test_rewards_of_every_kind_come_back(rewards: list[Any], tmp_path: Path) -> 
         lambda step: {"value": float("nan") if step % 2 else None},
         lambda step: {"value": np.float32(step)} if step > 20 else {},
         lambda step: {"value": np.arange(3.0) + step} if step % 7 else {},
+        lambda step: {"value": np.full((2, 3), step, np.uint8)} if step % 7 else {},
         lambda step: {"value": step % 2 == 0} if step % 5 else {},
         lambda step: {"value": "text" if step % 2 else 2**70, "other": {"a": (1, None)}},
         lambda step: {"value": step if step % 2 else np.int64(step)} if step % 3 else {},
@@ -143,6 +144,32 @@ def test_rewards_of_every_kind_come_back(rewards: list[Any], tmp_path: Path) -> 
 )
 def test_annotations_that_some_steps_lack_come_back(note: Callable[[int], Any], tmp_path: Path) -> None:
     assert _back(record(tmp_path / "trace", box(2), [np.ones(2, np.float32)], notes=note), tmp_path) == []
+
+
+def test_an_episode_without_steps_has_no_vector_as_its_return(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", box(2), [np.ones(2, np.float32)], [np.array([1.0, 2.0])])
+    with TraceRecordingWrapper(Told(box(2), [np.ones(2, np.float32)], []), trace, on_exist="append") as env:
+        env.reset()
+    assert _back(trace, tmp_path) == []
+    returns = pq.read_table(tmp_path / "out" / "episodes")["return"].to_pylist()
+    assert (returns[0], returns[-1]) == ([9.0, 18.0], None)
+
+
+def test_lists_of_a_wrong_length_are_refused(tmp_path: Path) -> None:
+    def note(step: int) -> dict[str, Any]:
+        return {"value": np.arange(3.0)} if step % 7 else {}
+
+    export(record(tmp_path / "trace", box(2), [np.ones(2, np.float32)], notes=note), tmp_path / "out", "parquet")
+    file = tmp_path / "out" / "steps" / "00000.parquet"
+    steps = pq.read_table(file)
+    place, field = steps.schema.get_field_index("annotations"), steps.schema.field("annotations")
+    uneven = [
+        None if row["value"] is None else [0.0] * (2 + i % 2 * 2) for i, row in enumerate(steps[place].to_pylist())
+    ]
+    notes = pa.StructArray.from_arrays([pa.array(uneven, field.type.field(0).type)], fields=list(field.type))
+    pq.write_table(steps.set_column(place, field, notes), file)
+    with pytest.raises(UnreadableRecording, match="a list has not 3 elements"):
+        import_trace(tmp_path / "out", tmp_path / "back")
 
 
 def _back(trace: Path, directory: Path) -> list[str]:

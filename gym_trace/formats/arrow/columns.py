@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gym_trace.formats.foreign import Values
 from gym_trace.formats.rows import is_utf8
@@ -24,6 +25,12 @@ from gym_trace.model.vocabulary import COLUMNS
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row
 _ELEMENT = "element"  # what Parquet calls those of a list
+
+
+def list_of(kind: pa.DataType, size: int = -1) -> pa.DataType:
+    """Return the type of lists of this size; -1: any, because pyarrow before 26 reads no Parquet file where some rows
+    have no list of a fixed size."""
+    return pa.list_(pa.field(_ELEMENT, kind, nullable=False), size)
 
 
 class Column(NamedTuple):
@@ -60,9 +67,20 @@ class Column(NamedTuple):
         if self.kind != NUMBER:
             return pa.string()
         of_one = pa.from_numpy_dtype(self.stored)
-        if len(self.shape) > 1:
-            return pa.fixed_shape_tensor(of_one, self.shape)
-        return pa.list_(pa.field(_ELEMENT, of_one, nullable=False), math.prod(self.shape)) if self.shape else of_one
+        if not self.shape:
+            return of_one
+        if self.optional:
+            return list_of(of_one)
+        return pa.fixed_shape_tensor(of_one, self.shape) if len(self.shape) > 1 else list_of(of_one, self._size)
+
+    @property
+    def _size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def list_bytes(self) -> int:
+        """Bytes of a row whose type does not say how many it takes; 0 if it does."""
+        return self._size * self.stored.itemsize if self.shape and self.optional and self.kind == NUMBER else 0
 
     def field(self, name: str) -> pa.Field:
         return pa.field(name, self.type, nullable=self.optional or self.kind == JSON)
@@ -89,9 +107,14 @@ class Column(NamedTuple):
         flat = np.ascontiguousarray(rows, self.stored).reshape(-1)
         if not self.shape:
             return pa.array(flat, mask=missing)
-        kind, mask = self.type, pa.array(missing) if missing is not None and missing.any() else None
+        kind = self.type
+        if self.optional:
+            there = np.ones(len(rows), np.bool_) if missing is None else ~missing
+            ends = np.cumsum(np.append(0, there * self._size), dtype=np.int32)
+            given = pa.array(flat.reshape(-1, self._size)[there].reshape(-1))
+            return pa.ListArray.from_arrays(pa.array(ends), given, type=kind, mask=pa.array(~there))
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=storage, mask=mask)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=storage)
         return lists if storage is kind else pa.ExtensionArray.from_storage(kind, lists)
 
     # -- and back -----------------------------------------------------------------------------------------------------
@@ -113,14 +136,21 @@ class Column(NamedTuple):
         return [values[place] for place in places.tolist()]
 
     def _numbers(self, array: pa.Array) -> Array:
+        rows: Array
         storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+        if pa.types.is_list(storage.type):
+            if pc.any(pc.not_equal(pc.list_value_length(storage), self._size)).as_py():
+                raise ValueError(f"a list has not {self._size} elements")
+            rows = np.zeros((len(array), *self.shape), self.dtype)
+            rows[storage.is_valid()] = storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *self.shape)
+            return rows
         if self.shape:
-            size = math.prod(self.shape)
+            size = self._size
             storage = storage.values[storage.offset * size : (storage.offset + len(storage)) * size]
         elif storage.null_count:
             storage = storage.fill_null(False if storage.type == pa.bool_() else 0)
         flat = storage.to_numpy(zero_copy_only=False)
-        rows: Array = flat.astype(self.dtype, copy=True).reshape(len(array), *self.shape)
+        rows = flat.astype(self.dtype, copy=True).reshape(len(array), *self.shape)
         return rows
 
     # -- as text ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gym_trace.formats.arrow.columns import NUMBER, Column, table_column
+from gym_trace.formats.arrow.columns import NUMBER, Column, list_of, table_column
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.formats.steps.windows import Block
@@ -106,7 +106,6 @@ class Tables:
 
     def _of_episodes(self) -> Iterator[TableColumn]:
         whole, text = pa.int64(), pa.string()
-        several = pa.list_(pa.field("element", pa.float64(), nullable=False), self._objectives)
         readers = self._source.trace.readers
         has_large_seeds = bool((self._source.trace.content["seed"] < -1).any())
 
@@ -122,7 +121,7 @@ class Tables:
         yield column("episode", whole, self._number, False)
         yield column("steps", whole, lambda places: self._table(places)["steps"], False)
         yield TableColumn(
-            pa.field("return", several if self._objectives else pa.float64()),
+            pa.field("return", list_of(pa.float64()) if self._objectives else pa.float64()),
             (),
             lambda places, _: self._returns(places),
         )
@@ -155,7 +154,7 @@ class Tables:
         scanned = map(self._source.new_steps, self._source.trace.scan(columns=["rewards"], episodes=places))
         totals = [np.ravel(episode.total_reward) for episode in scanned]
         known = [total.tolist() if len(total) == self._objectives else None for total in totals]
-        return pa.array(known, pa.list_(pa.field("element", pa.float64(), nullable=False), self._objectives))
+        return pa.array(known, list_of(pa.float64()))
 
     def identities(self, places: Array) -> list[str]:
         """Return the texts of Source.identities(), made once where several columns ask for them."""

@@ -40,8 +40,9 @@ class ParquetImporter:
             about = _said(episodes, KEY)
             schema, (observations, actions, _) = first_writer(about)
             columns = {column.path: column for column in map(Column.read, json_of(_said(episodes, COLUMNS_KEY)))}
-            rows = _rows_of(steps, _of_steps(columns, observations, actions))
-            ends = _rows_of(episodes, _of_episodes(columns, observations))
+            lists = sum(column.list_bytes for column in columns.values())
+            rows = _rows_of(steps, _of_steps(columns, observations, actions), lists)
+            ends = _rows_of(episodes, _of_episodes(columns, observations), lists)
         return imported("Parquet", _episodes(steps, rows, ends), schema, about, steps=steps.rows)
 
 
@@ -101,18 +102,21 @@ def _annotations(notes: dict[str, Column], array: pa.Array, count: int) -> dict[
     return {name: column.decoded(array.field(name)) for name, column in notes.items()}
 
 
-def _rows_of(table: Table, columns: dict[str, _Read]) -> Taken:
-    """The rows of a table, decoded. Raises UnreadableRecording if the table has not these columns."""
+def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> Taken:
+    """Return the rows of a table, decoded. list_bytes: of a row in columns whose types do not say how many.
+
+    Raises UnreadableRecording if the table has not these columns.
+    """
     for name, (kind, _) in columns.items():
         places = table.schema.get_all_field_indices(name)
         if [table.schema.field(place).type for place in places] != ([] if kind is None else [kind]):
             raise table.fault(f"{name} contradicts its metadata")
-    return Taken(_decoded(table, columns))
+    return Taken(_decoded(table, columns, list_bytes))
 
 
-def _decoded(table: Table, columns: dict[str, _Read]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
     there = [name for name, (kind, _) in columns.items() if kind is not None]
-    for batch in table.batches(there):
+    for batch in table.batches(there, table.row_bytes(there) + list_bytes):
         with located(table.path):
             rows = {
                 name: decoded(None if kind is None else batch.column(name), batch.num_rows)

@@ -78,10 +78,14 @@ class Table:
 
         Raises UnreadableRecording.
         """
-        size = row_bytes or sum(row_size(self.schema.field(name).type) for name in columns)
+        most = rows_at_a_time(row_bytes or self.row_bytes(columns))
         for file in self._files:
             with located(file):
-                yield from batches(file, rows_at_a_time(size), columns)
+                yield from batches(file, most, columns)
+
+    def row_bytes(self, columns: list[str]) -> int:
+        """About how many bytes a row of these columns takes, as the schema says."""
+        return sum(row_size(self.schema.field(name).type) for name in columns)
 
 
 def rows_at_a_time(row_bytes: int) -> int:
