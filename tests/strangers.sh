@@ -26,9 +26,9 @@ suite() { # name, pytest arguments ...
 }
 
 environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
-    gymnax six 'pettingzoo[butterfly,classic,sisl]' mpe2 mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
+    'pettingzoo[butterfly,classic,sisl]' mpe2 mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
 suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py \
-    --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py "$@"
+    --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py --ignore tests/strangers/test_gymnax.py "$@"
 # Gymnasium's own tests, with a recorder injected. What it uploads to PyPI has none of those for vectors and wrappers.
 if [ -d "${SOURCES:-}/Gymnasium/tests" ]; then
     injected="$PWD/tests/strangers"
@@ -38,9 +38,9 @@ if [ -d "${SOURCES:-}/Gymnasium/tests" ]; then
 else
     echo "strangers: Gymnasium's own tests are not run; SOURCES=DIR names a directory with a checkout of Gymnasium in it"
 fi
-# Neither knows a newer MuJoCo.
-environment strangers-mujoco3 'mujoco<3.5' 'shimmy[dm-control]' gymnasium-robotics
-suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py "$@"
+# Shimmy and gymnasium-robotics know no newer MuJoCo, and gymnax no Gymnasium 1.4.
+environment strangers-mujoco3 'mujoco<3.5' 'shimmy[dm-control]' gymnasium-robotics 'gymnax>=1' six torch==2.13.0
+suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py tests/strangers/test_gymnax.py "$@"
 environment strangers-dm 'mujoco<4' dm_control textarena
 suite strangers-dm tests/strangers/test_dm_control.py tests/strangers/test_textarena.py "$@"
 exit "$failed"

@@ -122,3 +122,11 @@ def test_the_citation_names_the_version_and_licence_of_the_package() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {gym_trace.__version__}\n" in citation
     assert "\nlicense: MIT\n" in citation
+
+
+def test_the_tests_with_other_packages_find_all_that_they_import() -> None:
+    """They run with an ini file of their own, from environments that few have."""
+    ini = ROOT / "tests" / "strangers/pytest.ini"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", str(ini), str(ini.parent)]
+    collected = subprocess.run(command, capture_output=True, text=True)
+    assert collected.returncode == 0, collected.stdout

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium
@@ -138,14 +138,21 @@ def versions_of(env: Any) -> dict[str, str]:
     return found
 
 
-def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Return the versions of these packages here, as versions_of() does; None for missing ones."""
+def installed_versions(recorded: Mapping[str, Collection[str]]) -> dict[str, str | None]:
+    """Return the versions of these packages here, as versions_of() does; None for missing ones.
+
+    Where several distributions provide a package, as pygame and pygame-ce do, a recorded version of any of them counts:
+    only an import would tell whose files are there.
+    """
     own = {"python": platform.python_version()}
-    found = {name: own.get(name) or _version(name) for name in names}
-    if None in found.values():
+    found = {name: own.get(name) or _version(name) for name in recorded}
+    unsure = [name for name, version in found.items() if version not in recorded[name] and name not in sys.modules]
+    if unsure:
         packages = importlib.metadata.packages_distributions()  # pygame may come with pygame-ce, Box2D with box2d-py
-        for name in (name for name, version in found.items() if version is None and name in packages):
-            found[name] = importlib.metadata.version(packages[name][0])
+        for name in unsure:
+            versions = [importlib.metadata.version(each) for each in packages.get(name, ())]
+            same = (version for version in versions if version in recorded[name])
+            found[name] = next(same, found[name] or next(iter(versions), None))
     return found
 
 

@@ -320,7 +320,21 @@ def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without
 
 def test_the_version_of_a_module_is_found_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"odd_module": ["numpy"]})
-    assert installed_versions(["odd_module", "absent"]) == {"odd_module": np.__version__, "absent": None}
+    recorded = {"odd_module": ["1.0"], "absent": ["1.0"]}
+    assert installed_versions(recorded) == {"odd_module": np.__version__, "absent": None}
+
+
+def test_two_packages_of_one_module_are_not_taken_for_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pygame and pygame-ce, of which metadata does not tell whose files are there."""
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"twin": ["first-twin", "second-twin"]})
+    monkeypatch.setattr(
+        importlib.metadata, "version", {"twin": "2.6.1", "first-twin": "2.6.1", "second-twin": "2.5.8"}.get
+    )
+    assert [installed_versions({"twin": [version]})["twin"] for version in ("2.5.8", "2.6.1", "2.0")] == [
+        "2.5.8",
+        "2.6.1",
+        "2.6.1",
+    ]
 
 
 def test_a_wrapper_that_takes_nothing_is_made_with_trust(tmp_path: Path) -> None:
