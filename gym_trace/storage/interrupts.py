@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -35,7 +35,10 @@ def raised_once() -> Iterator[None]:
     def once(handler: _Handler, number: int, frame: FrameType | None) -> None:
         nonlocal raised
         before, now = raised, time.monotonic()
-        if now - before < _IMPATIENCE or is_swallowing:
+        if now - before < _IMPATIENCE:
+            return
+        if _is_in(swallowed.__code__, frame):  # where Python would swallow it again
+            later(number)
             return
         raised = now
         try:
@@ -45,7 +48,11 @@ def raised_once() -> Iterator[None]:
             raise
         raised = before  # a handler that raises nothing
 
+    def later(number: int) -> None:
+        _thread.start_new_thread(again, (number,))  # takes no lock that this thread may hold
+
     def again(number: int) -> None:
+        time.sleep(_MOMENT)
         while is_swallowing:
             time.sleep(_MOMENT)
         if is_within:
@@ -57,13 +64,11 @@ def raised_once() -> Iterator[None]:
         if error is None or not (signals := vars(error).get(_SIGNAL)):
             before(unraisable)
             return
-        is_swallowing = True  # also of what a handler raises here
-        try:
-            for _, forget in signals:
-                forget()
-            threading.Thread(target=again, args=signals[0][:1], daemon=True).start()
-        finally:
-            is_swallowing = False
+        is_swallowing = True
+        for _, forget in signals:
+            forget()
+        later(signals[0][0])
+        is_swallowing = False
 
     before, sys.unraisablehook = sys.unraisablehook, swallowed
     try:
@@ -71,6 +76,13 @@ def raised_once() -> Iterator[None]:
             yield
     finally:
         is_within, sys.unraisablehook = False, before
+
+
+def _is_in(code: CodeType, frame: FrameType | None) -> bool:
+    """Return True if a frame, or one that waits for it, is of a function with this code."""
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager

@@ -103,12 +103,12 @@ def test_ctrl_c_during_start_prints_no_traceback(tmp_path: Path, name: str) -> N
 
 
 SWALLOWING = """
-import os, signal, sys, threading, time
+import _thread, os, signal, sys, time
 from gym_trace_cli.stopping import ended_by_signals
 from gym_trace.storage.interrupts import raised_once
 
-start = threading.Thread.start
-threading.Thread.start = lambda thread: (start(thread), time.sleep(0.1))  # the signal comes before the hook returns
+start = _thread.start_new_thread
+_thread.start_new_thread = lambda *given: (start(*given), time.sleep(0.1))  # the signal comes before the hook returns
 
 class Swallowing:
     def __del__(self):
