@@ -193,6 +193,14 @@ class Source:
         """
         return forms_of(self.trace)
 
+    def form_of_rewards(self) -> Form | None:
+        """Return the form of the rewards; numbers of several types are float64, as Episode.rewards gives them."""
+        form = self.forms["rewards",]
+        columns = (window.columns["rewards",] for window in (self.windows("rewards") if form is None else ()))
+        if form is None and all(rows.ndim == 1 and rows.dtype.kind in "biuf" for rows in columns):
+            return Form(np.dtype(np.float64), (), mixed=True)
+        return form
+
     def has_flags_within(self) -> bool:
         """Return True if a step before the last one of an episode is terminated or truncated."""
         writers, rows_of = self.trace.content["writer"], self.trace.rows

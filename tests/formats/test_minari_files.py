@@ -105,6 +105,28 @@ def test_unsupported_spaces_raise_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
+@of_each_form
+def test_rewards_of_several_types_of_numbers_are_floats(tmp_path: Path, form: str, options: dict[str, Any]) -> None:
+    rewards = [1, np.int64(2), np.float32(0.5), True, 0.1]
+    with gym_trace.TraceWriter(tmp_path / "trace") as writer:
+        writer.begin(np.zeros(2))
+        for reward in rewards:
+            writer.step(0, np.ones(2), reward, truncated=reward == 0.1)
+    gym_trace.import_trace(export(gym_trace.open_trace(tmp_path / "trace"), tmp_path, form, options), tmp_path / "back")
+    back = gym_trace.open_trace(tmp_path / "back")[0].rewards
+    assert (back.dtype, back.tolist()) == (np.dtype(np.float64), [1, 2, 0.5, 1, 0.1])
+
+
+@of_each_form
+def test_lists_among_the_rewards_are_refused(tmp_path: Path, form: str, options: dict[str, Any]) -> None:
+    with gym_trace.TraceWriter(tmp_path / "trace") as writer:
+        writer.begin(np.zeros(2))
+        writer.step(0, np.ones(2), 1.0)
+        writer.step(0, np.ones(2), [1, 2.0])
+    with pytest.raises(InvalidOption, match="rewards"):
+        export(gym_trace.open_trace(tmp_path / "trace"), tmp_path, form, options)
+
+
 def test_keys_that_hdf5_has_not_are_refused_with_the_kind_that_has_them(tmp_path: Path) -> None:
     trace = record(tmp_path / "trace", Counting(spaces.Dict({"a/b": spaces.Discrete(2)})))
     with pytest.raises(InvalidOption, match="--set kind=arrow"):

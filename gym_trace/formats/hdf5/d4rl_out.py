@@ -68,17 +68,20 @@ class D4RLExporter:
 def _forms(source: Source) -> dict[str, Form]:
     """Return the forms of observations, actions and rewards. Raises InvalidOption unless each is one numeric array."""
     found = {}
-    for name, layout in (*zip(("observations", "actions"), source.layouts), ("rewards", None)):
-        form = source.forms.get((name,)) if layout is None or isinstance(layout, Leaf) else None
+    for name, layout in zip(("observations", "actions"), source.layouts):
+        form = source.forms.get((name,)) if isinstance(layout, Leaf) else None
         if form is None or form.dtype.kind not in "biuf":
             raise InvalidOption(
                 f"D4RL's files have one array of numbers for {name}, which these are not; wrap the environment in "
                 "gymnasium.wrappers.FlattenObservation or the like, or export to a format with structure: minari"
             )
         found[name] = form
-    if found["rewards"].shape:
+    rewards = source.form_of_rewards()
+    if rewards is None or rewards.dtype.kind not in "biuf":
+        raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
+    if rewards.shape:
         raise InvalidOption("rewards: several numbers each, D4RL stores one; export to minari")
-    return found
+    return {**found, "rewards": rewards}
 
 
 def _of_both_flags(source: Source) -> int:

@@ -57,9 +57,9 @@ def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
             said.append(space)
             found += lost
         spaces.append(to_json(with_leaves(plain, iter(said))))
-    rewards = source.forms["rewards",]
+    rewards = source.form_of_rewards()
     if rewards is None or rewards.dtype.kind not in "biuf":
-        raise InvalidOption("rewards of several kinds: not supported by Minari")
+        raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
     if not is_hdf5:
         _check_rows(source, rewards)
     if rewards.mixed:
