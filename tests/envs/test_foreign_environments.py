@@ -223,3 +223,11 @@ def test_a_vector_environment_is_not_taken_for_a_single_one(tmp_path: Path) -> N
 
     with pytest.raises(InvalidOption, match="use TraceRecordingVectorWrapper"):
         TraceRecordingWrapper(Both(), tmp_path / "t")
+
+
+@needs_vectors
+def test_a_single_environment_is_not_taken_for_a_vector(tmp_path: Path) -> None:
+    single: Any = gymnasium.make("CartPole-v1")
+    with pytest.raises(InvalidOption, match="use TraceRecordingWrapper"):
+        gym_trace.TraceRecordingVectorWrapper(single, tmp_path)
+    assert not list(tmp_path.iterdir())

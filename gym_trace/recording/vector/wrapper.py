@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium import vector
 
@@ -88,6 +89,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
         states: int | None = None,
     ):
+        if isinstance(envs, gymnasium.Env) and not isinstance(envs, vector.VectorEnv):
+            raise InvalidOption(f"{type(envs).__name__}: is a single environment; use TraceRecordingWrapper")
         self._options = options = RecordingOptions.of(locals())
         super().__init__(envs)
         demand_all_lanes(envs)
