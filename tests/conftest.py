@@ -28,8 +28,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "hunt", max_examples=400, deadline=None, suppress_health_check=_QUIET, print_blob=True
 )
-# A caller that runs us in the background may have made us ignore Ctrl-C, which our processes would inherit.
+# In the background, or under nohup, signals may be ignored, which our processes would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -29,7 +29,6 @@ def hang(*_):
     time.sleep(60)
 
 {patched} = hang
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and CI may have left it ignored
 cli()
 """
 SYNC = "staging.sync_files"
