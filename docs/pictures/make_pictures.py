@@ -17,7 +17,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
-import browser  # noqa: E402
+import browser  # noqa: E402 - found by the line above
 
 SIZE = (1280, 800)
 PLACE = "#trace=0&episode=1&step=420"

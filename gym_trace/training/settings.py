@@ -42,7 +42,35 @@ _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings that affect learning, except environment and seed. docs/reference/training.md explains each."""
+    """All settings that affect learning, except environment and seed. docs/reference/training.md has a table.
+
+    Attributes:
+        workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
+        rollout: steps of each lane in a rollout.
+        batch: steps of an update, a multiple of the steps of a rollout; None: one rollout of every split.
+        lag: 0: collect with the newest weights, and wait for them; 1: collect during the previous update, so that
+            experience is one version old (deterministic, as 0); "any": as many as there are slots for.
+        max_lag: with "any", rollouts of weights more than this many versions old are dropped, and counted.
+        stagger: whether the lanes of a split begin their first episodes at different times.
+        learning_rate … adam_eps: of Adam. learning_rate_schedule: how the rate falls to 0 over the steps of the run:
+            "linear", "cosine"; "constant": not. exploration_schedule: the same of the exploration coefficient.
+        gamma, lam: of the returns. off_policy: "vtrace" corrects for lag, with rho and c as its clips; or "none".
+        clip: ratios are clipped to [1 / (1 + clip), 1 + clip]. value_clip: of values, in units of the return's
+            standard deviation; None: not.
+        exploration: "entropy", or "symmetric_kl" to the uniform distribution (of discrete actions).
+        exploration_coefficient, value_coefficient: of the losses.
+        target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: divergence to which the
+            learning rate is adapted; None: the rate stays.
+        reward_scale, reward_clip: for learning only; the trace has the original rewards.
+        reward_shaping: numbers by name that each reset gets as options["reward_shaping"], for environments that weigh
+            the parts of their reward with them; a population changes them.
+        hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
+        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes your own network,
+            head and loss, see docs/reference/training.md; None: a network by the space.
+        initial_std, adaptive_std: of continuous actions; adaptive: the network gives it for each observation.
+        inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
+        device: of learner and server. learner_threads: of PyTorch; the weights depend on it.
+    """
 
     workers: int = 2
     splits: int = 1
