@@ -25,7 +25,8 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
     """Return the finished episodes as a d3rlpy.dataset.ReplayBuffer.
 
     Rewards become float32 of shape (steps, 1). Images get their channels first. Dict and Tuple observations become a
-    list of arrays, in the order of the space; d3rlpy needs an encoder for these. d3rlpy has no final observation, and
+    list of arrays, in the order of the space; d3rlpy needs an encoder for these. Actions of a Box are as recorded; for
+    bounds other than [-1, 1] d3rlpy's algorithms need an action_scaler. d3rlpy has no final observation, and
     makes no transition of the last step of an episode that was not terminated.
 
     Args:
@@ -37,10 +38,10 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
     episodes = finished(trace)
     space = episodes.action_space
     kind = type(space).__name__
-    if kind not in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
+    if kind not in ("Box", "Discrete"):
         raise InvalidOption(f"action space {kind}: not supported by d3rlpy")
-    if kind == "Discrete" and space.start < 0:
-        raise InvalidOption("action space Discrete: d3rlpy numbers actions from 0; these start below")
+    if kind == "Discrete" and space.start:
+        raise InvalidOption(f"action space {space}: d3rlpy numbers actions from 0; these start at {space.start}")
     made = [
         d3rlpy.dataset.Episode(
             _observations(arrays(part_of(episode.observations, observation))),
@@ -56,7 +57,7 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
         d3rlpy.dataset.InfiniteBuffer(),
         episodes=made,
         action_space=d3rlpy.ActionSpace.DISCRETE if is_discrete else d3rlpy.ActionSpace.CONTINUOUS,
-        action_size=int(space.start + space.n) if is_discrete else made[0].actions.shape[1],
+        action_size=int(space.n) if is_discrete else made[0].actions.shape[1],
     )
 
 

@@ -20,7 +20,8 @@ from gym_trace.reading.episode_columns import repeated_steps
 def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:
     """Return the episodes that have ended and have steps.
 
-    Raises InvalidOption if no episode has, and for episodes of many agents unless `many`.
+    Raises InvalidOption if no episode has, and for episodes of many agents unless `many`; TraceError if writers
+    recorded different spaces.
     """
     opened = as_trace(trace)
     if not many and any(reader.about_or_empty.agents for reader in opened.readers):
@@ -33,6 +34,9 @@ def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace
     chosen = opened[has_ended]
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
+    if not many:
+        for name in ("observation_space", "action_space"):
+            chosen.writer_agreed_on(name)
     return chosen
 
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
-from gym_trace.errors import InvalidOption, MissingExtra, TraceExists
+from gym_trace.errors import InvalidOption, MissingExtra, TraceError, TraceExists
 from gym_trace.formats.conformance import Loaded, check_adapter
 from gym_trace.model.episode import infos_of
 
@@ -33,6 +33,28 @@ def ends_of(count: int, terminated: bool, truncated: bool) -> np.ndarray:
     ends = np.zeros((2, count), np.bool_)
     ends[:, -1] = terminated, truncated
     return ends
+
+
+class Acting(gymnasium.Env[Any, Any]):
+    """Two episodes of five steps."""
+
+    def __init__(self, action_space: Any, observation_space: Any = spaces.Box(-1, 1, (3,))):  # noqa: B008
+        self.action_space, self.observation_space = action_space, observation_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.observation_space.sample(), 0.0, self.count == 5, False, {}
+
+
+def acting(action_space: Any, directory: Path, *observation_space: Any) -> Path:
+    """Record a trace with random actions of a space."""
+    with TraceRecordingWrapper(Acting(action_space, *observation_space), directory, on_exist="append") as env:
+        gym_trace.record_episodes(env, episodes=2, seed=0)
+    return directory
 
 
 # -- d3rlpy -----------------------------------------------------------------------------------------------------------
@@ -55,7 +77,14 @@ def test_d3rlpy_holds_the_trace(tmp_path: Path) -> None:
     pytest.importorskip("d3rlpy")
     lost = {"final_observation", "structure", "dtype", "flags", "empty_episode"}
     rejected = check_adapter(d3rlpy_episodes, tmp_path, lost=lost)
-    assert set(rejected) == NO_ARRAYS | {"dict", "integers", "several-rewards"}
+    assert set(rejected) == NO_ARRAYS | {"dict", "integers", "several-integers", "several-rewards"}
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2)])
+def test_d3rlpy_gets_no_actions_that_it_cannot_take(tmp_path: Path, space: Any) -> None:
+    replay_buffer = adapter("d3rlpy").replay_buffer
+    with pytest.raises(InvalidOption, match="d3rlpy"):
+        replay_buffer(acting(space, tmp_path / "trace"))
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [("CartPole", "DiscreteCQL"), ("Pendulum", "CQL")])
@@ -267,6 +296,76 @@ def test_sb3_models_that_do_not_fit_are_rejected(
         assert not model.replay_buffer.size()
 
 
+def test_sb3_scales_actions_for_models_after_rescale_action(record: Callable[[str], Path]) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    replay_buffer = adapter("sb3").replay_buffer
+    plain = gymnasium.make("Pendulum-v1")
+    rescaled = gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1), np.float32(1))
+    own, other = (
+        replay_buffer(record("Pendulum"), sb3.SAC("MlpPolicy", env, buffer_size=300, device="cpu")).actions
+        for env in (plain, rescaled)
+    )
+    assert own.tobytes() == other.tobytes()
+    recorded_actions = np.concatenate([episode.actions for episode in open_trace(record("Pendulum"))])
+    assert np.abs(recorded_actions).max() > 1.9
+    assert np.allclose(own[: len(recorded_actions), 0], recorded_actions / 2, rtol=0, atol=1e-6)
+
+
+_UNIT = spaces.Box(-1, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "model"),
+    [
+        ((spaces.Discrete(3, start=5), _UNIT), (spaces.Discrete(3), _UNIT)),
+        ((spaces.Discrete(3), _UNIT), (spaces.Discrete(2), _UNIT)),
+        ((spaces.Discrete(2), _UNIT), (spaces.Discrete(3), _UNIT)),
+        ((spaces.Box(-2, 2, (1,)), _UNIT), (spaces.Box(-4, 4, (1,)), _UNIT)),
+        ((spaces.Box(-2, 2, (1,)), _UNIT), (spaces.Box(-1, 1, (2,)), _UNIT)),
+        ((spaces.Discrete(2), spaces.Box(-9, 9, (3,))), (spaces.Discrete(2), _UNIT)),
+        ((spaces.Discrete(2), _UNIT), (spaces.Discrete(2), spaces.Box(0, 255, (3,), np.uint8))),
+        ((spaces.Discrete(2), spaces.Box(0, 255, (3,), np.uint8)), (spaces.Discrete(2), _UNIT)),
+        ((spaces.Discrete(2), spaces.Discrete(3)), (spaces.Discrete(2), spaces.Discrete(4))),
+    ],
+    ids=str,
+)
+def test_sb3_models_of_other_spaces_are_rejected(recorded: Any, model: Any, tmp_path: Path) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    replay_buffer = adapter("sb3").replay_buffer
+    trace = acting(recorded[0], tmp_path / "trace", recorded[1])
+    algorithm = sb3.DQN if isinstance(model[0], spaces.Discrete) else sb3.SAC
+    made = algorithm("MlpPolicy", Acting(*model), buffer_size=300, device="cpu")
+    with pytest.raises(InvalidOption, match=r"trace does not fit|numbers actions from 0|lie outside of"):
+        replay_buffer(trace, made)
+    assert not made.replay_buffer.size()
+
+
+@pytest.mark.parametrize("largest", [2.0, 2.1])
+def test_sb3_takes_imported_actions_within_the_bounds_of_the_model(largest: float, tmp_path: Path) -> None:
+    h5py, sb3 = pytest.importorskip("h5py"), pytest.importorskip("stable_baselines3")
+    replay_buffer = adapter("sb3").replay_buffer
+    with h5py.File(tmp_path / "file.hdf5", "w") as file:
+        file["observations"], file["rewards"] = np.zeros((8, 3), np.float32), np.zeros(8)
+        file["actions"] = np.linspace(-2, largest, 8, dtype=np.float32)[:, None]
+        file["terminals"] = np.arange(8) == 7
+    import_trace(tmp_path / "file.hdf5", tmp_path / "trace")
+    model = sb3.SAC("MlpPolicy", "Pendulum-v1", buffer_size=300, device="cpu")
+    if largest > 2:
+        with pytest.raises(InvalidOption, match="1 numbers of an episode lie outside"):
+            replay_buffer(tmp_path / "trace", model)
+    else:
+        buffer = replay_buffer(tmp_path / "trace", model)
+        assert np.allclose(buffer.actions[:8, 0, 0], np.linspace(-1, 1, 8))
+
+
+def test_writers_of_different_spaces_are_rejected(tmp_path: Path) -> None:
+    trajectories = adapter("imitation").trajectories
+    for space in (spaces.Box(-1, 1, (1,)), spaces.Box(-2, 2, (1,))):
+        acting(space, tmp_path / "trace")
+    with pytest.raises(TraceError, match="different values of action_space"):
+        trajectories(tmp_path / "trace")
+
+
 @pytest.mark.parametrize("kind", ["DummyVecEnv", "SubprocVecEnv"])
 def test_the_environments_of_make_vec_env_record_into_one_directory(tmp_path: Path, kind: str) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
@@ -308,7 +407,7 @@ def test_a_trace_without_finished_steps_is_rejected(tmp_path: Path) -> None:
 def rllib_episodes(trace: Trace) -> Iterator[Loaded]:
     episodes = adapter("rllib").episodes
     ended = trace[trace.episodes["steps"] > 0]
-    for made, episode in zip(episodes(trace), ended, strict=True):
+    for made, episode in zip(episodes(trace, normalize_actions=False), ended, strict=True):
         assert made.is_done
         assert made.is_terminated == bool(episode.terminations[-1])
         with warnings.catch_warnings():
@@ -321,6 +420,31 @@ def test_rllib_holds_the_trace(tmp_path: Path) -> None:
     pytest.importorskip("ray.rllib")
     rejected = check_adapter(rllib_episodes, tmp_path, lost={"flags", "empty_episode"})
     assert set(rejected) == set()
+
+
+def test_rllib_gets_actions_scaled_as_its_own_episodes_have_them(tmp_path: Path) -> None:
+    episodes = adapter("rllib").episodes
+    from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space, normalize_action
+
+    space = spaces.Dict(
+        {
+            "push": spaces.Box(np.float32([-2, 0]), np.float32([2, 10])),
+            "rest": spaces.Tuple((spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3))),
+            "steps": spaces.Box(0, 9, (1,), np.int64),
+        }
+    )
+    trace = open_trace(acting(space, tmp_path / "trace"))
+    struct = get_base_struct_from_space(space)
+    for own, made in zip(trace, episodes(trace), strict=True):
+        actions = made.get_actions()
+        assert np.array_equal(actions["rest"][0], own.actions["rest"][0])  # which RLlib would make NaN
+        assert np.abs(own.actions["push"]).max() > 1
+        for step in range(len(own)):
+            row = {"push": own.actions["push"][step], "steps": own.actions["steps"][step]}
+            expected = normalize_action(row, {key: struct[key] for key in row})
+            assert np.array_equal(actions["push"][step], expected["push"])
+            assert actions["steps"][step].dtype == np.int64
+            assert np.array_equal(actions["steps"][step], own.actions["steps"][step])
 
 
 # -- imported episodes without a final observation --------------------------------------------------------------------

@@ -37,6 +37,10 @@ _KIND = "RLlib episodes"
 _UNKNOWN = custom("not told by RLlib")
 _ANY = Leaf(("values",), None, ())
 _NOT_TOLD = "RLlib keeps no seeds, options or times of episodes, nor what environment they are of"
+_MAY_BE_SCALED = (
+    "actions are as RLlib stores them: scaled to [-1, 1], unless it ran with normalize_actions=False, which its files "
+    "do not say"
+)
 _PIECE_BYTES, _VALUE_BYTES = 4 << 20, 256
 _MOST_OF_ARRAY = 64 << 20
 _MOST_BYTES = 1 << 31  # of the values of a row group
@@ -99,13 +103,14 @@ class _Reader:
         with self._reading(0):
             found = (_space(first[name]) for name in ("_observation_space", "_action_space"))
             observations, actions = (_UNKNOWN if space is None else space for space in found)
+        self._may_be_scaled = isinstance(actions, spaces.Box) and actions.dtype.kind == "f" and actions.is_bounded()
         self._schema = new_schema(_KIND, observations, actions, metadata={"path": path.name}, infos=True)
         self._layouts: Layouts = WriterSchema.of(self._schema).layouts
 
     def imported(self) -> Imported:
         """Return the content of the new trace."""
         steps = int(self._headers[self._order, _STEPS].sum())
-        notes = [_NOT_TOLD]
+        notes = [_NOT_TOLD, *[_MAY_BE_SCALED] * self._may_be_scaled]
         if again := len(self._headers) - len(self._order):
             notes.append(f"{again:,} repeated rows were read once")
         firsts = self._order[np.cumsum(self._counts) - self._counts]
