@@ -10,6 +10,7 @@ from typing import Any
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.storage.remote.address import local_path, url_of
 
 try:
     from sample_factory.algo.utils.context import global_env_registry
@@ -57,7 +58,8 @@ def record(
     if not names:
         raise InvalidOption("no environments are registered; call register_env() first")
     with opened_directory(directory, on_exist) as place:
-        options = {"record_infos": True, **recording, "directory": os.fspath(place), "on_exist": "append"}
+        shared = url_of(directory) if local_path(directory) is None else os.fspath(place)
+        options = {"record_infos": True, **recording, "directory": shared, "on_exist": "append"}
     for name in names:
         made = registry[name]
         registry[name] = replace(made, options=options) if isinstance(made, _Recorded) else _Recorded(made, options)

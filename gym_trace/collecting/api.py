@@ -39,7 +39,7 @@ from gym_trace.publishing.spool import place_of, publish_facts, published
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.remote.address import is_spool, local_path, url_of
+from gym_trace.storage.remote.address import local_path, url_of
 
 
 def collect(
@@ -131,10 +131,10 @@ def collect(
         raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
     facts = checked(facts or {})
     local = None if directory is None else local_path(directory)
-    is_remote = directory is not None and local is None
+    url = url_of(directory) if directory is not None and local is None else None
     if local is not None:
         directory = Path(local).absolute()
-    elif is_remote and bytes is not None:
+    elif url is not None and bytes is not None:
         raise InvalidOption(
             f"bytes={bytes!r}: not supported for URLs; omit it, or record into a directory and push that"
         )
@@ -143,7 +143,7 @@ def collect(
     before = settings_of(directory, log) if (resume or share) and directory is not None else None
     # An empty log is that of a run that was killed at its start.
     if resume and before is None and share is None and not (directory and (place_of(directory) / log).exists()):
-        whose = " of this machine" if is_remote else ""
+        whose = "" if url is None else " of this machine"
         raise InvalidOption(f"{directory}: no run{whose} to resume; start one without resume")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
@@ -165,26 +165,26 @@ def collect(
     with opened_directory(directory, "append" if resume or share else on_exist) as place:
         place.mkdir(parents=True, exist_ok=True)
         if share is not None:
-            join_shards(place, settings, on_exist)
+            join_shards(place, url, settings, on_exist)
         about = {"provenance": origin, **machine()}
         events = Events(place, log)
         events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
-    cluster = backend if isinstance(backend, Cluster) and is_remote and workers else None  # its machines have spools
-    written = os.fspath(place) if cluster is None else url_of(directory or "")
+    written = os.fspath(place) if url is None else url
+    cluster = backend if isinstance(backend, Cluster) and url and workers else None  # its machines have spools
     publish_lefts = partial(publish_left, written, run, seed, share)
     try:
         add_facts(LocalStorage(place), facts)
         done: dict[int, int] = {}
-        if before is not None or (share is not None and is_spool(place)):
+        if before is not None or (share is not None and url is not None):
             await_writers(place, run, share)
             if cluster is not None:
                 publish_lefts()
                 cluster.everywhere(publish_lefts)
-            done = finished(written, run, seed, own_writers(share))
+            done = finished(place if cluster is None else written, run, seed, own_writers(share))
             events("resume", resumed=len(done))
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
-        setup = Setup(*makers, written, "", seed, options, num_envs, origin)
+        setup = Setup(*makers, written, "", seed, cluster is not None, options, num_envs, origin)
         supervisor = Supervisor(
             LocalProcesses() if backend is None else backend,
             setup,
@@ -203,9 +203,9 @@ def collect(
         if cluster is not None:
             result = supervisor.run(partial(_report, events, on_progress))
             cluster.everywhere(publish_lefts)
-            publish_facts(place)
+            publish_facts(place, written)
         else:
-            with published(place) if is_spool(place) else rings_taken_in(place, events):
+            with rings_taken_in(place, events) if url is None else published(place, url):
                 result = supervisor.run(partial(_report, events, on_progress))
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result

@@ -18,7 +18,7 @@ from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
-from gym_trace.publishing.spool import destination_of, place_of, publish, recorded, refuse_existing, set_aside, spool_of
+from gym_trace.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import WriterReader
@@ -120,9 +120,10 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
 
 
-def join_shards(directory: Path, settings: dict[str, Any], on_exist: str) -> None:
+def join_shards(directory: Path, url: str | None, settings: dict[str, Any], on_exist: str) -> None:
     """Check that all runs in a directory, or of this machine to a URL, are shards of one. Hold the directory's lock.
 
+    url: whose spool the directory is, if any.
     on_exist: "append" also joins a trace that no shard began.
 
     Raises:
@@ -133,7 +134,6 @@ def join_shards(directory: Path, settings: dict[str, Any], on_exist: str) -> Non
     for name in logs:
         if (other := settings_of(directory, name)) is not None:
             check_same(other, settings)
-    url = destination_of(directory)
     if not logs and url is None:
         prepare(LocalStorage(directory), on_exist, lambda files: False)
     elif not logs and url is not None:  # shards of other machines may have begun

@@ -27,7 +27,7 @@ from gym_trace.format.directory import RING
 from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.model.values import Array
 from gym_trace.ring.lanes.autoreset import after_step
-from gym_trace.storage.remote.address import is_spool
+from gym_trace.storage.remote.address import local_path
 
 LOOK_SECONDS = 0.2  # between calls of Rollout.look()
 _DISK_SECONDS = 1.0
@@ -208,7 +208,7 @@ def record_episodes(
     recorder = _recorder_of(env)
     if bytes is not None and recorder is None:
         raise InvalidOption(f"bytes={bytes!r}: the environment is not recorded; wrap it in TraceRecordingWrapper")
-    if bytes is not None and is_spool(recorder.directory):
+    if bytes is not None and local_path(recorder._options.directory or "") is None:
         raise InvalidOption(f"bytes={bytes!r}: not supported for URLs; pass another limit")
     progress = RolloutProgress(new_root_seed() if seed is None else seed)
     most = {name: sys.maxsize if limit is None else limit for name, limit in limits.items()}

@@ -22,7 +22,6 @@ from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.fleet import Backend, Cluster, Fleet, Job, Lost, Member, Meter
 from gym_trace.processes.run_log import Events
 from gym_trace.publishing.spool import publish_ended
-from gym_trace.storage.remote.address import is_url
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
@@ -146,8 +145,7 @@ class Supervisor:
         workers: how many; 0: one worker in this process, without the backend.
         done: steps of the episodes that are recorded already.
         shard: the episodes to record. limits.episodes counts those of all shards.
-        place: the directory of the trace, or the spool of its URL on this machine. If the setup has the URL, workers
-            are on any machines and use the spools there.
+        place: the directory of the trace, or the spool of its URL on this machine.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class Supervisor:
     ):
         self._setup, self._run, self._limits, self._events = setup, run, limits, events
         self._shard, self._mark = shard or Shard(), shard_mark(shard)
-        self._place, self._is_remote = place, is_url(setup.directory)
+        self._place, self._is_remote = place, setup.is_remote
         self._is_cluster = isinstance(backend, Cluster)
         self._cpus, self._niceness = cpus, niceness
         self._done, self._before = EpisodeSet(done, self._shard), len(done)
@@ -314,7 +312,8 @@ class Supervisor:
             worker.state, worker.trouble, worker.assigned = "given up", lost.reason, {}
             self._events("given up", worker=number, reason=lost.reason, traceback="")
             return
-        saved = finished(self._setup.directory, self._run, self._setup.seed, re.escape(worker.uid))
+        written = self._setup.directory if self._is_remote else self._place
+        saved = finished(written, self._run, self._setup.seed, re.escape(worker.uid))
         for episode in worker.given:
             if episode not in saved and self._done.discard(episode):  # reported, but lost on its way
                 worker.assigned[episode] = None

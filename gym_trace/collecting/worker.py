@@ -23,7 +23,7 @@ from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
-from gym_trace.storage.remote.address import is_spool, is_url
+from gym_trace.storage.remote.address import is_url
 
 _ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended
 
@@ -36,6 +36,7 @@ class Setup:
         make_env: makes the environment. make_policy: makes the policy from observation and action space.
         directory: of the trace, or the URL, which is recorded to by way of the spool of the worker's machine.
         uid: of the worker's writer. recording: other options of the recording wrapper.
+        is_remote: the machine of the worker may be another one, whose spool it publishes.
         num_envs: environments to step side by side, as a SyncVectorEnv; None: one, as it is.
         provenance: see provenance.provenance_of.
     """
@@ -45,6 +46,7 @@ class Setup:
     directory: str
     uid: str
     seed: int
+    is_remote: bool
     recording: dict[str, Any] = field(default_factory=dict)
     num_envs: int | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -218,11 +220,10 @@ def worker_for(connection: Any, setup: Setup) -> Worker:
 
 def work(connection: Connection, setup: Setup) -> None:
     """Body of a worker process."""
-    is_remote = is_url(setup.directory)
-    if is_remote or is_spool(setup.directory):
+    if is_url(setup.directory):
         from gym_trace.publishing.spool import leave_to_parent  # only here, because of the time that its import takes
 
-        leave_to_parent(setup.uid if is_remote else None, getattr(connection, "is_asked", None))
+        leave_to_parent(setup.uid if setup.is_remote else None, getattr(connection, "is_asked", None))
     worker = worker_for(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()
     worker.run()

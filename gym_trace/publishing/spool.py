@@ -27,9 +27,9 @@ from gym_trace.format.facts import NAME as FACTS
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.publishing.transfer import Transfer, TransferReport
 from gym_trace.publishing.whole_files import upload
-from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular
+from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, shared_with_others
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
-from gym_trace.storage.remote.address import DESTINATION, has_credentials, is_url, local_path, shown, url_of
+from gym_trace.storage.remote.address import has_credentials, is_url, local_path, shown, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
 from gym_trace.storage.remote.objects import persistently
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -38,6 +38,7 @@ from gym_trace.storage.staging import replaced_file
 
 SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
 SPOOL_BYTES = 8 << 30
+DESTINATION = "destination.json"  # in a spool: its URL
 _LOCK = ".publishing"
 _SUPERSEDED = ".superseded"
 _BATCH_BEGUN = ".gtb" + PART
@@ -63,13 +64,35 @@ def spool_of(url: str | os.PathLike[str]) -> Path:
         raise InvalidOption(
             f"{shown(url)}: has credentials in it; put them into the environment or the settings of the store"
         )
-    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    spool = spool_root() / f"{_NAME.sub('-', url.rpartition('/')[2])[:40]}-{digest}"
-    os.makedirs(spool, mode=0o700, exist_ok=True)
-    if not (spool / DESTINATION).exists():
+    spool = _own_root() / _name_of(url)
+    spool.mkdir(mode=0o700, exist_ok=True)
+    _refuse_others(spool, url)
+    if destination_of(spool) is None:
         with replaced_file(spool / DESTINATION) as staged:
             staged.write_text(json.dumps({"url": url}), encoding="utf-8")
     return spool
+
+
+def _name_of(url: str) -> str:
+    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{_NAME.sub('-', url.rpartition('/')[2])[:40]}-{digest}"
+
+
+def _own_root() -> Path:
+    """Return the directory of all spools, which is made unless it exists. Raises InvalidOption, OSError."""
+    root = spool_root()
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    if why := shared_with_others(root):
+        raise InvalidOption(
+            f"{root}: {why}; set {SPOOL_VARIABLE} to a directory that only you can write to (chmod go-w)"
+        )
+    return root
+
+
+def _refuse_others(spool: Path, url: str | None) -> None:
+    """Raise InvalidOption unless this directory is the spool of a URL: what is published from a spool is deleted."""
+    if url is None or spool.name != _name_of(url) or spool.is_symlink() or shared_with_others(spool):
+        raise InvalidOption(f"{spool}: not a spool of this user; move it away")
 
 
 def place_of(directory: str | os.PathLike[str]) -> Path:
@@ -79,18 +102,20 @@ def place_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def destination_of(spool: Path) -> str | None:
-    """Return the URL of a spool; None for any other directory."""
+    """Return the URL of a spool that lies in the directory of all spools; None for any other directory."""
     try:
+        if spool.absolute().parent != spool_root() or shared_with_others(spool_root()):
+            return None
         url = json.loads((spool / DESTINATION).read_text(encoding="utf-8"))["url"]
-    except (OSError, ValueError, KeyError, TypeError):
+        _refuse_others(spool, url)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidOption):
         return None
-    return url if isinstance(url, str) else None
+    return str(url)
 
 
 def spools() -> list[Path]:
-    """Return the spools of this user that have anything to publish."""
-    root = spool_root()
-    found = sorted(root.iterdir()) if root.is_dir() else []
+    """Return the spools of this user that have anything to publish. Raises InvalidOption, OSError."""
+    found = sorted(_own_root().iterdir()) if spool_root().is_dir() else []
     return [spool for spool in found if destination_of(spool) is not None and find_writers(LocalStorage(spool))]
 
 
@@ -110,21 +135,9 @@ def publish(spool: Path, workers: int = 2, writer: str | None = None) -> Transfe
 
     writer: publish only its files; None: all.
 
-    Raises RemoteError, TraceExists, CorruptTrace, OSError.
+    Raises RemoteError, TraceExists, CorruptTrace, InvalidOption, OSError.
     """
-    url = destination_of(spool)
-    if url is None:
-        raise InvalidOption(f"{spool}: not a spool of a recording")
-    with open(open_regular(spool / _LOCK, os.O_RDWR | os.O_CREAT), "rb") as held:
-        if not lock(held.fileno()):
-            return None
-        try:
-            transfer = Transfer(spool, url, ("push",), dry_run=False, writer=writer)
-        except TraceNotFound:
-            return TransferReport(str(spool), shown(url))
-        report = transfer.run(workers, None)
-        _prune(spool, transfer.outgoing)
-        return report
+    return _publisher_of(spool, destination_of(spool)).publish(workers, writer)
 
 
 def publish_ended(url: str, writer: str) -> bool:
@@ -136,10 +149,9 @@ def publish_ended(url: str, writer: str) -> bool:
     return LocalStorage(spool).holder(writer + SUFFIX) is None and publish(spool, writer=writer) is not None
 
 
-def publish_facts(spool: Path) -> None:
+def publish_facts(spool: Path, url: str) -> None:
     """Publish the facts of a trace whose steps come from the spools of other machines. Raises RemoteError."""
-    url = destination_of(spool)
-    if url is not None and (spool / FACTS).exists():
+    if (spool / FACTS).exists():
         upload(store_at(url), shown(url), FACTS, (spool / FACTS).read_bytes(), new=False)
 
 
@@ -161,7 +173,7 @@ def _prune(spool: Path, published: dict[str, int]) -> None:
                 storage.remove(name)
         elif files.is_alive() or files.has_ring:
             for name in _behind(files):
-                if published.get(name) == mine.get(name):
+                if name in mine and published.get(name) == mine[name]:
                     storage.remove(name)
 
 
@@ -228,10 +240,14 @@ def recorded(place: str | os.PathLike[str]) -> ReadStorage:
 
 
 class SpoolStorage(LocalStorage):
-    """The directory of a spool: a new batch waits for room, and the end of a recording for the store."""
+    """The spool of a URL: a new batch waits for room, and the end of a recording for the store."""
+
+    def __init__(self, directory: str | os.PathLike[str], url: str):
+        super().__init__(directory)
+        self._url = url
 
     def create(self, name: str, lock: bool = False) -> LocalAppender:
-        publisher = _publisher_of(self.root)
+        publisher = _publisher_of(self.root, self._url)
         if name.endswith(_BATCH_BEGUN):
             publisher.wait_for_room()
         file = super().create(name, lock)
@@ -240,7 +256,7 @@ class SpoolStorage(LocalStorage):
 
     def settle(self) -> None:
         if not _is_left_to_parent:
-            _publisher_of(self.root).finish()
+            _publisher_of(self.root, self._url).finish()
 
 
 _is_left_to_parent = False
@@ -258,23 +274,37 @@ def leave_to_parent(own: str | None = None, may_publish: Callable[[], bool] | No
 
 
 @contextlib.contextmanager
-def published(spool: Path) -> Iterator[None]:
-    """At the end of the block, publish what processes that were started in it left in a spool."""
+def published(spool: Path, url: str) -> Iterator[None]:
+    """At the end of the block, publish what processes that were started in it left in the spool of a URL."""
     try:
         yield
     finally:
-        _publisher_of(str(spool)).finish()
+        _publisher_of(spool, url).finish()
 
 
 class _Publisher:
-    """Publishes a spool in a thread, for as long as there is anything in it."""
+    """Publishes the spool of a URL, also in a thread for as long as there is anything in it."""
 
-    def __init__(self, spool: Path):
-        self._spool, self._url = spool, destination_of(spool) or ""
+    def __init__(self, spool: Path, url: str):
+        self._spool, self._url = spool, url
         self._limit = bytes_in(LIMIT_VARIABLE, SPOOL_BYTES)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._done: dict[str, int] | None = None  # files that are published; None: not tried yet
+
+    def publish(self, workers: int = 2, writer: str | None = None) -> TransferReport | None:
+        """See publish()."""
+        _refuse_others(self._spool, self._url)
+        with open(open_regular(self._spool / _LOCK, os.O_RDWR | os.O_CREAT), "rb") as held:
+            if not lock(held.fileno()):
+                return None
+            try:
+                transfer = Transfer(self._spool, self._url, ("push",), dry_run=False, writer=writer)
+            except TraceNotFound:
+                return TransferReport(str(self._spool), shown(self._url))
+            report = transfer.run(workers, None)
+            _prune(self._spool, transfer.confirmed())
+            return report
 
     def start(self) -> None:
         with self._starting:
@@ -289,7 +319,7 @@ class _Publisher:
             try:
                 there = self._sealed(_own)
                 if there != self._done:
-                    if (_may_publish is None or _may_publish()) and publish(self._spool, writer=_own) is not None:
+                    if (_may_publish is None or _may_publish()) and self.publish(writer=_own) is not None:
                         self._done = dict(there.items() & self._sealed(_own).items())
                 elif not there and self._has_ended():
                     return
@@ -334,7 +364,7 @@ class _Publisher:
         """Publish everything that is closed. Warns about what stays in the spool; raises RecordingError at a clash."""
         until = time.monotonic() + _PATIENCE
         try:
-            while publish(self._spool) is None:
+            while self.publish() is None:
                 if time.monotonic() > until:
                     raise RemoteError(f"{shown(self._url)}: another thread or process is still publishing")
                 time.sleep(0.05)
@@ -348,9 +378,10 @@ class _Publisher:
 _publishers: dict[tuple[int, str], _Publisher] = {}
 
 
-def _publisher_of(spool: str) -> _Publisher:
-    """Return the publisher of this process; threads and locks do not survive a fork."""
-    key = os.getpid(), spool
+def _publisher_of(spool: str | Path, url: str | None) -> _Publisher:
+    """Return the publisher of this process; threads and locks do not survive a fork. Raises InvalidOption."""
+    key = os.getpid(), str(spool)
     if key not in _publishers:
-        _publishers[key] = _Publisher(Path(spool))
+        _refuse_others(Path(spool), url)
+        _publishers[key] = _Publisher(Path(spool), str(url))
     return _publishers[key]

@@ -128,7 +128,6 @@ class Transfer:
 
     Attributes:
         report: what is copied.
-        outgoing: the local files that are at the URL after run(), with their sizes; only of a push.
 
     writer: copy only its files; None: the whole trace.
     """
@@ -160,7 +159,7 @@ class Transfer:
     # -- what to copy -------------------------------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        self.outgoing = outgoing = self._outgoing() if "push" in self._ways else {}
+        self._outgoing_files = outgoing = self._outgoing() if "push" in self._ways else {}
         here = self._here()
         if not (outgoing or self._there):
             raise TraceNotFound(f"{self.report.url}: no trace there")
@@ -284,6 +283,12 @@ class Transfer:
             calls += [partial(self._download, one, crcs[1], add) for one in self._pull if kind_of(one.name) in kinds]
             _call_all(calls, workers)
         return self.report
+
+    def confirmed(self) -> dict[str, int]:
+        """Return the local files whose copies a push has left at the URL, with their sizes. Asks the store again."""
+        now = persistently(self._store.entries, self.report.url)
+        pushed = self._outgoing_files.items()
+        return {name: size for name, size in pushed if name in now and now[name].size == size}
 
     def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         content: Path | bytes = self._directory / copy.name

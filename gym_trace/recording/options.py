@@ -30,7 +30,7 @@ from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import NAN, KeepIf
 from gym_trace.recording.process_safety import is_joined
 from gym_trace.storage.local import LocalStorage, alone
-from gym_trace.storage.remote.address import is_spool, is_url, local_path
+from gym_trace.storage.remote.address import is_url, local_path, url_of
 
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
@@ -175,9 +175,11 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
         yield path
 
 
-def storage_in(directory: Path) -> LocalStorage:
-    """Return the storage that a recorder writes to; that of a spool also publishes."""
-    storage: LocalStorage = (_spooling().SpoolStorage if is_spool(directory) else LocalStorage)(directory)
+def storage_in(directory: Path, options: RecordingOptions) -> LocalStorage:
+    """Return the storage that a recorder writes to; if its options name a URL, one that also publishes."""
+    if options.directory is None or local_path(options.directory) is not None:
+        return LocalStorage(directory)
+    storage: LocalStorage = _spooling().SpoolStorage(directory, url_of(options.directory))
     return storage
 
 

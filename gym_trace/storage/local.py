@@ -323,6 +323,17 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     return fd
 
 
+def shared_with_others(directory: str | os.PathLike[str]) -> str:
+    """Return why other users may have put files into a directory, for messages; empty if only this user can have."""
+    if os.name != "posix":
+        return ""
+    link, status = os.lstat(directory), os.stat(directory)  # a link, too, may be another user's
+    for one in (link, status):
+        if one.st_uid != os.geteuid():
+            return f"belongs to another user (uid {one.st_uid})"
+    return "writable by other users" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
 @contextlib.contextmanager
 def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the lock of a directory; after _PATIENCE, continue without it."""

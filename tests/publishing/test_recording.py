@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -18,12 +19,12 @@ import gymnasium
 import numpy as np
 import pytest
 from faulty import FaultyFileSystem
-from runs import play
+from runs import play, recorded
 from shell import run
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.publishing import spool
 from gym_trace.storage.remote import objects
@@ -205,3 +206,94 @@ def test_the_record_command_takes_a_url(url: str, tmp_path: Path) -> None:
     assert run(*words, "-o", str(tmp_path / "local")).exit_code == 0
     assert open_trace(url).facts["license"] == "MIT"
     assert [e.rewards.tolist() for e in open_trace(url)] == [e.rewards.tolist() for e in open_trace(tmp_path / "local")]
+
+
+# -- directories that must not be published ---------------------------------------------------------------------------
+
+
+def planted(directory: Path, url: str) -> dict[str, bytes]:
+    """Record into a directory, plant a file that names a URL, and return the files of the trace."""
+    recorded(directory, episodes=2)
+    (directory / spool.DESTINATION).write_text(json.dumps({"url": url}))
+    return files(directory)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*.*") if path.name != spool.DESTINATION}
+
+
+@pytest.mark.parametrize("way", ["wrapper", "vector", "writer", "collect", "shard"])
+def test_a_file_that_names_a_url_publishes_and_removes_nothing(tmp_path: Path, url: str, way: str) -> None:
+    before = planted(tmp_path / "t", url)
+    if way == "wrapper":
+        with TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append") as env:
+            play(env, 1)
+    elif way == "vector":
+        envs = TraceRecordingVectorWrapper(
+            gymnasium.vector.SyncVectorEnv([CountingEnv]), tmp_path / "t", on_exist="append"
+        )
+        envs.reset(seed=0)
+        envs.close()
+    elif way == "writer":
+        with TraceWriter(tmp_path / "t", on_exist="append") as writer:
+            writer.begin(0)
+            writer.step(0, 0, 0.0, True, False)
+    else:
+        options: dict[str, Any] = {"shard": (0, 1)} if way == "shard" else {}
+        collect(CountingEnv, None, tmp_path / "t", episodes=1, workers=0, seed=1, on_exist="append", **options)
+    assert before.items() < files(tmp_path / "t").items()
+    assert len(open_trace(tmp_path / "t")) == 3
+    assert not FaultyFileSystem().exists(url)
+
+
+@pytest.mark.parametrize("kind", ["other name", "link", "writable"])
+def test_a_planted_spool_is_not_published(tmp_path: Path, url: str, kind: str) -> None:
+    right = spool.spool_of(url)
+    (right / spool.DESTINATION).unlink()
+    place = tmp_path / "mine" if kind == "link" else right if kind == "writable" else right.with_name("t-0123456789ab")
+    before = planted(place, url)
+    if kind == "link":
+        right.rmdir()
+        right.symlink_to(place)
+    elif kind == "writable":
+        right.chmod(0o777)
+    assert spool.spools() == []
+    assert run("push", "--resume").output == ""
+    with pytest.raises(InvalidOption, match="not a spool"):
+        spool.publish(place)
+    if kind != "other name":
+        with pytest.raises(InvalidOption, match="not a spool of this user"):
+            TraceRecordingWrapper(CountingEnv(), url)
+    assert files(place) == before
+    assert not FaultyFileSystem().exists(url)
+
+
+def test_a_directory_of_spools_that_others_can_write_to_is_refused(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spool").mkdir()
+    for mode in (0o777, 0o770):
+        (tmp_path / "spool").chmod(mode)
+        for call in (lambda: TraceRecordingWrapper(CountingEnv(), url), spool.spools):
+            with pytest.raises(InvalidOption, match="spool: writable by other users; set GYM_TRACE_SPOOL to"):
+                call()
+    (tmp_path / "spool").chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InvalidOption, match="belongs to another user"):
+        TraceRecordingWrapper(CountingEnv(), url)
+
+
+def test_a_batch_that_did_not_arrive_stays_in_the_spool(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = FaultyFileSystem.pipe_file
+
+    def forgets(self: FaultyFileSystem, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        put(self, path, value[:100] if ".gtb" in path else value, mode, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FaultyFileSystem, "pipe_file", forgets)
+        with TraceRecordingWrapper(CountingEnv(), url, uid="w") as env:
+            play(env, 3)
+    assert {name for name in left(tmp_path) if name[0] == "w"} == {"w.000000.gtb", "w.manifest.jsonl"}
+    assert len(open_trace(spool.spool_of(url))) == 3

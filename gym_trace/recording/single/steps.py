@@ -57,7 +57,7 @@ class StepRecorder:
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self.recorder = recorder = RowRecorder(
-            storage_in(self._directory),
+            storage_in(self._directory, self._options),
             self._schema,
             RowLayout(observation, action, not self._is_filtered, self._lane),
             self._infos,

@@ -78,7 +78,7 @@ class LaneSteps:
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self.recorder = recorder = LaneRecorder(
-            storage_in(self._directory),
+            storage_in(self._directory, self._options),
             self._schema,
             self._count,
             self._mode,

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from gym_trace.errors import InvalidOption
 
-DESTINATION = "destination.json"  # in the spool of a recording: its URL
 _LOCAL = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of two
 
@@ -17,11 +16,6 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of 
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return True for "s3://bucket/trace" and the like, unless a local directory has this name."""
     return bool(_URL.match(os.fspath(path))) and not os.path.isdir(path)
-
-
-def is_spool(directory: str | os.PathLike[str]) -> bool:
-    """Return True for the spool of a URL (gym_trace.publishing.spool)."""
-    return os.path.exists(os.path.join(directory, DESTINATION))
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
