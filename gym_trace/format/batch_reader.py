@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
     CHANGES,
-    MSGPACK,
     Column,
     Path,
     Piece,
@@ -22,18 +21,17 @@ from gym_trace.format.columns import (
     decode_rows,
     is_path,
     packed_values,
-    parse_column,
 )
 from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, heal, stored_parity
-from gym_trace.model.packing import unpack
+from gym_trace.format.parity import HealedReader, stored_parity
+from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
+from gym_trace.format.restoring import heal
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
 PART = ".part"
-_SCAN_BLOCK = 1 << 20
-_LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
+PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored from it"
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
 _HEALING = threading.Lock()  # one batch at a time; readers of it wait, and read what is restored
@@ -224,6 +222,7 @@ class BatchReader:
         slabs: the slabs of the ring that these chunks come from.
         damage: damage found so far. A torn end of an unsealed batch is not damage, nor is what parity has restored.
         healed: damaged ranges that are read as they were recorded, because parity has restored them.
+        parity_contradicts: True if heal() found that the parity says other values than intact data, and ignored it.
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
@@ -235,6 +234,7 @@ class BatchReader:
         """
         self.name = name
         self.healed: list[Damage] = []
+        self.parity_contradicts = False
         self._is_checked = False  # against the parity
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
@@ -353,15 +353,16 @@ class BatchReader:
     def heal(self) -> bool:
         """Restore damaged bytes from the parity, on the first call; return True if there were any.
 
-        Reads the whole batch. From then on open() and all that reads the batch see the restored bytes.
+        Reads the whole batch. From then on open() and all that reads the batch see the restored bytes. Intact bytes are
+        never replaced.
         """
         with _HEALING:
             if self._is_checked:
                 return False
             blocks: dict[int, bytes] = {}
             with self.open() as file, contextlib.suppress(CorruptTrace):
-                found = stored_parity(file, self.header.file_id)
-                blocks = heal(file, found).blocks if found is not None else {}
+                if (stored := stored_parity(file, self.header.file_id)) is not None:
+                    blocks, _, self.parity_contradicts, _ = heal(file, stored)
             self._is_checked = not self.name.endswith(PART)  # which may get its parity later
             if blocks:
                 self.healed, self._restored = restored_ranges(self.path, blocks), blocks
@@ -372,6 +373,8 @@ class BatchReader:
                 UserWarning,
                 stacklevel=2,
             )
+        if self.parity_contradicts and self._warns:
+            warnings.warn(f"{self.path}: {PARITY_CONTRADICTS}", UserWarning, stacklevel=2)
         return bool(blocks)
 
     def stored_chunk(self, file: Reader, number: int) -> StoredChunk:
@@ -418,40 +421,7 @@ class BatchReader:
             raise UnsupportedTrace(f"{self.path}: {error}") from error
 
     def _header_at(self, file: Reader, offset: int) -> wire.RecordHeader | None:
-        return wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, self.header.file_id)
-
-    def _metadata(self, file: Reader, header: wire.RecordHeader) -> dict[str, Any]:
-        """Return the metadata of a record. Raises CorruptTrace, also if the record exceeds the file."""
-        if header.metadata_length > wire.MAX_METADATA or header.end > self.size:
-            raise CorruptTrace("record larger than its file")
-        raw = file.read(header.offset + wire.HEADER_SIZE, header.metadata_length)
-        if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
-            raise CorruptTrace("checksum mismatch in the metadata of a record")
-        metadata = unpack(raw)
-        if not isinstance(metadata, dict):
-            raise CorruptTrace("the metadata of a record is not a map")
-        return metadata
-
-    def _columns(self, header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
-        """Yield the columns of a record with the offsets of their blobs."""
-        descriptors = metadata.get("columns")
-        if not isinstance(descriptors, list):
-            raise CorruptTrace("a record has no columns")
-        offset, size, rows = header.body_offset, 0, 0
-        grown = wire.MOST_GROWTH * (header.end - header.offset)
-        seen: set[Path] = set()
-        for column in map(parse_column, descriptors):
-            size += column.full_size + column.rows * wire.VALUE_SIZE * (column.dtype == MSGPACK)
-            rows = max(rows, column.rows)
-            if header.type == wire.CHUNK and size > (wire.CHUNK_BYTES if rows > 1 else max(wire.CHUNK_BYTES, grown)):
-                raise CorruptTrace(f"the columns of a record declare {size} bytes, more than the limit")
-            if offset + column.stored > header.end:
-                raise CorruptTrace("column larger than its record")
-            if column.path in seen:
-                raise CorruptTrace("duplicate column in a record")
-            seen.add(column.path)
-            yield column, offset
-            offset += wire.aligned(column.stored)
+        return header_at(file, offset, self.header.file_id)
 
     def _chunk_record(
         self, file: Reader, number: int
@@ -461,8 +431,8 @@ class BatchReader:
         header = self._header_at(file, offset)
         if header is None or header.type != wire.CHUNK or header.end != offset + length:
             raise CorruptTrace("checksum mismatch in the header of a record")
-        metadata = self._metadata(file, header)
-        return header, metadata, list(self._columns(header, metadata))
+        metadata = metadata_of(file, header)
+        return header, metadata, list(columns_of(header, metadata))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
@@ -485,8 +455,8 @@ class BatchReader:
         return True
 
     def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
-        metadata = self._metadata(file, header)
-        tables = {c.path: (c, checked(file, at, c)) for c, at in self._columns(header, metadata)}
+        metadata = metadata_of(file, header)
+        tables = {c.path: (c, checked(file, at, c)) for c, at in columns_of(header, metadata)}
         fragments = read_fragments(*self._table(tables, "fragments", wire.FRAGMENT))
         chunks = decode(*self._table(tables, "chunks", wire.CHUNK_ENTRY)).view(wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not _are_apart(chunks, header.offset):
@@ -498,7 +468,7 @@ class BatchReader:
         try:
             if header is None or header.type != wire.SCHEMA:
                 raise CorruptTrace("checksum mismatch in the schema record")
-            self.schema = self._metadata(file, header)
+            self.schema = metadata_of(file, header)
         except CorruptTrace as error:
             end = int(self.chunks["offset"][0]) if len(self.chunks) else self.size
             self._damaged(wire.HEADER_SIZE, end, error.problem)
@@ -521,7 +491,7 @@ class BatchReader:
             if self._footer(file) and offset == self.size - wire.HEADER_SIZE:
                 offset = self.size
                 break
-            following, last = self._next_record(file, offset + 8)
+            following, last = next_record(file, offset + 8, self.header.file_id)
             if following is None:
                 torn_at, header = (offset, header) if last is None else (last.offset, last)
                 if self._is_torn(file, torn_at, header):
@@ -539,11 +509,11 @@ class BatchReader:
     def _walk_record(
         self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
     ) -> None:
-        metadata = self._metadata(file, header)
+        metadata = metadata_of(file, header)
         if header.type == wire.SCHEMA:
             self.schema = metadata
         elif header.type == wire.CHUNK:
-            columns = list(self._columns(header, metadata))
+            columns = list(columns_of(header, metadata))
             tables = {c.path: (c, checked(file, at, c)) for c, at in columns[:1]}
             table = decode(*self._table(tables, "fragments", wire.FRAGMENT)).view(wire.FRAGMENT)
             fragments.append(table)
@@ -561,7 +531,7 @@ class BatchReader:
             return False
         if header is not None or self.size - offset < wire.HEADER_SIZE:
             return True
-        return not any(file.read(offset, min(self.size - offset, _SCAN_BLOCK)))
+        return not any(file.read(offset, min(self.size - offset, SCAN_BLOCK)))
 
     def _table(
         self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]
@@ -572,26 +542,6 @@ class BatchReader:
             raise CorruptTrace(f"record without a {name} table")
         self._room.take(found[0].rows)
         return found
-
-    def _next_record(self, file: Reader, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
-        """Find the next record.
-
-        Returns:
-            The offset of the first whole record at or after offset, and None. Without such a record: None, and the last
-            valid header, if any.
-        """
-        last = None
-        offset = wire.aligned(offset)
-        while offset < self.size:
-            block = file.read(offset, _SCAN_BLOCK + wire.HEADER_SIZE)
-            for at in wire.places_of_headers(block, offset, self.header.file_id):
-                raw = block[at : at + wire.HEADER_SIZE]
-                header = wire.unpack_record_header(raw, offset + at, self.header.file_id)
-                if header is not None and header.end <= self.size:
-                    return offset + at, None
-                last = header or last
-            offset += _SCAN_BLOCK
-        return None, last
 
     def _footer(self, file: Reader) -> wire.Footer | None:
         tail = file.read(self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
@@ -619,24 +569,11 @@ def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
     storage.expect(indexes)
 
 
-def checked(file: Reader, offset: int, column: Column) -> Piece:
-    """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
-    blob: Piece
-    if column.stored < _LARGE:
-        blob = file.read(offset, column.stored)
-    else:
-        blob = np.empty(min(column.stored, max(0, file.size - offset)), np.uint8).data
-        blob = blob[: file.read_into(offset, blob)]
-    if len(blob) != column.stored or crc32(blob) != column.crc:
-        raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
-    return blob
-
-
 def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
     """Read a file, up to this offset; return the number of bytes and their CRC. Raises OSError."""
     size = crc = 0
     end = file.size if end is None else end
-    while block := file.read(size, min(_SCAN_BLOCK, end - size)):
+    while block := file.read(size, min(SCAN_BLOCK, end - size)):
         size, crc = size + len(block), crc32(block, crc)
     return size, crc
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,10 @@ _STRIPES = 48  # stripes of a large batch: its parity takes 1/48 of its size
 _FEWEST_GROUPS = 4
 CHECKSUM = np.dtype("<u4")
 _MOST_BLOCKS = 1 << 22
-_AT_ONCE = 128 << 10  # bytes of a piece, which stays in the cache of a core between its passes; blocks divide it
+_AT_ONCE = 128 << 10  # bytes of a piece, at most, which stays in the cache of a core between its passes
 _NEAR = 64 << 10  # bytes at the end of a batch in which its parity record is looked for
+DIGEST = 16  # bytes of the digest of a group
+_MOST_DIGESTS = 4000  # groups; the metadata of the record stays below _NEAR
 
 
 class Shape(NamedTuple):
@@ -68,7 +71,7 @@ class Shape(NamedTuple):
         return (
             sound
             and self.blocks <= _MOST_BLOCKS
-            and self.stripe + self.blocks * CHECKSUM.itemsize <= size - self.covered
+            and wire.aligned(self.stripe) + self.blocks * CHECKSUM.itemsize <= size - self.covered
         )
 
 
@@ -87,20 +90,38 @@ class Parity(NamedTuple):
         blocks: uint8, shape (stripe,). They are turned: the first is that of the group after the last data block, so
             that a stretch of damage across the end of the data never hits one group twice.
         checksums: CRC-32 of each block of data; the last block may be short.
+        digests: BLAKE2b of the blocks of each group, DIGEST bytes each; empty: unknown. Other bytes can be made to fit
+            a CRC, but not a digest.
     """
 
     blocks: Array
     checksums: Array
+    digests: bytes = b""
+
+    def digest(self, group: int) -> bytes:
+        return self.digests[group * DIGEST : (group + 1) * DIGEST]
 
 
 def parity_of(file: Reader, shape: Shape) -> Parity:
     """Compute the parity of the first shape.covered bytes of a file. Raises CorruptTrace if it is too short."""
     total, checksums = np.zeros(shape.stripe, np.uint8), list[int]()
+    digests = [blake2b(digest_size=DIGEST) for _ in range(shape.groups if shape.groups <= _MOST_DIGESTS else 0)]
     for begin, piece in _pieces(file, shape):
         _xor(total[begin:], piece)
-        view = piece.data
-        checksums += [crc32(view[at : at + shape.block]) for at in range(0, len(view), shape.block)]
-    return Parity(np.roll(total, -shape.turn), np.array(checksums, CHECKSUM))
+        blocks = [piece.data[at : at + shape.block] for at in range(0, len(piece), shape.block)]
+        checksums += map(crc32, blocks)
+        for digest, block in zip(digests[begin // shape.block :], blocks):
+            digest.update(block)
+    joined = b"".join(digest.digest() for digest in digests)
+    return Parity(np.roll(total, -shape.turn), np.array(checksums, CHECKSUM), joined)
+
+
+def group_digest(file: Reader, shape: Shape, group: int) -> bytes:
+    """Return the digest of the blocks of one group."""
+    digest = blake2b(digest_size=DIGEST)
+    for offset in range(group * shape.block, shape.covered, shape.stripe):
+        digest.update(file.read(offset, min(shape.block, shape.covered - offset)))
+    return digest.digest()
 
 
 class Stored(NamedTuple):
@@ -108,13 +129,18 @@ class Stored(NamedTuple):
 
     Attributes:
         footer: the footer that belongs behind it.
-        checksums_crc: CRC of the checksums; None: unknown.
+        crcs: CRCs of the parity blocks and of the checksums; None: unknown.
     """
 
     shape: Shape
     parity: Parity
     footer: bytes
-    checksums_crc: int | None = None
+    crcs: tuple[int, int] | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Return True if the record has its own checksums: whatever it says was written so."""
+        return self.crcs == (crc32(self.parity.blocks.data), crc32(self.parity.checksums.data))
 
 
 def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
@@ -130,18 +156,22 @@ def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
     if header is not None and (header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size):
         return None
     # If the header is damaged, the lengths of all that follows it are known.
-    length = shape.stripe + wire.aligned(shape.blocks * CHECKSUM.itemsize)
+    length = wire.aligned(shape.stripe) + wire.aligned(shape.blocks * CHECKSUM.itemsize)
     body = file.read(header.body_offset if header else file.size - wire.HEADER_SIZE - length, length)
     if len(body) < length:
         return None
-    checksums = np.frombuffer(body, CHECKSUM, shape.blocks, shape.stripe)
+    checksums = np.frombuffer(body, CHECKSUM, shape.blocks, wire.aligned(shape.stripe))
     packed = wire.pack_footer(footer.index_offset, file.size, file_id, shape)
-    crc: int | None = None
+    crcs: tuple[int, int] | None = None
+    digests = b""
     if header is not None:
-        match _metadata(file, header):
-            case {"columns": [_, [*_, int(known)]]}:
-                crc = known
-    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums), packed, crc)
+        match metadata := _metadata(file, header):
+            case {"columns": [[*_, int(blocks_crc)], [*_, int(checksums_crc)]]}:
+                crcs = blocks_crc, checksums_crc
+        match metadata:
+            case {"digests": bytes(known)}:
+                digests = known
+    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums, digests), packed, crcs)
 
 
 def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
@@ -173,8 +203,9 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
         Column((name,), rows.dtype.str, (), len(rows), 0, rows.nbytes, rows.nbytes, crc32(rows.data)).descriptor()
         for name, rows in (("parity", parity.blocks), ("checksums", parity.checksums))
     ]
-    metadata = pack({"columns": columns, "block": shape.block, "groups": shape.groups, "index": index_offset})
-    blobs = [[rows.tobytes()] for rows in parity]
+    described = {"columns": columns, "block": shape.block, "groups": shape.groups, "index": index_offset}
+    metadata = pack(described | ({"digests": parity.digests} if parity.digests else {}))
+    blobs = [[parity.blocks.tobytes()], [parity.checksums.tobytes()]]
     record = wire.pack_record(wire.PARITY, metadata, blobs, shape.covered, sequence, file_id, wire.OPTIONAL)
     return b"".join(record)
 
@@ -188,52 +219,19 @@ def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
     index = wire.unpack_record_header(raw, footer.index_offset, file_id)
     if index is None:
         return None
-    record = parity_record(stored.shape, parity, index.offset, index.sequence + 1, file_id)
-    return record if stored.shape.covered + len(record) + wire.HEADER_SIZE == file.size else None
+    for digests in (parity.digests, b""):  # those of older releases have none
+        known = parity._replace(digests=digests)
+        record = parity_record(stored.shape, known, index.offset, index.sequence + 1, file_id)
+        if stored.shape.covered + len(record) + wire.HEADER_SIZE == file.size:
+            return record
+    return None
 
 
 def is_right(stored: Stored, parity: Parity) -> bool:
-    return all(map(np.array_equal, parity, stored.parity)) and stored.checksums_crc == crc32(parity.checksums.data)
-
-
-class Healed(NamedTuple):
-    """Result of heal().
-
-    Attributes:
-        blocks: restored bytes, by their offset in the file.
-        hopeless: offsets of the damaged blocks that could not be restored.
-        parity: parity of the restored file.
-    """
-
-    blocks: dict[int, bytes]
-    hopeless: list[int]
-    parity: Parity
-
-
-def heal(file: Reader, stored: Stored) -> Healed:
-    """Find the damaged blocks of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
-    shape, parity, footer, checksums_crc = stored
-    found = parity_of(file, shape)
-    # If the data agrees with the checksum of the checksums, only those may be damaged.
-    is_intact = checksums_crc is not None and crc32(found.checksums.data) == checksums_crc
-    bad = np.flatnonzero(not is_intact and found.checksums != parity.checksums)
-    counts = np.bincount(bad % shape.groups, minlength=shape.groups)
-    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # of each group, between recorded and damaged bytes
-    end = file.size - len(footer)
-    blocks = {} if file.read(end, len(footer)) == footer else {end: footer}
-    hopeless: list[int] = []
-    for number in bad.tolist():
-        offset, group = number * shape.block, number % shape.groups
-        damaged = np.frombuffer(file.read(offset, min(shape.block, shape.covered - offset)), np.uint8)
-        changed = difference[group * shape.block :][: len(damaged)]
-        restored = (damaged ^ changed).tobytes()
-        if counts[group] > 1 or crc32(restored) != parity.checksums[number]:
-            hopeless.append(offset)
-        else:
-            blocks[offset] = restored
-            found.checksums[number] = parity.checksums[number]
-            changed[...] = 0
-    return Healed(blocks, hopeless, Parity(parity.blocks ^ np.roll(difference, -shape.turn), found.checksums))
+    """Return True if a record is sound and says what was computed of its batch."""
+    said = stored.parity
+    is_same = np.array_equal(said.blocks, parity.blocks) and np.array_equal(said.checksums, parity.checksums)
+    return is_same and said.digests in (b"", parity.digests) and stored.is_sound
 
 
 class HealedReader:
@@ -277,7 +275,7 @@ class HealedReader:
 
 def _pieces(file: Reader, shape: Shape) -> Iterator[tuple[int, Array]]:
     """Yield the data in pieces of whole blocks, each with its place in its stripe. The array is reused."""
-    room = np.empty(min(shape.stripe, _AT_ONCE), np.uint8)
+    room = np.empty(min(shape.stripe, _AT_ONCE // shape.block * shape.block), np.uint8)
     for offset in range(0, shape.covered, shape.stripe):
         length = min(shape.stripe, shape.covered - offset)
         for begin in range(0, length, len(room)):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Damage, restored_ranges, size_and_crc
+from gym_trace.format.batch_reader import PARITY_CONTRADICTS, PART, BatchReader, Damage, restored_ranges, size_and_crc
 from gym_trace.format.directory import find_writers
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, heal, is_right, record_for, stored_parity
+from gym_trace.format.parity import HealedReader, is_right, parity_of, record_for, stored_parity
+from gym_trace.format.restoring import heal
 from gym_trace.integrity.scan import Progress
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Reader, Storage
@@ -83,17 +84,19 @@ def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> 
             report.unprotected.append(path)
             return
         found = heal(file, stored)
+        why = PARITY_CONTRADICTS if found.contradicts else "more damage than parity restores"
         for offset in found.hopeless:
-            end = offset + stored.shape.block
-            report.hopeless.append(Damage(path, offset, end, "more damage than parity restores"))
+            report.hopeless.append(Damage(path, offset, offset + stored.shape.block, why))
         if found.hopeless:
             return
         reader, covered = HealedReader(file, found.blocks), stored.shape.covered
         ranges = restored_ranges(path, found.blocks)
-        record = record_for(reader, stored, found.parity)
+        parity = parity_of(reader, stored.shape) if found.blocks else found.parity
+        record = record_for(reader, stored, parity)
         is_ours = record is not None and file.read(covered, len(record)) == record
-        if not is_ours and (record is not None or not is_right(stored, found.parity)):
-            ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, "parity computed again"))
+        if not is_ours and (record is not None or not is_right(stored, parity)):
+            why = "the parity contradicted intact data; computed again" if stored.is_sound else "parity computed again"
+            ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, why))
         if not ranges:
             return
         if record is None:

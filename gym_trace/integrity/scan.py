@@ -12,12 +12,22 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, Index, SlabLedger, TableRoom
+from gym_trace.format.batch_reader import (
+    PARITY_CONTRADICTS,
+    PART,
+    BatchReader,
+    Chunk,
+    Damage,
+    Index,
+    SlabLedger,
+    TableRoom,
+)
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.parity import is_right, parity_of, stored_parity
+from gym_trace.format.records import columns_of, gaps_of, metadata_of
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
@@ -131,13 +141,13 @@ class BatchInspector(BatchReader):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
     def parity_damage(self) -> list[Damage]:
-        """Return the parity record as damage if it does not match the batch, of which all else is intact or healed."""
+        """Return the parity record as damage if it is damaged itself, or contradicts the batch."""
         with self.open() as file:
             stored = stored_parity(file, self.header.file_id)
             if stored is None or is_right(stored, parity_of(file, stored.shape)):
                 return []
-            end = self.size - wire.HEADER_SIZE
-            return [Damage(self.path, stored.shape.covered, end, "the parity does not match; no step depends on it")]
+            problem = PARITY_CONTRADICTS if stored.is_sound else "the parity is damaged; no step depends on it"
+            return [Damage(self.path, stored.shape.covered, self.size - wire.HEADER_SIZE, problem)]
 
     def _load(self, file: Reader) -> None:
         self.index: Index | None = None
@@ -198,12 +208,8 @@ class BatchInspector(BatchReader):
         self._room.grant(self.size)
 
     def _check_padding(self, file: Reader, header: wire.RecordHeader) -> None:
-        metadata = self._metadata(file, header)
-        used = [(header.offset + wire.HEADER_SIZE, header.metadata_length)]
-        if header.type != wire.SCHEMA:
-            used += [(at, column.stored) for column, at in self._columns(header, metadata)]
-        ends = [at + length for at, length in used]
-        for start, end in zip(ends, [at for at, _ in used[1:]] + [header.end]):
+        metadata = metadata_of(file, header)
+        for start, end in gaps_of(header, columns_of(header, metadata) if header.type != wire.SCHEMA else ()):
             while start < end:
                 block = file.read(start, min(end - start, _BLOCK))
                 if any(block):
@@ -382,7 +388,7 @@ class Examination:
             self._advance(offset + length)
         ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
         self._report.healed += batch.healed
-        if is_clean and batch.has_end_name and (wrong := batch.parity_damage()):
+        if (is_clean or batch.parity_contradicts) and batch.has_end_name and (wrong := batch.parity_damage()):
             is_clean = False
             self._report.damages += wrong
         if batch.has_end_name:

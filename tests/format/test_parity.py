@@ -10,16 +10,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from damage import with_parity
 from hypothesis import given
 from hypothesis import strategies as st
 from longer import LONG
 from telltale import record
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
+from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.batch_writer import copy_batch
-from gym_trace.format.parity import HealedReader, Shape, Stored, heal, parity_of, shape_for, stored_parity
+from gym_trace.format.parity import HealedReader, Shape, Stored, parity_of, shape_for, stored_parity
+from gym_trace.format.records import columns_of, metadata_of
+from gym_trace.format.restoring import heal
+from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader
 
@@ -27,7 +32,7 @@ from gym_trace.storage.memory import MemoryReader
 def contents(directory: Path) -> list[Any]:
     """Return all that the episodes of a trace say; warnings of healed damage are left out."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*by its parity", UserWarning)
+        warnings.filterwarnings("ignore", ".*(by its parity|contradicts)", UserWarning)
         return [
             (
                 episode.episode_id, episode.outcome, episode.seed, episode.start_time, repr(episode.infos),
@@ -55,23 +60,36 @@ def test_parity_takes_a_few_per_cent_and_covers_everything(covered: int) -> None
         assert shape.stretch >= min(covered // 64, 12_000)
 
 
+def batch_of(column: bytes) -> bytes:
+    """Return the header, the schema and one chunk of a batch, with these bytes as a column."""
+    file_id = bytes(range(16))
+    begin = wire.pack_file_header(file_id, 0) + b"".join(
+        wire.pack_record(wire.SCHEMA, pack({"writer": "w"}), [], 64, 0, file_id)
+    )
+    described = pack({"columns": [[["x"], "|u1", [], len(column), 0, len(column), len(column), zlib.crc32(column)]]})
+    return begin + b"".join(wire.pack_record(wire.CHUNK, described, [[column]], len(begin), 1, file_id))
+
+
 @given(size=st.one_of(st.integers(1, 3000), st.integers(1, 300_000)), seed=st.integers(0, 1 << 32), many=st.booleans())
 def test_one_damaged_stretch_is_restored_and_nothing_is_made_up(size: int, seed: int, many: bool) -> None:
     chance = np.random.default_rng(seed)
-    data, shape = chance.bytes(size), shape_for(size)
-    stored = Stored(shape, parity_of(MemoryReader(data), shape), b"")
+    data = batch_of(chance.bytes(size))
+    size, shape = len(data), shape_for(len(data))
+    footer = wire.pack_footer(0, size + 64, bytes(range(16)), shape)
+    stored = Stored(shape, parity_of(MemoryReader(data), shape), footer)
     damaged = bytearray(data)
     for _ in range(20 if many else 1):
         length = int(chance.integers(1, min(size, shape.stretch) + 1))
         at = int(chance.integers(0, size - length + 1))
         damaged[at : at + length] = bytes(length) if chance.random() < 0.3 else chance.bytes(length)
-    healed = heal(MemoryReader(bytes(damaged)), stored)
+    healed = heal(MemoryReader(bytes(damaged) + footer), stored)
+    assert not healed.contradicts
     for offset, block in healed.blocks.items():
-        assert block == data[offset : offset + shape.block]
+        assert block == data[offset : offset + len(block)]
     if not many:
         assert healed.hopeless == []
     if not healed.hopeless:
-        reader = HealedReader(MemoryReader(bytes(damaged)), healed.blocks)
+        reader = HealedReader(MemoryReader(bytes(damaged) + footer), healed.blocks)
         assert reader.read(0, size) == data
         begin, end = sorted(chance.integers(0, size + 1, 2).tolist())
         room = bytearray(end - begin)
@@ -181,3 +199,113 @@ def test_a_copy_under_another_number_has_parity_of_its_own(tmp_path: Path, numbe
             stored = stored_parity(file, batch.header.file_id)
             assert stored is not None
             assert heal(file, stored).blocks.popitem()[1] in data
+
+
+def place_of(batch: Path, chunk: int, column: str) -> int:
+    """Return the offset of a column of a chunk."""
+    reader = BatchReader(LocalStorage(batch.parent), batch.name)
+    with reader.open() as file:
+        header = reader.stored_chunk(file, chunk).header
+        return next(at for c, at in columns_of(header, metadata_of(file, header)) if c.path == (column,))
+
+
+def xored(data: bytes, at: int, pattern: bytes) -> bytes:
+    changed = bytes(a ^ b for a, b in zip(data[at:], pattern))
+    return data[:at] + changed + data[at + len(changed) :]
+
+
+def recorded(tmp_path: Path, **options: Any) -> tuple[Path, bytes, list[Any]]:
+    """Return a batch without a manifest, its bytes and what they mean."""
+    batch = record(tmp_path / "t", parity=True, **options)
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()
+    return batch, batch.read_bytes(), contents(tmp_path / "t")
+
+
+def test_parity_that_contradicts_intact_data_changes_nothing(tmp_path: Path) -> None:
+    batch, data, expected = recorded(tmp_path)
+    forged = with_parity(data, xored(data, place_of(batch, 1, "rewards") + 2, b"\x40"))
+    batch.write_bytes(forged)
+    (said,) = check_trace(tmp_path / "t").damages
+    assert "contradicts" in said.problem
+    with pytest.warns(UserWarning, match="contradicts intact data"):
+        edit.filter(open_trace(tmp_path / "t")[[0, 1, 3]], tmp_path / "some")
+    assert contents(tmp_path / "t") == expected
+    assert contents(tmp_path / "some") == [expected[number] for number in (0, 1, 3)]
+    (healed,) = heal_trace(tmp_path / "t").healed
+    assert "contradicted" in healed.problem
+    assert batch.read_bytes() == data
+
+
+@pytest.mark.parametrize("damaged", ["another column", "metadata", "header", "schema", "index"])
+def test_parity_that_contradicts_intact_data_restores_nothing(tmp_path: Path, damaged: str) -> None:
+    batch = record(tmp_path / "t", parity=True)
+    data, expected = batch.read_bytes(), contents(tmp_path / "t")
+    chunk = int(BatchReader(LocalStorage(batch.parent), batch.name).chunks["offset"][1])
+    rewards = place_of(batch, 1, "rewards") + 2
+    places = {"another column": place_of(batch, 5, "actions"), "metadata": chunk + 70, "header": chunk + 3}
+    places |= {"schema": 150, "index": len(data) - 64 - shape_of(batch).stripe - 4 * shape_of(batch).blocks - 250}
+    forged = with_parity(data, xored(data, rewards, b"\x40"))
+    batch.write_bytes(xored(forged, places[damaged], b"\xff"))
+    before = batch.read_bytes()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [episode.rewards.tolist() for episode in open_trace(tmp_path / "t").scan(on_damage="skip")]
+    assert any("contradicts intact data" in str(warning.message) for warning in caught)
+    assert found
+    wanted = [np.frombuffer(episode[7]).tolist() for episode in expected]
+    assert all(
+        any(steps == one[at : at + len(steps)] for one in wanted for at in range(len(one) + 1)) for steps in found
+    )
+    problems = " ".join(damage.problem for damage in check_trace(tmp_path / "t").damages)
+    assert "contradicts" in problems
+    report = heal_trace(tmp_path / "t")
+    assert report.healed == []
+    assert all("contradicts" in damage.problem for damage in report.hopeless)
+    assert report.hopeless
+    assert batch.read_bytes() == before
+
+
+# The polynomial of CRC-32 as bits of bytes: to XOR it with data changes no CRC.
+NO_CRC_SEES = np.packbits([1, *map(int, f"{0x04C11DB7:032b}")], bitorder="little").tobytes()
+
+
+def test_values_whose_checksums_were_made_to_fit_are_not_restored(tmp_path: Path) -> None:
+    batch = frames(tmp_path / "t", 30)
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()
+    data, expected, shape = batch.read_bytes(), contents(tmp_path / "t"), shape_of(batch)
+    at = place_of(batch, 0, "observations") // shape.block * shape.block + 3 * shape.block + 100
+    other = xored(data, at, NO_CRC_SEES)
+    assert zlib.crc32(other) == zlib.crc32(data)
+    digests = parity_of(MemoryReader(data), shape).digests
+    damaged = xored(with_parity(data, other, digests=digests), at + 50, b"\x01")
+    batch.write_bytes(damaged)
+    with pytest.raises(TraceError):
+        contents(tmp_path / "t")
+    assert [damage.problem for damage in heal_trace(tmp_path / "t").hopeless]
+    assert batch.read_bytes() == damaged
+    batch.write_bytes(with_parity(data, other))  # and as long as nothing is damaged, its own digests betray it
+    assert "contradicts" in check_trace(tmp_path / "t").damages[0].problem
+    batch.write_bytes(xored(batch.read_bytes(), place_of(batch, 0, "actions"), b"\x01"))
+    with pytest.raises(TraceError):
+        contents(tmp_path / "t")
+    batch.write_bytes(xored(with_parity(data, data), at, b"\x01"))
+    assert contents(tmp_path / "t") == expected
+
+
+@pytest.mark.parametrize("block", [64, 100, 4000, 4095])
+@pytest.mark.parametrize("digests", [None, b""], ids=["digests", "no digests"])
+def test_blocks_of_any_size_restore_damage(tmp_path: Path, block: int, digests: bytes | None) -> None:
+    batch = frames(tmp_path / "t", 30)
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()
+    data, expected = batch.read_bytes(), contents(tmp_path / "t")
+    forged = with_parity(data, data, block, 300_000 // block, digests)
+    batch.write_bytes(forged)
+    assert check_trace(tmp_path / "t").damages == []
+    batch.write_bytes(xored(forged, 200_000, bytes([255]) * 3 * block))
+    assert contents(tmp_path / "t") == expected
+    report = check_trace(tmp_path / "t")
+    assert (report.damages, bool(report.healed)) == ([], True)
+    assert repair_trace(tmp_path / "t", tmp_path / "new").losses == []
+    assert contents(tmp_path / "new") == expected
+    assert heal_trace(tmp_path / "t").hopeless == []
+    assert batch.read_bytes() == forged

@@ -37,9 +37,9 @@ export function heal(bytes, fileId) {
   const covered = u64(footer, 40), block = footer.readUInt32LE(48), groups = footer.readUInt32LE(52);
   if (covered === 0) return false; // no parity
   const blocks = Math.ceil(covered / block), head = recordAt(bytes, covered, fileId);
-  const parityAt = head === null ? bytes.length - HEADER - groups * block - align(4 * blocks) : extentOf(head).body;
+  const parityAt = head === null ? bytes.length - HEADER - align(groups * block) - align(4 * blocks) : extentOf(head).body;
   const blockOf = (i) => bytes.subarray(i * block, Math.min((i + 1) * block, covered));
-  const checksum = (i) => bytes.readUInt32LE(parityAt + groups * block + 4 * i);
+  const checksum = (i) => bytes.readUInt32LE(parityAt + align(groups * block) + 4 * i);
   const restored = [];
   for (let bad = 0; bad < blocks; bad++) {
     if (crc32(blockOf(bad)) === checksum(bad)) continue;

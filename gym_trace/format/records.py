@@ -1,0 +1,98 @@
+"""Reading a record of a batch: header, metadata, columns; and finding the next one (docs/FORMAT.md, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.columns import MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.kernels import crc32
+from gym_trace.model.packing import unpack
+from gym_trace.storage.protocol import Reader
+
+SCAN_BLOCK = 1 << 20
+_LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
+
+
+def header_at(file: Reader, offset: int, file_id: bytes) -> wire.RecordHeader | None:
+    return wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, file_id)
+
+
+def metadata_of(file: Reader, header: wire.RecordHeader) -> dict[str, Any]:
+    """Return the metadata of a record. Raises CorruptTrace, also if the record exceeds the file."""
+    if header.metadata_length > wire.MAX_METADATA or header.end > file.size:
+        raise CorruptTrace("record larger than its file")
+    raw = file.read(header.offset + wire.HEADER_SIZE, header.metadata_length)
+    if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
+        raise CorruptTrace("checksum mismatch in the metadata of a record")
+    metadata = unpack(raw)
+    if not isinstance(metadata, dict):
+        raise CorruptTrace("the metadata of a record is not a map")
+    return metadata
+
+
+def columns_of(header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
+    """Yield the columns of a record with the offsets of their blobs. Raises CorruptTrace."""
+    descriptors = metadata.get("columns")
+    if not isinstance(descriptors, list):
+        raise CorruptTrace("a record has no columns")
+    offset, size, rows = header.body_offset, 0, 0
+    grown = wire.MOST_GROWTH * (header.end - header.offset)
+    seen: set[Path] = set()
+    for column in map(parse_column, descriptors):
+        size += column.full_size + column.rows * wire.VALUE_SIZE * (column.dtype == MSGPACK)
+        rows = max(rows, column.rows)
+        if header.type == wire.CHUNK and size > (wire.CHUNK_BYTES if rows > 1 else max(wire.CHUNK_BYTES, grown)):
+            raise CorruptTrace(f"the columns of a record declare {size} bytes, more than the limit")
+        if offset + column.stored > header.end:
+            raise CorruptTrace("column larger than its record")
+        if column.path in seen:
+            raise CorruptTrace("duplicate column in a record")
+        seen.add(column.path)
+        yield column, offset
+        offset += wire.aligned(column.stored)
+
+
+def gaps_of(header: wire.RecordHeader, columns: Iterable[tuple[Column, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a record that are padding: behind its metadata and behind each of its columns."""
+    used = [(header.offset + wire.HEADER_SIZE, header.metadata_length), *((at, c.stored) for c, at in columns)]
+    for (at, length), end in zip(used, [*(at for at, _ in used[1:]), header.end]):
+        if at + length < end:
+            yield at + length, end
+
+
+def next_record(file: Reader, offset: int, file_id: bytes) -> tuple[int | None, wire.RecordHeader | None]:
+    """Find the next record.
+
+    Returns:
+        The offset of the first whole record at or after offset, and None. Without such a record: None, and the last
+        valid header, if any.
+    """
+    last = None
+    offset = wire.aligned(offset)
+    while offset < file.size:
+        block = file.read(offset, SCAN_BLOCK + wire.HEADER_SIZE)
+        for at in wire.places_of_headers(block, offset, file_id):
+            header = wire.unpack_record_header(block[at : at + wire.HEADER_SIZE], offset + at, file_id)
+            if header is not None and header.end <= file.size:
+                return offset + at, None
+            last = header or last
+        offset += SCAN_BLOCK
+    return None, last
+
+
+def checked(file: Reader, offset: int, column: Column) -> Piece:
+    """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
+    blob: Piece
+    if column.stored < _LARGE:
+        blob = file.read(offset, column.stored)
+    else:
+        blob = np.empty(min(column.stored, max(0, file.size - offset)), np.uint8).data
+        blob = blob[: file.read_into(offset, blob)]
+    if len(blob) != column.stored or crc32(blob) != column.crc:
+        raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
+    return blob

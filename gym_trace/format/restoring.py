@@ -1,0 +1,175 @@
+"""Restoring damaged bytes of a batch from its parity (docs/FORMAT.md, section 4).
+
+The parity is believed only about bytes that fail a check of their own: the checksum of a header, of metadata or of a
+column, or padding that is not zero. What is intact by that is never replaced, whatever the parity says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.kernels import crc32
+from gym_trace.format.parity import HealedReader, Parity, Stored, group_digest, parity_of
+from gym_trace.format.records import SCAN_BLOCK, columns_of, gaps_of, header_at, metadata_of, next_record
+from gym_trace.storage.protocol import Reader
+
+
+class Healed(NamedTuple):
+    """Result of heal().
+
+    Attributes:
+        blocks: restored bytes, by their offset in the file.
+        hopeless: offsets of the blocks of the parity with damage that could not be restored.
+        contradicts: True if the parity says other values than intact data. Nothing is restored from it then.
+        parity: parity of the file as it is.
+    """
+
+    blocks: dict[int, bytes]
+    hopeless: list[int]
+    contradicts: bool
+    parity: Parity
+
+
+def heal(file: Reader, stored: Stored) -> Healed:
+    """Find the damaged bytes of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
+    shape, end = stored.shape, file.size - len(stored.footer)
+    found = parity_of(file, shape)
+    footer = {} if file.read(end, len(stored.footer)) == stored.footer else {end: stored.footer}
+    # If the data agrees with the checksum of the checksums, only those may be damaged.
+    is_intact = stored.crcs is not None and crc32(found.checksums.data) == stored.crcs[1]
+    bad: list[int] = np.flatnonzero(not is_intact and found.checksums != stored.parity.checksums).tolist()
+    groups = {number % shape.groups for number in bad}
+    contradicts = bool(stored.parity.digests) and any(
+        found.digest(group) != stored.parity.digest(group) for group in range(shape.groups) if group not in groups
+    )
+    candidates = _candidates(file, stored, found, bad)
+    restored = HealedReader(file, candidates)
+    starts = [number * shape.block for number in bad]
+    accepted: dict[int, bytes] = {}
+    failing, hopeless = set[int](), set[int]()
+    for piece in _pieces(file, restored, stored) if bad else ():
+        first = bisect_left(starts, piece.start - shape.block + 1)
+        touched = starts[first : bisect_left(starts, piece.end)]
+        if not touched:
+            continue
+        changed = dict[int, bytes]()
+        for at in touched:
+            start, stop = max(at, piece.start), min(at + shape.block, piece.end)
+            new = candidates.get(at, b"")[start - at : stop - at]
+            if new and new != file.read(start, len(new)):
+                changed[start] = new
+        if piece.is_right(file):
+            contradicts = contradicts or bool(changed)
+            continue
+        failing.update(touched)
+        if changed and piece.is_right(restored):
+            accepted |= changed
+        else:
+            hopeless.update(touched)
+    if contradicts:
+        return Healed({}, sorted(failing), True, found)
+    return Healed(accepted | footer, sorted(hopeless), False, found)
+
+
+def _candidates(file: Reader, stored: Stored, found: Parity, bad: list[int]) -> dict[int, bytes]:
+    """Return blocks as the parity has them, by offset; only those with the recorded checksum and digest."""
+    shape, parity = stored.shape, stored.parity
+    counts = np.bincount(np.array(bad, np.int64) % shape.groups, minlength=shape.groups)
+    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # of each group, between recorded and damaged bytes
+    candidates = dict[int, bytes]()
+    for number in bad:
+        offset, group = number * shape.block, number % shape.groups
+        damaged = np.frombuffer(file.read(offset, min(shape.block, shape.covered - offset)), np.uint8)
+        block = (damaged ^ difference[group * shape.block :][: len(damaged)]).tobytes()
+        if counts[group] > 1 or crc32(block) != parity.checksums[number]:
+            continue
+        known = parity.digest(group) if parity.digests else None
+        if known is None or known == group_digest(HealedReader(file, {offset: block}), shape, group):
+            candidates[offset] = block
+    return candidates
+
+
+class _Piece(NamedTuple):
+    """A range of bytes of a batch that has a check of its own."""
+
+    start: int
+    end: int
+    is_right: Callable[[Reader], bool]
+
+
+def _pieces(file: Reader, restored: Reader, stored: Stored) -> Iterator[_Piece]:
+    """Yield the pieces of a batch in order. Where a header or metadata is damaged, the restored one describes them.
+
+    Records that are found in the file as it is bound what a restored header can describe.
+    """
+    covered, file_id = stored.shape.covered, stored.footer[24:40]
+    yield _Piece(0, wire.HEADER_SIZE, lambda reader: _has_file_header(reader, file_id))
+    at = limit = wire.HEADER_SIZE
+    while at < covered:
+        header = header_at(file, at, file_id)
+        if header is None or header.end > covered:
+            if at >= limit:
+                limit = min(covered, next_record(file, at + 8, file_id)[0] or covered)
+            header = header_at(restored, at, file_id)
+            if header is None or header.end > limit:
+                yield _Piece(at, limit, _unknown)
+                at = limit
+                continue
+        yield _header_piece(header, file_id)
+        yield from _pieces_of(header, file, restored)
+        at = header.end
+
+
+def _header_piece(header: wire.RecordHeader, file_id: bytes) -> _Piece:
+    at = header.offset
+    return _Piece(at, at + wire.HEADER_SIZE, lambda reader: header_at(reader, at, file_id) == header)
+
+
+def _pieces_of(header: wire.RecordHeader, file: Reader, restored: Reader) -> Iterator[_Piece]:
+    """Yield the pieces of a record behind its header."""
+    yield _checked(header.offset + wire.HEADER_SIZE, header.metadata_length, header.metadata_crc)
+    for reader in (file, restored):
+        with suppress(CorruptTrace, UnsupportedTrace):
+            metadata = metadata_of(reader, header)
+            columns = [] if header.type == wire.SCHEMA else list(columns_of(header, metadata))
+            yield from (_checked(at, column.stored, column.crc) for column, at in columns)
+            yield from (_Piece(start, end, _zeros(start, end)) for start, end in gaps_of(header, columns))
+            return
+    yield _Piece(header.offset + wire.HEADER_SIZE + header.metadata_length, header.end, _unknown)
+
+
+def _unknown(_: Reader) -> bool:
+    return False
+
+
+def _has_file_header(reader: Reader, file_id: bytes) -> bool:
+    with suppress(CorruptTrace, UnsupportedTrace):
+        return wire.unpack_file_header(reader.read(0, wire.HEADER_SIZE)).file_id == file_id
+    return False
+
+
+def _checked(start: int, length: int, crc: int) -> _Piece:
+    """Return a piece that has a CRC."""
+
+    def is_right(reader: Reader) -> bool:
+        computed = 0
+        for block in _blocks(reader, start, start + length):
+            computed = crc32(block, computed)
+        return computed == crc
+
+    return _Piece(start, start + length, is_right)
+
+
+def _zeros(start: int, end: int) -> Callable[[Reader], bool]:
+    return lambda reader: not any(map(any, _blocks(reader, start, end)))
+
+
+def _blocks(reader: Reader, start: int, end: int) -> Iterator[bytes]:
+    return (reader.read(at, min(SCAN_BLOCK, end - at)) for at in range(start, end, SCAN_BLOCK))
