@@ -184,3 +184,13 @@ def test_the_viewer_is_measured(
     assert "50 episodes: server up after" in told
     assert "1 episode of 2,000 steps" in told
     assert "16 at random" in told
+
+
+def test_the_memory_of_a_follower_is_measured() -> None:
+    options = ["--seconds", "0.5", "--lines", "1", "--only", "lanes"]
+    command = [sys.executable, str(BENCHMARKS / "following.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    looks, last = done.stdout.splitlines()
+    assert "new process" in looks
+    assert last.startswith("lanes: flat")

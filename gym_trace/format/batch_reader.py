@@ -327,7 +327,8 @@ class BatchReader:
                 blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
-        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
+        path = self.path  # a chunk that is kept keeps no batch, whose table can be large
+        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset))
 
     def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
         """Fetch what read_chunk() reads of several chunks, in two round trips. Raises OSError, CorruptTrace."""

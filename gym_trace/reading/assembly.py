@@ -116,13 +116,23 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
                 begin, end = end, end + rows.stop - rows.start
                 chunk.decode_rows(path, rows.start, out[begin:end])
             return out
-    arrays = [chunk.array(path)[rows] for chunk, rows in parts]
+    arrays = [_rows_of(chunk, path, rows) for chunk, rows in parts]
     first = arrays[0]
     if first.dtype != object and all(a.dtype == first.dtype and a.shape[1:] == first.shape[1:] for a in arrays):
         return np.concatenate(arrays)
     items = [copied(item) if copy else item for array in arrays for item in array]
     dense = None if leaf.dtype is None else densified(items)
     return objects(items) if dense is None else dense
+
+
+def _rows_of(chunk: Chunk, path: Path, rows: slice) -> Array:
+    """Return rows of one column. Of a walked one, which a kept chunk has as it is stored, only these are decoded."""
+    if not chunk.is_walked(path):
+        return chunk.array(path)[rows]
+    column = chunk.columns[path]
+    out = np.empty((rows.stop - rows.start, *column.shape), dtype_from(column.dtype))
+    chunk.decode_rows(path, rows.start, out)
+    return out
 
 
 def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
@@ -135,7 +145,7 @@ def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
     else:
         items = []
         for chunk, rows in parts:
-            items.extend(chunk.array(path)[rows] if path in chunk else [ABSENT] * (rows.stop - rows.start))
+            items.extend(_rows_of(chunk, path, rows) if path in chunk else [ABSENT] * (rows.stop - rows.start))
     items = [None if item is ABSENT else copied(item) if copy else item for item in items]
     dense = densified(items)
     return objects(items) if dense is None else dense

@@ -24,11 +24,15 @@ from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 _OBJECTS = 9  # bytes that a byte of MessagePack takes in addition when it is decoded
-_Key = tuple[BatchReader, int, str, str | Path]
+_OVERHEAD = 1 << 8  # bytes that a chunk takes in addition, and each column that it describes
+_Key = tuple["weakref.ref[BatchReader]", int, str, str | Path]
 
 
 class ChunkCache:
-    """The chunks that random access decoded last, limited by bytes; thread-safe."""
+    """The chunks that random access decoded last, limited by bytes; thread-safe.
+
+    It keeps no batch alive: a live trace reads the end of its ring as a new batch after each refresh.
+    """
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -40,11 +44,11 @@ class ChunkCache:
         return len(self._chunks)
 
     def has(self, writer: WriterReader, number: int, root: str | Path) -> bool:
-        return (*writer.chunk_places[number], writer.key, root) in self._chunks
+        return _key(writer, number, root) in self._chunks
 
     def chunk(self, writer: WriterReader, number: int, root: str | Path) -> Chunk:
         """The columns under root of a chunk, or the one column of this path, decoded. Raises CorruptTrace."""
-        key = (*writer.chunk_places[number], writer.key, root)
+        key = _key(writer, number, root)
         with self._lock:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
@@ -60,11 +64,22 @@ class ChunkCache:
                 self._bytes -= self._chunks.popitem(last=False)[1][1]
         return chunk
 
+    def drop_gone(self) -> None:
+        """Drop the chunks of batches that no trace and no view has any more."""
+        with self._lock:
+            for key in [key for key in self._chunks if key[0]() is None]:
+                self._bytes -= self._chunks.pop(key)[1]
+
+
+def _key(writer: WriterReader, number: int, root: str | Path) -> _Key:
+    batch, i = writer.chunk_places[number]
+    return weakref.ref(batch), i, writer.key, root
+
 
 def _size_of(chunk: Chunk) -> int:
     """Return about how many bytes a decoded chunk takes: objects take many times the bytes that they are packed in."""
     packed = sum(column.full_size for column in chunk.columns.values() if column.dtype == MSGPACK)
-    return chunk.full_size + _OBJECTS * packed
+    return chunk.full_size + _OBJECTS * packed + _OVERHEAD * (1 + len(chunk.described))
 
 
 class Opened:
@@ -105,6 +120,7 @@ class Opened:
             present = self._in_order()
             if list(self.writers.values()) != list(present.values()):
                 self.writers = present
+                self.cache.drop_gone()
             return self.writers
 
     def _in_order(self) -> dict[str, WriterReader]:

@@ -17,6 +17,7 @@ from gym_trace.model.values import Array
 BASE = 64  # rows of the narrowest bins that are kept
 _MOST_OF_COLUMN = 8 << 20
 _BIN_BYTES = 32  # of one item
+_OVERHEAD = 1 << 10  # bytes that the bins of a column take in addition
 
 
 class Bins(NamedTuple):
@@ -116,4 +117,4 @@ class CurveStore:
 
     @staticmethod
     def _size(bins: Bins) -> int:
-        return sum(int(part.nbytes) for part in bins)
+        return _OVERHEAD + sum(int(part.nbytes) for part in bins)

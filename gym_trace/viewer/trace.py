@@ -82,6 +82,7 @@ class ViewedTrace:
                 if not was_live:  # edited or repaired
                     self._curves = CurveStore(self._curve_bytes)
                 self._changed()
+            self._cache.drop_gone()
             return True
 
     def _list(self) -> tuple[tuple[str, int], ...]:

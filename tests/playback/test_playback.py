@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from damage import flip
 from gymnasium import spaces
-from runs import check_counts, counts_of, record_lengths
+from runs import check_counts, counts_of, play, record_lengths
 from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
 
-from gym_trace import open_trace, scan_recorded_traces
+from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.reading.writer_reader import WriterReader
 
@@ -90,13 +90,36 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
 
 def test_the_cache_of_random_access_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 50, flush_after=10)
-    monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 2000)
+    monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 5000)
     trace = open_trace(tmp_path)
     for _ in range(2):
         for i in (3, 40, 7, 22, 0):
             assert counts_of(trace[i]) == list(range(11))
-    assert trace._opened.cache._bytes <= 2000
-    assert len(trace._opened.cache) < 20
+    assert trace._opened.cache._bytes <= 5000
+    assert 1 <= len(trace._opened.cache) < 5
+
+
+class _Flicker(ImageEnv):
+    """Frames that change in one pixel for a while, and then in all: some chunks have changes, others whole frames."""
+
+    def _paint(self) -> Any:
+        if self._count % 40 < 20:
+            self._image[0, 0] = self._count
+        else:
+            self._image[...] = np.random.default_rng(self._count).integers(0, 256, self._image.shape)
+        return self._image
+
+
+def test_the_cache_counts_all_that_its_chunks_hold(tmp_path: Path) -> None:
+    with small_blocks(rows=20, chunk=1 << 17):
+        play(TraceRecordingWrapper(_Flicker(60), tmp_path), 1)
+    trace = open_trace(tmp_path)
+    assert trace[0].observations.shape == (61, 64, 80, 3)
+    cached = [(chunk, size) for chunk, size in trace._opened.cache._chunks.values()]
+    path = ("observations",)
+    assert {chunk.is_walked(path) for chunk, _ in cached} == {True, False}
+    for chunk, size in cached:
+        assert sum(array.nbytes for array in chunk._decoded.values()) <= size
 
 
 def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

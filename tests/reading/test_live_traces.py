@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import cradle
 import gymnasium
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from runs import check_counts, counts_of, record_lengths
+from runs import check_counts, counts_of, play, record_lengths
 from shell import run, wait_for
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, small_blocks
@@ -128,6 +130,45 @@ def test_episodes_of_lanes_are_running_until_they_end(tmp_path: Path) -> None:
     envs.close()
     trace.refresh()
     assert "running" not in trace.episodes["outcome"]
+
+
+def test_a_follower_keeps_no_table_of_earlier_looks(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
+    trace, tables, batches = open_trace(tmp_path), [], []
+    for look in range(8):
+        play(env, 3)
+        assert trace.refresh() == 3
+        assert trace[-1].observations[:, 0].tolist() == [0, 1, 2]
+        (reader,) = trace.readers
+        tables.append(weakref.ref(reader.fragments))
+        batches += [weakref.ref(batch) for batch in reader.read_batches if batch is reader.tail.batch]
+        del reader
+        gc.collect()
+        assert [table() is not None for table in tables] == [False] * look + [True]
+        assert sum(batch() is not None for batch in batches) == 1
+        assert len(trace._opened.cache) <= 2
+    assert len(batches) == 8
+    env.close()
+
+
+def test_a_follower_of_lanes_keeps_no_batch_of_a_ring(tmp_path: Path) -> None:
+    envs = TraceRecordingVectorWrapper(SyncVectorEnv([partial(CountingEnv, 3)] * 8), tmp_path, record_infos=True)
+    trace, batches = open_trace(tmp_path), []
+    envs.reset(seed=1)
+    for _ in range(8):
+        for _ in range(4):
+            envs.step(envs.action_space.sample())
+        trace.refresh()
+        for episode in trace[-8:]:
+            assert len(episode.observations) == len(episode) + 1
+        for column in ("observations", "actions", "rewards", "infos", "annotations"):
+            assert getattr(trace[-1], column) is not None
+        batches += [weakref.ref(reader.tail.batch) for reader in trace.readers if reader.tail.batch is not None]
+        gc.collect()
+        assert sum(batch() is not None for batch in batches) == 1
+        assert len(trace._opened.cache) <= 2 * 5
+    assert len(batches) == 8
+    envs.close()
 
 
 def test_a_file_cannot_declare_an_episode_running(tmp_path: Path) -> None:
