@@ -21,13 +21,14 @@ function sourceHash() {
 
 mkdirSync(target, { recursive: true });
 const common = { bundle: true, minify: true, charset: "utf8", legalComments: "inline", logLevel: "warning" };
+const licence = readFileSync(join(root, "node_modules/uplot/LICENSE"), "utf8").trim();
 await build({
   ...common,
   entryPoints: [join(root, "src/main.ts")],
   outfile: join(target, "app.js"),
   format: "esm",
   target: "es2022",
-  banner: { js: `/* sources ${sourceHash()} */` },
+  banner: { js: `/* sources ${sourceHash()} */\n/*! uPlot (https://github.com/leeoniya/uPlot)\n\n${licence} */` },
 });
 await build({ ...common, entryPoints: [join(root, "src/app.css")], outfile: join(target, "app.css") });
 copyFileSync(join(root, "index.html"), join(target, "index.html"));

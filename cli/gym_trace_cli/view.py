@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import html
+import tempfile
 import threading
 import webbrowser
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,6 +31,9 @@ _PORT = click.IntRange(0, 65535)
 _LOOPBACK = "127.0.0.1"
 _SAMPLED = 3  # episodes whose size tells about how large a page will be
 _TAKEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+_OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>gym-trace</title>
+<meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Open gym-trace</a>
+"""
 
 
 @headed("view")
@@ -77,7 +84,7 @@ def command(
         raise click.UsageError("--max-bytes: needs --save; pass both")
     if save is not None and (port or host != _LOOPBACK or no_browser):
         raise click.UsageError("--save excludes --port, --host and --no-browser")
-    traces = [gym_trace.open_trace(directory) for directory in directories]
+    traces = [gym_trace.open_trace(_trace_in(directory)) for directory in directories]
     place = _place(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.some(trace) for trace in traces]
     if place and (save is not None or not selection.is_all):
@@ -86,6 +93,12 @@ def command(
         return _serve(traces, host, port, no_browser, recorded, place)
     _save(traces, save, max_bytes)
     return FINE
+
+
+def _trace_in(directory: str) -> str:
+    """Return the trace of a directory of 'gym-trace train', or that directory itself."""
+    inside = Path(directory, "trace")
+    return str(inside) if Path(directory, "run.json").is_file() and inside.is_dir() else directory
 
 
 def _place(trace: Trace, episode: int | None, step: int | None) -> str:
@@ -111,6 +124,7 @@ def _serve(
 
     without_display()
     making = recorded.arguments()
+    opened = ExitStack()
 
     def on_start(address: str) -> None:
         from gym_trace.viewer.guard import is_loopback
@@ -124,8 +138,12 @@ def _serve(
         address += place
         click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops")
         if not no_browser:
+            # Every user of this machine can read the command line of a browser, which must not hold the token.
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="gym-trace-", ignore_cleanup_errors=True))
+            opener = Path(folder, "open.html")
+            opener.write_text(_OPENER.format(html.escape(address)), encoding="utf-8")
             # A browser in the terminal would not return.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(opener.as_uri(),), daemon=True).start()
 
     try:
         serve(*traces, host=host, port=port, imports=recorded.imports, on_start=on_start, **making)
@@ -137,6 +155,8 @@ def _serve(
             raise
         problem = f"{show.printable(host)} port {port}: {str(error.strerror).partition(' (while')[0]}"
         raise TraceError(f"{problem}; choose another one") from error
+    finally:
+        opened.close()
     return FINE
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import platform
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.agents import JointEnv
@@ -58,10 +60,20 @@ def describe_environment(env: Any) -> dict[str, Any]:
         "wrappers": [f"{type(one).__module__}.{type(one).__qualname__}" for one in wrappers_around(env)],
         "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
         "render_mode": render_mode if isinstance(render_mode, str) else None,
+        **_render_fps(env),
         "made": made[0],
         **agents,
         **({"lanes": made} if len(made) > 1 else {}),
     }
+
+
+def _render_fps(env: Any) -> dict[str, float]:
+    """Return the steps per second of an environment, if its metadata has them."""
+    metadata = getattr(env, "metadata", None)
+    fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps < math.inf:
+        return {"render_fps": float(fps)}
+    return {}
 
 
 def _as_said(environment: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,6 +71,12 @@ class Answers:
         """Grows with each change of a trace."""
         return sum(trace.version for trace in self.traces)
 
+    def look_for_damage(self) -> None:
+        """Mark damaged episodes in the lists; this may take seconds."""
+        for trace in self.traces:
+            with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
+                trace.look_for_damage()
+
     def get(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answer a request such as ("/api/episode", {"trace": "0", "episode": "7"}). Raises Refused."""
         asked = self._asked().get(path)
@@ -123,7 +130,7 @@ class Answers:
         if rendering is not None:
             facts["frames"].append(RENDERED)
             facts["columns"].append(rendering.column())
-            facts["fps"] = rendering.fps or None
+            facts["fps"] = rendering.fps or facts["fps"]
         return {**facts, "renderable": facts["renderable"] and self.renderings is not None}
 
     def _rendering(self, query: Query) -> Rendering | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ def serve(
     pages = pages_of(page.static_files())
     renderings = Renderings(Recipe(trust, env_kwargs, make_env, tuple(imports)))
     try:
-        viewer = Viewer(Answers([as_trace(one) for one in traces], renderings), pages, host, port)
+        answers = Answers([as_trace(one) for one in traces], renderings)
+        viewer = Viewer(answers, pages, host, port)
+        threading.Thread(target=answers.look_for_damage, daemon=True).start()
         if on_start is not None:
             on_start(viewer.url)
         viewer.run()

@@ -16,7 +16,7 @@ from gym_trace.model.values import Array
 
 BASE = 64  # rows of the narrowest bins that are kept
 _MOST_OF_COLUMN = 8 << 20
-_BIN_BYTES = 32  # of one item
+_BIN_BYTES = 40  # of one item
 _OVERHEAD = 1 << 10  # bytes that the bins of a column take in addition
 
 
@@ -25,20 +25,21 @@ class Bins(NamedTuple):
 
     Attributes:
         low, high: (n, k), of the finite values; NaN for a bin without any.
-        nan, infinite: (n, k) int64, how many values are NaN, and how many infinite.
+        nan, infinite, missing: (n, k) int64, how many values are NaN, infinite, or not there.
     """
 
     low: Array
     high: Array
     nan: Array
     infinite: Array
+    missing: Array
 
     def __len__(self) -> int:
         return len(self.low)
 
     def merged(self, count: int) -> Bins:
         """Return wider bins, each of this number of bins; the last one may have fewer."""
-        return Bins(*(_reduced(f, part, count) for f, part in zip((np.fmin, np.fmax, np.add, np.add), self)))
+        return Bins(*(_reduced(f, part, count) for f, part in zip((np.fmin, np.fmax, np.add, np.add, np.add), self)))
 
     def followed_by(self, others: Bins) -> Bins:
         """Return these bins and others after them."""
@@ -48,22 +49,25 @@ class Bins(NamedTuple):
         return Bins(*(part[begin:end] for part in self))
 
 
-def binned(rows: Array, width: int) -> Bins:
-    """Return bins of this number of rows, (rows, k) of numbers; the last one may have fewer."""
+def binned(rows: Array, missing: Array | None, width: int) -> Bins:
+    """Return bins of this number of rows, (rows, k) of numbers; the last one may have fewer.
+
+    missing: True for the values of rows that are not there, which are NaN; None: all are.
+    """
     bins = -(-len(rows) // width)
     none = np.zeros((bins, rows.shape[1]), np.int64)
-    if rows.dtype.kind != "f":
-        return Bins(_reduced(np.minimum, rows, width), _reduced(np.maximum, rows, width), none, none)
     finite = np.isfinite(rows)
     if finite.all():
-        return Bins(_reduced(np.minimum, rows, width), _reduced(np.maximum, rows, width), none, none)
+        return Bins(_reduced(np.minimum, rows, width), _reduced(np.maximum, rows, width), none, none, none)
     known = np.where(finite, rows, np.nan)
     is_nan = np.isnan(rows)
+    lost = np.zeros(rows.shape, bool) if missing is None else missing
     return Bins(
         _reduced(np.fmin, known, width),
         _reduced(np.fmax, known, width),
-        _reduced(np.add, is_nan.astype(np.int64), width),
+        _reduced(np.add, (is_nan & ~lost).astype(np.int64), width),
         _reduced(np.add, (~finite & ~is_nan).astype(np.int64), width),
+        _reduced(np.add, lost.astype(np.int64), width),
     )
 
 

@@ -129,6 +129,12 @@ class ViewedEpisode:
             raise LookupError(f"{name}: is a column of {found.kind}, not {kind}")
         return found
 
+    @property
+    def fps(self) -> float | None:
+        """Steps per second of the environment, as recorded; None if it said none."""
+        fps = self._writer.about_or_empty.environment.get("render_fps")
+        return float(fps) if isinstance(fps, (int, float)) and 0 < fps < math.inf else None
+
     def facts(self) -> list[tuple[str, str]]:
         """Return what is known of it as labels and texts."""
         one, about = self.episode, self._writer.about_or_empty
@@ -228,21 +234,16 @@ class ViewedEpisode:
         begin, end = max(0, begin), min(end, column.rows)
         head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
         if end - begin <= 2 * pixels:
-            values = self.numbers(column, begin, end, chosen)
-            finite = np.isfinite(values)
-            is_nan = int(np.isnan(values).sum())
-            head |= {"nan": is_nan, "infinite": int(values.size - finite.sum()) - is_nan}
+            values, missing = self._numbers(column, begin, end, chosen)
+            bins = binned(values, missing, 1)
             x = np.arange(begin, begin + len(values), dtype=np.int32)
-            odd = np.asarray((~finite).any(axis=1), np.uint8)
-            return packed(head, [("x", x), ("y", values.T), ("odd", odd)])
+            return packed(head | _oddities(bins), [("x", x), ("y", values.T), ("odd", _is_odd(bins))])
         width = 1 << int(math.log2((end - begin) / pixels))
         start, end = begin // width * width, min(-(-end // width) * width, column.rows)
-        bins = self._bins(column, start, end, width)
-        low, high, nan, infinite = (part[:, chosen] for part in bins)
-        head |= {"decimated": True, "bin": width, "nan": int(nan.sum()), "infinite": int(infinite.sum())}
+        bins = Bins(*(part[:, chosen] for part in self._bins(column, start, end, width)))
+        head |= {"decimated": True, "bin": width, **_oddities(bins)}
         x = np.arange(start, start + len(bins) * width, width, dtype=np.int32)
-        odd = np.asarray(((nan > 0) | (infinite > 0)).any(axis=1), np.uint8)
-        return packed(head, [("x", x), ("low", low.T), ("high", high.T), ("odd", odd)])
+        return packed(head, [("x", x), ("low", bins.low.T), ("high", bins.high.T), ("odd", _is_odd(bins))])
 
     def whole(self, name: str) -> bytes:
         """Return all rows of a column of numbers, as plot() does. Raises LookupError."""
@@ -285,28 +286,40 @@ class ViewedEpisode:
     def _read(self, column: Column, start: int, end: int, width: int) -> Bins:
         """Return bins of rows; start is a multiple of their width."""
         block = max(width, self._block(column))
-        parts = [binned(self.numbers(column, at, min(at + block, end)), width) for at in range(start, end, block)]
+        parts = [binned(*self._numbers(column, at, min(at + block, end)), width) for at in range(start, end, block)]
         bins = parts[0]
         return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
 
-    def numbers(self, column: Column, start: int, stop: int, items: slice = slice(None)) -> Array:
-        """Return rows of a column as numbers, (rows, items); NaN where something cannot be read or is not a number."""
+    def _numbers(self, column: Column, start: int, stop: int, items: slice = slice(None)) -> tuple[Array, Array | None]:
+        """Return rows of a column as numbers, (rows, items), and which of them are missing; None: none is.
+
+        A value is missing, and NaN, where it cannot be read, was not recorded or is not a number.
+        """
         if column.group == "return":
-            rewards = column._replace(group="rewards", path=("rewards",))
-            return np.cumsum(self.numbers(rewards, 0, stop, items).astype(np.float64), axis=0)[start:]
+            rewards, unknown = self._numbers(column._replace(group="rewards", path=("rewards",)), 0, stop, items)
+            sums = np.cumsum(rewards.astype(np.float64), axis=0)[start:]
+            return sums, None if unknown is None else np.logical_or.accumulate(unknown, axis=0)[start:]
         path = column.path[:1] if column.group == "infos" else column.path
         count_of = len(range(column.items)[items])
         parts = [np.empty((0, count_of), _plotted(np.dtype(column.dtype or "<f8")))]
+        missing = [np.zeros((0, count_of), bool)]
         for _, count, rows in self._leaf(path).parts(start, min(stop, column.rows)):
             if isinstance(rows, CorruptTrace):
                 parts.append(np.full((count, count_of), np.nan, np.float32))
+                missing.append(np.ones((count, count_of), bool))
             elif column.group == "infos":
                 keys = [str(column.path[1])] if len(column.path) > 1 else self._info_keys
-                values = [[number_of(info.get(key)) for key in keys] for info in map(_as_info, rows)]
+                given = [[info.get(key) for key in keys] for info in map(_as_info, rows)]
+                values = [[number_of(value) for value in row] for row in given]
                 parts.append(np.array(values, np.float64).reshape(count, len(keys))[:, items])
+                is_there = [[_is_number(value) for value in row] for row in given]
+                missing.append(~np.array(is_there, bool).reshape(count, len(keys))[:, items])
             else:
-                parts.append(_as_numbers(rows, column.shape, items))
-        return np.concatenate(parts)
+                some, lost = _as_numbers(rows, column.shape, items)
+                parts.append(some)
+                missing.append(lost)
+        lost = np.concatenate(missing)
+        return np.concatenate(parts), lost if lost.any() else None
 
     # -- pictures -----------------------------------------------------------------------------------------------------
 
@@ -413,20 +426,39 @@ def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.itemsize <= 4 else np.dtype(np.float64)
 
 
-def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> Array:
-    """Return rows as (rows, chosen items); NaN for those that are not numbers of this shape."""
+def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> tuple[Array, Array]:
+    """Return rows as (rows, chosen items), and which of these are missing, being no numbers of this shape: NaN."""
     items = math.prod(shape)
+    count_of = len(range(items)[chosen])
     if rows.dtype != object and rows.shape[1:] == shape and rows.dtype.kind in "biuf":
-        return rows.reshape(len(rows), items)[:, chosen].astype(_plotted(rows.dtype))
-    found = np.full((len(rows), len(range(items)[chosen])), np.nan)
+        values = rows.reshape(len(rows), items)[:, chosen].astype(_plotted(rows.dtype))
+        return values, np.zeros((len(rows), count_of), bool)
+    found, missing = np.full((len(rows), count_of), np.nan), np.ones((len(rows), count_of), bool)
     for i, row in enumerate(rows):
         if row is None or isinstance(row, (str, bytes, dict, Misfit)):
             continue
         if not shape:
-            found[i] = number_of(row)
+            found[i], missing[i] = number_of(row), not _is_number(row)
         elif isinstance(row, np.ndarray) and row.shape == shape and row.dtype.kind in "biuf":
-            found[i] = row.ravel()[chosen]
-    return found
+            found[i], missing[i] = row.ravel()[chosen], False
+    return found, missing
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a value that number_of() takes for a number, which may be NaN."""
+    if isinstance(value, np.ndarray):
+        return value.shape == () and value.dtype.kind in "biuf"
+    return isinstance(value, (float, np.floating)) or not math.isnan(number_of(value))
+
+
+def _oddities(bins: Bins) -> dict[str, int]:
+    """Return how many values are NaN, infinite or missing."""
+    return {name: int(getattr(bins, name).sum()) for name in ("nan", "infinite", "missing")}
+
+
+def _is_odd(bins: Bins) -> Array:
+    """Return 1 for bins with NaN or infinite values."""
+    return np.asarray(((bins.nan > 0) | (bins.infinite > 0)).any(axis=1), np.uint8)
 
 
 def _named(layout: Layout, values: Iterator[Any]) -> Any:

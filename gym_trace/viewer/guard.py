@@ -65,12 +65,13 @@ class Guard:
             if not self._is_token(given):
                 await _answer(send, 403, "wrong token; open the address that gym-trace view printed")
                 return
+            # A redirect from the file that opens the page would count as another site's, and not send the cookie.
             cookie = f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send, 303, "", {"Location": "/", "Set-Cookie": cookie})
+            await self._app(scope, receive, _with_headers(send, {"Set-Cookie": cookie}))
         elif not self._is_known(headers):
             await _answer(send, 403, "no token; open the address that gym-trace view printed")
         else:
-            await self._app(scope, receive, _with_headers(send))
+            await self._app(scope, receive, _with_headers(send, {}))
 
     def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and text if a request is refused, with a token or without."""
@@ -90,6 +91,8 @@ class Guard:
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
                 return 415, "a POST needs Content-Type: application/json"
             length = headers.get("content-length", "")
+            if "transfer-encoding" in headers:  # it has no length, whatever Content-Length says
+                return 413, "a POST needs a Content-Length and no Transfer-Encoding"
             if not length.isdecimal() or len(length) > 9 or int(length) > _MOST_BODY:
                 return 413, f"a POST needs a Content-Length of at most {_MOST_BODY}"
         return None
@@ -136,17 +139,17 @@ def _token_in(scope: Scope) -> str | None:
     return given[0] if given else None
 
 
-async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-    body = f'{{"error": "{text}", "hint": ""}}'.encode() if text else b""
-    known = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+async def _answer(send: Send, status: int, text: str) -> None:
+    body = f'{{"error": "{text}", "hint": ""}}'.encode()
+    known = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body))}
     pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in known.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Send) -> Send:
-    """Return send() with our headers added to an answer."""
-    ours = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
+def _with_headers(send: Send, more: Mapping[str, str]) -> Send:
+    """Return send() with our headers and these added to an answer."""
+    ours = {name.lower().encode(): value.encode("latin-1") for name, value in {**HEADERS, **more}.items()}
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -53,7 +53,8 @@ class Rendering:
 
     Attributes:
         state: "running", "ready" or "failed".
-        done, of: simulated steps so far, and about how many there will be.
+        done, of: steps so far, and all.
+        phase: "compared" with the recording, and then "rendered".
         note: what is known of the replay, such as that it differs from the recording.
         needs_trust: whether the error is that the user has to trust the trace.
         fps: frames per second of the environment.
@@ -62,7 +63,7 @@ class Rendering:
 
     def __init__(self, number: int, trace: Trace, index: int, trust: bool):
         self.number, self.trace, self.index, self.trust = number, trace, index, trust
-        self.state, self.done, self.of, self.error, self.note = "running", 0, 1, "", ""
+        self.state, self.phase, self.done, self.of, self.error, self.note = "running", "compared", 0, 1, "", ""
         self.needs_trust, self.fps, self.shape = False, 0.0, (0, 0)
         self.begun = threading.Event()  # it was made, or failed
         self.ends: list[int] = [0]  # in the file, of each picture
@@ -75,7 +76,8 @@ class Rendering:
 
     def plain(self) -> dict[str, Any]:
         """Return its progress as JSON."""
-        about = {"done": min(self.done, self.of), "of": self.of, "state": self.state, "note": self.note}
+        steps = {"phase": self.phase, "done": min(self.done, self.of), "of": self.of}
+        about = {**steps, "state": self.state, "note": self.note}
         error = {"error": self.error} if self.error else {}
         return {**about, **error, **({"consent": self.error} if self.needs_trust else {})}
 
@@ -194,6 +196,7 @@ class Renderings:
                 self._make_room(rendering)
 
     def _render(self, processes: LocalProcesses, rendering: Rendering) -> None:
+        rendering.of = len(rendering.trace[rendering.index])
         arguments = rendering.trace, rendering.index, self._recipe._replace(trust=rendering.trust)
         processes.start(rendering.number, Job("rendering", _rendered, arguments, niceness=_NICENESS))
         while rendering.state == "running" and not self._is_ending:
@@ -206,7 +209,7 @@ class Renderings:
                     return
                 kind, *values = message
                 if kind == "pictures":
-                    (rendering.done, rendering.of, rendering.fps, rendering.shape), pictures = values
+                    (rendering.phase, rendering.done, rendering.fps, rendering.shape), pictures = values
                     rendering.add(pictures)
                     self._make_room(rendering)
                 elif kind == "done":
@@ -231,8 +234,7 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
     """Body of the process: render an episode, and send its pictures."""
     for module in recipe.imports:
         import_module(module)
-    steps = len(trace[index])
-    report = _Report(connection, 2 * steps)  # first it is compared with the recording
+    report = _Report(connection)
     making = Making(recipe.trust, recipe.env_kwargs, recipe.make_env)
     for played in replays(trace, [index], making, "rgb_array", report.step):
 
@@ -247,8 +249,8 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
 class _Report:
     """Sends what was rendered, a few times a second."""
 
-    def __init__(self, connection: Any, steps: int):
-        self._connection, self._steps = connection, steps
+    def __init__(self, connection: Any):
+        self._connection = connection
         self._done, self._sent = 0, 0.0
         self._waiting: list[bytes] = []
         self._bytes = 0
@@ -282,6 +284,8 @@ class _Report:
         self._connection.send(("done", note))
 
     def _send(self) -> None:
-        progress = self._done, self._steps, self._fps, self._shape
+        # The episode is compared with the recording first. The first picture is that of the reset.
+        done = ("rendered", self.pictures - 1) if self.pictures else ("compared", self._done)
+        progress = *done, self._fps, self._shape
         self._connection.send(("pictures", progress, self._waiting))
         self._waiting, self._bytes, self._sent = [], 0, time.monotonic()

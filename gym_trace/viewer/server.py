@@ -27,6 +27,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
     raise MissingExtra(
         f"the viewer needs starlette and uvicorn ({missing}): pip install 'gym-trace[view]'"
@@ -72,10 +73,10 @@ class Viewer:
             access_log=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_MOST_CONNECTIONS + 1,  # the last one gets an error: all others are busy
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=1 << 16,
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -92,6 +93,31 @@ class Viewer:
     def stop(self) -> None:
         """End run() in another thread."""
         self._server.should_exit = True
+
+
+class _Connection(H11Protocol):
+    """A connection that makes way for new ones while it waits for a request.
+
+    Others on this machine can connect without the token: connections that they only hold do not lock the page out.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept a connection; of too many, end the one that is idle for longest."""
+        self._used = time.monotonic()
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+            idle = [one for one in others if one.cycle is None or one.cycle.response_complete]
+            if idle:
+                oldest = min(idle, key=lambda one: one._used)
+                self.connections.discard(oldest)
+                oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a part of a request."""
+        if self.cycle is not None:  # a request that only dribbles in makes way, too
+            self._used = time.monotonic()
+        super().data_received(data)
 
 
 def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], bool]) -> Starlette:

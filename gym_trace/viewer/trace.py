@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
+from gym_trace.integrity.scan import CheckReport, examinations
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
@@ -31,6 +33,7 @@ MOST_ROWS = 2000  # of the table of episodes, in one answer
 _SELECTIONS = 8  # that are kept
 _MOST_NOTES = 20  # on damage
 _LONGEST = 2000  # characters of a fact
+_MOST_CHECKED = 4 << 30  # bytes of a trace that is read as a whole to find its damage
 _WORDS = 256  # distinct values of a text column that are named in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
 
@@ -59,6 +62,8 @@ class ViewedTrace:
         self._listed: tuple[tuple[str, int], ...] | None = None
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None
+        self._damages: list[Damage] = []
+        self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
         self._lock, self._refreshing = Lock(), Lock()
 
     @property
@@ -81,6 +86,7 @@ class ViewedTrace:
                 self.trace = copy.copy(self._live)
                 if not was_live:  # edited or repaired
                     self._curves = CurveStore(self._curve_bytes)
+                    self._damages, self._damaged = [], {}
                 self._changed()
             self._cache.drop_gone()
             return True
@@ -88,6 +94,35 @@ class ViewedTrace:
     def _list(self) -> tuple[tuple[str, int], ...]:
         """Return the files of the trace and their sizes: an edit in place keeps the names."""
         return tuple(sorted(sizes_of(storage_of(self._live)).items()))
+
+    def look_for_damage(self) -> None:
+        """Read every byte of a trace of moderate size on this machine, once, and mark damaged episodes in the list."""
+        storage = storage_of(self.trace)
+        if self.is_live or storage.ahead or sum(sizes_of(storage).values()) > _MOST_CHECKED:
+            return
+        report = CheckReport()
+        damaged: dict[str, dict[int, list[str]]] = {}
+        for examination in examinations(storage, report, None):
+            for _ in examination.chunks():
+                pass
+            examination.finish()
+            for loss in examination.losses:
+                for lost in loss.steps:
+                    last = lost.first_step + lost.steps - 1
+                    note = f"steps {lost.first_step:,} to {last:,}: {loss.damage.problem}"
+                    damaged.setdefault(lost.writer, {}).setdefault(lost.episode_id, []).append(note)
+        if report.damages:
+            with self._lock:
+                self._damages, self._damaged = report.damages, damaged
+                self._changed()
+
+    def _is_damaged(self, trace: Trace, table: Array) -> Array:
+        """Return True for episodes of the table of which steps cannot be read."""
+        found = np.zeros(len(table), bool)
+        for number, writer in enumerate(trace.readers if self._damaged else ()):
+            ids = list(self._damaged.get(writer.writer, {}))
+            found |= (table["writer"] == number) & np.isin(table["episode_id"], ids)
+        return found
 
     def keep(self, numbers: list[int]) -> None:
         """List only these episodes from now on, by their numbers in the whole trace."""
@@ -116,7 +151,8 @@ class ViewedTrace:
         trace = self.trace
         table, readers = trace.episodes, trace.readers
         ids = [writer.about_or_empty.environment.get("id") for writer in readers]
-        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in trace.damage]
+        found = self._damages or trace.damage
+        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in found]
         lanes = int(table["lane"].max(initial=0)) + 1
         known = [] if self._is_shared else [("directory", str(trace.directory))]
         known.append(("writers", f"{len(readers):,}"))
@@ -173,7 +209,7 @@ class ViewedTrace:
             "renderable": not one.first_step,
             "columns": [column.plain() for column in columns.values()],
             "facts": [(label, text[:_LONGEST]) for label, text in viewed.facts()],
-            "fps": None,
+            "fps": viewed.fps,
             "version": self.version,
         }
 
@@ -194,7 +230,7 @@ class ViewedTrace:
             notes.append("the recording process died before the episode ended")
         if not one.has_final_observation:
             notes.append("the final observation is not known")
-        return notes + viewed.damage()
+        return notes + (self._damaged.get(one.writer, {}).get(one.episode_id) or viewed.damage())
 
     # -- the table of episodes ----------------------------------------------------------------------------------------
 
@@ -222,6 +258,7 @@ class ViewedTrace:
         words: dict[str, tuple[list[str], Array]] = {
             "outcome": (list(OUTCOMES), outcome_codes(table).astype(np.uint8)),
             "flag": (["", *FLAGS], flags.astype(np.uint8)),
+            "damage": (["", "damaged"], self._is_damaged(trace, table).astype(np.uint8)),
         }
         numbers |= {"length": table["steps"].astype(np.int32), "return": table["return"].astype(np.float64)}
         if trace.episodes["lane"].any():
@@ -369,10 +406,11 @@ def _counted(values: Array, chosen: Array) -> dict[str, Any]:
     bins = histogram(good) if len(good) else None
     odd = int(np.count_nonzero(~np.isfinite(chosen)))
     if bins is None:
-        return {"edges": [], "counts": [], "nan": odd}
+        return {"edges": [], "counts": [], "nan": odd, "ends": None}
+    ends = float(good.min()), float(good.max())
     if len(bins["edges"]) == 2 and bins["edges"][0] == bins["edges"][1]:  # one value
-        return {"edges": bins["edges"], "counts": [len(chosen) - odd], "nan": odd}
+        return {"edges": bins["edges"], "counts": [len(chosen) - odd], "nan": odd, "ends": ends}
     edges = np.array(bins["edges"])
     places = np.searchsorted(edges, chosen[np.isfinite(chosen)], side="right") - 1
     counts = np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1)
-    return {"edges": bins["edges"], "counts": counts.tolist(), "nan": odd}
+    return {"edges": bins["edges"], "counts": counts.tolist(), "nan": odd, "ends": ends}

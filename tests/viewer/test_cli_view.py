@@ -64,7 +64,7 @@ def test_sigterm_ends_it_with_the_usual_code(directory: Path) -> None:
     assert "terminated" in text
 
 
-def test_a_browser_is_opened_with_the_address(directory: Path, tmp_path: Path) -> None:
+def test_a_private_file_hands_the_address_to_the_browser(directory: Path, tmp_path: Path) -> None:
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
@@ -76,9 +76,23 @@ def test_a_browser_is_opened_with_the_address(directory: Path, tmp_path: Path) -
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     wait_for(lambda: opened.exists() and opened.read_text())
+    shown = opened.read_text().strip()  # the command line, which every user can read
+    assert "token" not in shown
+    file = Path(urllib.request.url2pathname(shown.removeprefix("file://")))
+    assert file.parent.stat().st_mode & 0o077 == 0
+    assert address in file.read_text()
     process.send_signal(signal.SIGINT)
     ended(process)
-    assert opened.read_text().strip() == address
+    assert not file.parent.exists()
+
+
+def test_a_directory_of_a_training_run_shows_its_trace(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace").symlink_to(directory)
+    (tmp_path / "run.json").write_text("{}")
+    process, address = started(tmp_path, "--no-browser")
+    assert address.startswith("http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 0
 
 
 def test_a_taken_port_names_what_to_do(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from damage import flip, strip_parity
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
+from selenium.webdriver.common.action_chains import ActionChains
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, edit
@@ -205,6 +206,32 @@ def test_a_wrong_condition_shows_the_error_of_the_server(page):
     page.was_refused(400)
 
 
+def test_the_first_click_on_an_episode_opens_it(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    row = page.driver.find_element("css selector", "#row-1 .of-episode")
+    ActionChains(page.driver).move_to_element(row).click_and_hold().perform()
+    page.run("document.querySelector('.episodes .window').dispatchEvent(new Event('scroll'))")  # draws the list again
+    ActionChains(page.driver).release().perform()
+    page.until("location.hash.includes('episode=1')")
+
+
+def test_a_brush_writes_few_digits_and_selects_what_it_counts(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.bars .some').length > 0")
+    chart = "document.querySelectorAll('.bars')[0]"
+    page.run(
+        f"const b = {chart}.getBoundingClientRect(); "
+        "const at = x => ({clientX: x, clientY: b.top + 9, button: 0, pointerId: 1});"
+        f"{chart}.setPointerCapture = () => {{}};"
+        f"{chart}.dispatchEvent(new PointerEvent('pointerdown', at(b.left + 1)));"
+        f"{chart}.dispatchEvent(new PointerEvent('pointerup', at(b.right - 1)))"
+    )
+    page.until("document.querySelector('.where').value.includes('return')")
+    page.until("document.querySelector('.matched').textContent === '4 episodes'")
+    assert len(page.run("return document.querySelector('.where').value")) < 30
+
+
 def test_sorting_by_a_column_changes_the_order(page):
     page.go("#trace=0&sort=length")
     page.until("document.querySelector('.space .of-length')?.textContent === '5'")
@@ -298,6 +325,11 @@ def test_nothing_is_wider_than_a_phone(page):
         page.go(route)
         page.until("document.querySelector('.space .row, .picture canvas[data-step]')")
         assert page.run("return document.documentElement.scrollWidth") <= 390, route
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    cut = "(e) => e.offsetWidth && e.scrollWidth > e.offsetWidth"
+    page.run("for (const e of document.querySelectorAll('.space .of-return')) e.textContent = '−123,456'")
+    assert page.run(f"return [...document.querySelectorAll('.space .cell')].filter({cut}).length") == 0
 
 
 def test_the_theme_follows_the_system_and_the_key(page):

@@ -58,6 +58,12 @@ def test_the_page_asks_for_nothing_outside_of_its_server():
         assert addresses <= {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}, path.name
 
 
+def test_the_script_carries_the_licence_of_uplot():
+    script = (STATIC / "app.js").read_text()
+    assert "Leon Sorokin" in script
+    assert "The above copyright notice and this permission notice shall be included" in script
+
+
 def test_the_script_can_stand_inside_an_html_file():
     assert "</script" not in (STATIC / "app.js").read_text().lower()
     assert "</style" not in (STATIC / "app.css").read_text().lower()

@@ -161,10 +161,12 @@ def test_items_choose_some_numbers_of_a_row(cartpole: Path) -> None:
 
 
 def test_a_bin_without_finite_values_is_empty() -> None:
-    bins = binned(np.array([[np.nan], [np.inf], [1.0], [2.0], [3.0]]), 2)
+    bins = binned(np.array([[np.nan], [np.inf], [1.0], [2.0], [3.0]]), None, 2)
     np.testing.assert_array_equal(bins.low, [[np.nan], [1.0], [3.0]])
     np.testing.assert_array_equal(bins.high, [[np.nan], [2.0], [3.0]])
     assert (bins.nan.ravel().tolist(), bins.infinite.ravel().tolist()) == ([1, 0, 0], [1, 0, 0])
+    lost = binned(np.array([[np.nan], [np.nan], [1.0]]), np.array([[True], [False], [False]]), 2)
+    assert (lost.nan.ravel().tolist(), lost.missing.ravel().tolist()) == ([1, 0], [1, 0])
 
 
 def test_an_annotation_that_some_steps_lack_is_a_gap(tmp_path: Path) -> None:
@@ -300,6 +302,17 @@ def test_a_compacted_trace_shows_the_same(tmp_path: Path) -> None:
         assert asked(answers, f"/api/compare?a=0:{episode}&b=1:{episode}")["same"]
 
 
+def test_an_episode_plays_at_the_recorded_render_fps(tmp_path: Path) -> None:
+    answers = viewed(cartpoles(tmp_path / "t", 1))
+    assert asked(answers, "/api/episode?episode=0")["fps"] == gymnasium.make("CartPole-v1").metadata["render_fps"]
+
+
+def test_histograms_end_at_the_smallest_and_largest_value(tmp_path: Path) -> None:
+    answers = viewed(cartpoles(tmp_path / "t", 9))
+    steps = answers.traces[0].trace.episodes["steps"]
+    assert asked(answers, "/api/histograms")["length"]["ends"] == [steps.min(), steps.max()]
+
+
 def test_damage_is_a_gap_with_a_note(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((8001, 64))
     space = gymnasium.spaces.Box(-np.inf, np.inf, (64,), np.float64)
@@ -314,6 +327,16 @@ def test_damage_is_a_gap_with_a_note(tmp_path: Path) -> None:
     arrays = arrays_of(answers, "/api/plot?episode=0&column=observations&items=0:1&pixels=8192")
     lost = np.isnan(arrays["y"][0])
     assert 0 < lost.sum() < 6000
+    head, _ = asked(answers, "/api/plot?episode=0&column=observations&items=0:1&pixels=8192")
+    assert (head["nan"], head["missing"]) == (0, lost.sum())
+    assert not arrays["odd"].any()
+    head, _ = asked(answers, "/api/plot?episode=0&column=observations&items=0:1&pixels=60")
+    assert (head["nan"], head["missing"]) == (0, lost.sum())
+    assert asked(answers, "/api/episodes")[0]["texts"]["damage"]["codes"] == "damage"
+    assert arrays_of(answers, "/api/episodes")["damage"].tolist() == [0]
+    answers.look_for_damage()
+    assert arrays_of(answers, "/api/episodes")["damage"].tolist() == [1]
+    assert "checksum mismatch" in asked(answers, "/api/traces")[0]["damage_notes"][0]
     np.testing.assert_array_equal(arrays["y"][0][~lost], rows[~lost, 0])
     first = int(np.flatnonzero(lost)[0])
     assert "unreadable" in asked(answers, f"/api/steps?episode=0&from={first}&count=1")["steps"][0]["observation"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -51,7 +52,7 @@ def stranger(viewer: Viewer) -> Iterator[TestClient]:
 @pytest.fixture
 def browser(viewer: Viewer, stranger: TestClient) -> TestClient:
     """A browser that opened the address."""
-    assert stranger.get(viewer.url.partition(str(viewer.port))[2]).status_code == 303
+    assert stranger.get(viewer.url.partition(str(viewer.port))[2]).content == FILES["index.html"]
     return stranger
 
 
@@ -62,7 +63,7 @@ def test_the_address_sets_a_cookie_that_scripts_and_other_sites_cannot_use(
     viewer: Viewer, stranger: TestClient
 ) -> None:
     answer = stranger.get(viewer.url.partition(str(viewer.port))[2])
-    assert answer.headers["location"] == "/"
+    assert answer.content == FILES["index.html"]
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -345,6 +346,11 @@ def test_a_large_post_is_refused_unread(viewer: Viewer, browser: TestClient) -> 
     assert browser.post("/api/flags", content=b" " * (1 << 20), headers=headers).status_code == 413
 
 
+def test_a_post_of_unknown_length_is_refused_unread(viewer: Viewer, browser: TestClient) -> None:
+    headers = {"Origin": f"http://127.0.0.1:{viewer.port}", **POST, "Transfer-Encoding": "chunked"}
+    assert browser.post("/api/flags", content=b"{}", headers={**headers, "Content-Length": "2"}).status_code == 413
+
+
 # -- a real server ----------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +382,16 @@ def test_a_server_stops_although_a_page_waits(directory: Path) -> None:
         token = viewer.url.partition("token=")[2]
         lines = ["GET /api/changes?since=999 HTTP/1.1", f"Host: 127.0.0.1:{viewer.port}"]
         waiting.sendall("\r\n".join([*lines, f"Authorization: Bearer {token}", "", ""]).encode())
+        assert raw_request(viewer.port, "/api/traces", token)[0] == 200
+
+
+def test_idle_connections_without_a_token_lock_nobody_out(directory: Path) -> None:
+    with served(viewed(directory)) as viewer, contextlib.ExitStack() as opened:
+        token = viewer.url.partition("token=")[2]
+        for number in range(200):
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", viewer.port)))
+            if number % 2:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: ")  # a request that never ends
         assert raw_request(viewer.port, "/api/traces", token)[0] == 200
 
 

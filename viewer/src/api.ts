@@ -72,6 +72,7 @@ export interface Rows {
 
 export interface Bins {
   edges: number[];
+  ends: [number, number] | null; // the smallest and the largest value
   counts: number[];
   nan: number;
 }
@@ -113,6 +114,7 @@ export interface Changes {
 }
 
 export interface Job {
+  phase: "compared" | "rendered";
   done: number;
   of: number;
   state: "running" | "ready" | "failed";
@@ -270,5 +272,6 @@ function readCurves(bytes: Uint8Array<ArrayBuffer>): Curves {
     rows: Number(head.rows),
     nan: Number(head.nan ?? 0),
     infinite: Number(head.infinite ?? 0),
+    missing: Number(head.missing ?? 0),
   };
 }

@@ -11,6 +11,18 @@ const nameTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])${escaped(co
 /** The bar of the episodes without a name. */
 export const NONE = "none";
 
+/** Round a range to two digits more than the width of a bin has; a range to the first or last edge still holds it. */
+export function readable([low, high]: [number, number], edges: number[]): [number, number] {
+  const width = (edges[1] ?? 0) - (edges[0] ?? 0);
+  const digits = width > 0 ? Math.max(0, Math.min(100, 2 - Math.floor(Math.log10(width)))) : 100;
+  const unit = 10 ** -digits;
+  const rounded = (value: number, by: number): number => {
+    const near = Number(value.toFixed(digits));
+    return by * (near - value) < 0 ? Number((near + by * unit).toFixed(digits)) : near;
+  };
+  return [rounded(low, low === edges[0] ? -1 : 0), rounded(high, high === edges[edges.length - 1] ? 1 : 0)];
+}
+
 /** The range of a column that the condition asks for, if it was made by a brush. */
 export function brushed(where: string, column: string): [number, number] | null {
   const found = rangeTerm(column).exec(where);

@@ -4,13 +4,14 @@ export interface Curves {
   x: Float64Array; // rows, or the first row of each bin
   low: Float64Array; // (items, x.length)
   high: Float64Array; // the same array as `low` where nothing is decimated
-  odd: Float64Array | null; // 1 where a row or bin holds NaN or an infinity
+  odd: Float64Array | null; // 1 where a row or bin holds NaN or an infinity; other NaN stand for missing values
   items: number;
   decimated: boolean;
   bin: number; // rows a bin
   rows: number; // of the column in all
   nan: number;
   infinite: number;
+  missing: number;
 }
 
 /** Return rows [from, to) of some items of a whole column, in bins aligned to their width, as the server does it. */
@@ -26,15 +27,16 @@ export function decimate(whole: Curves, items: [number, number], from: number, t
   const low = new Float64Array(count * (end - begin)).fill(NaN);
   const high = bin === 1 ? low : new Float64Array(low.length).fill(NaN);
   const odd = new Float64Array(count);
-  let [nan, infinite] = [0, 0];
+  let [nan, infinite, missing] = [0, 0, 0];
   for (let item = begin; item < end; item++) {
     const base = (item - begin) * count;
     for (let row = start; row < last; row++) {
       const value = whole.low[item * total + row]!;
       const at = Math.floor((row - start) / bin);
       if (!Number.isFinite(value)) {
-        odd[at] = 1;
-        if (row >= first) Number.isNaN(value) ? nan++ : infinite++;
+        const isMissing = Number.isNaN(value) && !whole.odd?.[row];
+        if (!isMissing) odd[at] = 1;
+        if (row >= first) isMissing ? missing++ : Number.isNaN(value) ? nan++ : infinite++;
         if (bin === 1) low[base + at] = value;
       } else {
         if (!(low[base + at]! <= value)) low[base + at] = value;
@@ -42,15 +44,16 @@ export function decimate(whole: Curves, items: [number, number], from: number, t
       }
     }
   }
-  return { x, low, high, odd, items: end - begin, decimated: bin > 1, bin, rows: whole.rows, nan, infinite };
+  return { x, low, high, odd, items: end - begin, decimated: bin > 1, bin, rows: whole.rows, nan, infinite, missing };
 }
 
-/** Return the values of an item at a row: one number, or the range of its bin; null outside of what is loaded. */
+/** Return the values of an item at a row: one number, or the range of its bin; null where nothing is loaded or recorded. */
 export function valueAt(curves: Curves, item: number, row: number): [number, number] | null {
   const first = curves.x[0];
   if (first === undefined) return null;
   const at = Math.floor((row - first) / curves.bin);
   if (at < 0 || at >= curves.x.length) return null;
   const index = item * curves.x.length + at;
+  if (Number.isNaN(curves.low[index]) && curves.odd && !curves.odd[at]) return null;
   return [curves.low[index]!, curves.high[index]!];
 }

@@ -10,7 +10,7 @@ const TALLEST = 8_000_000; // pixels; browsers stop at 17 to 33 million
 const KEPT_BLOCKS = 40;
 
 /** Widths in the grid; columns that are not named here share what is left. */
-const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "7.8em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", seed: "8em" };
+const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "9.2em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", seed: "8em" };
 
 export const outcomeKind = (outcome: string): string =>
   outcome === "terminated" ? "terminated" : outcome === "truncated" ? "truncated" : outcome === "running" || outcome === "live" || outcome === "open" ? "running" : "broken";
@@ -27,6 +27,7 @@ export class EpisodeList {
   private ends: Record<string, [number, number]> = {};
   private total = 0;
   private active = 0;
+  private pressed = false;
   private chosen: ((row: number) => void) | null = null;
   private order: Uint32Array | null = null; // of a saved page, which sorts its rows itself
   private readonly refill = debounced(60, () => this.fetchVisible());
@@ -35,7 +36,15 @@ export class EpisodeList {
     this.element = h("div", { class: "episodes", role: "grid", "aria-label": "Episodes", tabindex: 0 }, [this.head, this.body]);
     this.body.addEventListener("scroll", () => this.draw(), { passive: true });
     this.element.addEventListener("keydown", (event) => this.key(event));
-    this.element.addEventListener("focus", () => this.draw());
+    // A row that is replaced while a pointer is down on it gets no click.
+    this.body.addEventListener("pointerdown", (event) => (this.pressed = (event.target as Element).closest(".row") !== null));
+    for (const end of ["pointerup", "pointercancel"]) {
+      window.addEventListener(end, () => {
+        if (!this.pressed) return;
+        this.pressed = false;
+        setTimeout(() => this.draw()); // after the click
+      });
+    }
     new ResizeObserver(() => this.draw()).observe(this.body);
   }
 
@@ -144,6 +153,7 @@ export class EpisodeList {
   }
 
   private draw(): void {
+    if (this.pressed) return;
     const [first, seen] = this.visible();
     const last = Math.min(this.total, first + seen);
     const shift = this.body.scrollTop - this.above();
@@ -165,7 +175,11 @@ export class EpisodeList {
     };
     const attributes = { class: row === this.active ? "row active" : "row", role: "row", id: `row-${row}`, "aria-rowindex": row + 2, "aria-selected": String(row === this.active) };
     if (!this.loaded(row)) return h("div", { ...attributes, class: "row waiting" }, [h("div", { class: "cell" }, ["…"])]);
-    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [this.bar(name, row), cell(name, this.value(name, row))])), { click: open });
+    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [this.bar(name, row), cell(name, this.value(name, row)), name === "outcome" && this.damage(row)])), { click: open });
+  }
+
+  private damage(row: number): HTMLElement | null {
+    return this.value("damage", row) === "damaged" ? h("span", { class: "damaged", role: "img", "aria-label": "damaged", title: "Some of its steps cannot be read" }, ["!"]) : null;
   }
 
   /** A bar from zero to the value, on the scale of the whole trace. */

@@ -37,8 +37,7 @@ export class Histogram {
     const bar = (kind: string) => (value: number, bin: number) =>
       value ? svg("rect", { class: kind, x: bin + 0.06, width: 0.88, y: HEIGHT - height(value), height: height(value) }) : null;
     fill(this.bars, [...all.counts.map(bar("all")), ...some.counts.map(bar("some"))]);
-    const first = all.edges[0];
-    const last = all.edges[bins];
+    const [first, last] = all.ends ?? [];
     const odd = all.nan ? `${count(all.nan)} not a number` : "";
     fill(this.axis, first === undefined || last === undefined ? ["no values"] : [h("span", {}, [short(first)]), h("span", {}, [odd]), h("span", {}, [short(last)])]);
     const label = first === undefined || last === undefined ? "no values" : `${short(first)} to ${short(last)}, ${plural(sum(some.counts), "episode")} selected of ${count(sum(all.counts))}`;

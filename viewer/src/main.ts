@@ -204,6 +204,8 @@ class App implements Page {
 async function main(): Promise<void> {
   const host = document.getElementById("app")!;
   try {
+    // The token is a cookie now.
+    if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
     const source = await openSource();
     // Saved pages and notebooks have no storage of their own.
     const chosen = source.saved ? null : localStorage.getItem("gym-trace-theme");

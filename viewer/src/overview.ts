@@ -1,7 +1,7 @@
 // A trace at a glance: what it is, how its episodes are distributed, and the list of them.
 
 import type { Bins, Changes, Histograms, TraceFacts } from "./api.ts";
-import { brushed, chosenName, withName, withRange } from "./conditions.ts";
+import { brushed, chosenName, readable, withName, withRange } from "./conditions.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
@@ -169,9 +169,9 @@ export class Overview implements View {
 
   private brush(of: "return" | "length", range: [number, number] | null): void {
     if (!this.all || this.page.api.source.saved) return;
-    const edges = this.all[of].edges;
+    const { edges } = this.all[of];
     const closed = range !== null && range[1] === edges[edges.length - 1];
-    this.page.go({ where: withRange(this.route.where, this.all.terms[of], range, closed) }, true);
+    this.page.go({ where: withRange(this.route.where, this.all.terms[of], range && readable(range, edges), closed) }, true);
   }
 
   private choose(of: "outcome" | "flag", name: string): void {

@@ -1,6 +1,6 @@
 // One episode, or two side by side: pictures, plots and values at one position.
 
-import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag } from "./api.ts";
+import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type Job } from "./api.ts";
 import { askConsent, askEpisode } from "./dialogs.ts";
 import { fill, h, icon, type Child } from "./dom.ts";
 import { outcomeKind } from "./episode_list.ts";
@@ -251,10 +251,10 @@ export class Player implements View {
     try {
       for (const id of ids) {
         bar.hidden = false;
-        const remark = await this.rendered(id, false, (done, of) => {
+        const remark = await this.rendered(id, false, ({ phase, done, of }) => {
           bar.max = Math.max(1, of);
           bar.value = done;
-          note.textContent = `${count(done)} of ${plural(of, "step")} rendered`;
+          note.textContent = `${count(done)} of ${plural(of, "step")} ${phase === "compared" ? "compared with the recording" : "rendered"}`;
         });
         if (this.closed) return;
         if (remark === null) {
@@ -275,13 +275,14 @@ export class Player implements View {
   }
 
   /** Render an episode, after consent if code outside of Gymnasium would run. Resolves to a remark, or null if the reader says no. */
-  private async rendered(id: EpisodeId, trust: boolean, progress: (done: number, of: number) => void): Promise<string | null> {
+  private async rendered(id: EpisodeId, trust: boolean, progress: (job: Job) => void): Promise<string | null> {
     let consent: string | undefined;
     try {
       const job = await this.page.api.startRendering(id, trust);
       while (!this.closed) {
-        const { done, of, state, error, note, consent: asked } = await this.page.api.rendering(job);
-        progress(done, of);
+        const answer = await this.page.api.rendering(job);
+        const { state, error, note, consent: asked } = answer;
+        progress(answer);
         if (state === "ready") return note ?? "";
         if (state === "failed" && !asked) throw new Error(error || "The episode could not be rendered.");
         if (state === "failed") {
@@ -332,7 +333,7 @@ export class Player implements View {
       ]),
     ]);
     fill(this.banner, [
-      ...this.sides.flatMap(({ facts: { damage, episode } }) => damage.map((text) => h("p", { class: "banner bad" }, [h("b", {}, ["Damaged"]), other ? ` Episode ${episode}: ` : " ", text]))),
+      ...this.sides.map(({ facts: { damage, episode } }) => damageBanner(damage, other ? `Episode ${episode}: ` : "")),
       other && this.differenceBanner(),
     ]);
     this.transport.show(this.length, this.difference?.step ?? null);
@@ -488,6 +489,15 @@ export class Player implements View {
       if (error instanceof Refused && error.status === EDITED) this.page.go(LIST);
     }
   }
+}
+
+/** One banner, however many parts are damaged. */
+function damageBanner(damage: string[], of: string): Child {
+  if (!damage.length) return null;
+  const head = [h("b", {}, ["Damaged"]), " ", of];
+  if (damage.length === 1) return h("p", { class: "banner bad" }, [...head, damage[0]]);
+  const details = h("details", {}, [h("summary", {}, ["Details"]), h("ul", {}, damage.map((text) => h("li", {}, [text])))]);
+  return h("div", { class: "banner bad" }, [...head, `${damage.length} parts of it are missing`, details]);
 }
 
 function rowsOf(facts: EpisodeFacts, column: string): number {

@@ -418,9 +418,11 @@ export class PlotStack {
     const decimated = all.find((curves) => curves.decimated);
     const nan = all.reduce((total, curves) => total + curves.nan, 0);
     const infinite = all.reduce((total, curves) => total + curves.infinite, 0);
+    const missing = all.reduce((total, curves) => total + curves.missing, 0);
     fill(panel.tag, [
       nan > 0 && h("span", { class: "tag bad" }, [`${count(nan)} NaN`]),
       infinite > 0 && h("span", { class: "tag bad" }, [`${count(infinite)} ∞`]),
+      missing > 0 && h("span", { class: "tag", title: "Values that were not recorded, or cannot be read" }, [`${count(missing)} missing`]),
       decimated && h("span", { class: "tag", title: `Minimum and maximum of each ${count(decimated.bin)} steps: spikes stay` }, ["decimated"]),
     ]);
     const several = panel.items[1] - panel.items[0] > 1 ? ` ${panel.items[0]} to ${panel.items[1] - 1}` : "";
