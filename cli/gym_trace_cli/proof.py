@@ -33,6 +33,7 @@ def command() -> None:
     "Proof",
     option("--make M:F", "MODULE:FUNCTION that returns parts, learn. Required.", NamedCallable(), required=True),
     option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
+    option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
     option("--no-replay", "Do not play the episodes again."),
     option("--trust", "Allow imports and calls that only the trace names."),
 )
@@ -41,6 +42,7 @@ def verify_(
     directory: str,
     make: Callable[[], Any],
     anchor: str | None,
+    device: str | None,
     no_replay: bool,
     trust: bool,
     quiet: bool,
@@ -64,7 +66,16 @@ def verify_(
             line.update_count(proof.done, proof.out_of, proof.doing)
             return stop.received
 
-        proof = verify(directory, parts, learn, on_progress=report, replays=not no_replay, trust=trust, anchor=anchor)
+        proof = verify(
+            directory,
+            parts,
+            learn,
+            on_progress=report,
+            replays=not no_replay,
+            trust=trust,
+            anchor=anchor,
+            device=device,
+        )
     return print_proof(proof, stop, as_json, quiet, "update")
 
 

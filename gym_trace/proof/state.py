@@ -6,7 +6,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -15,11 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from gym_trace.errors import CorruptTrace, InvalidOption, UnstorableValue
+from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.tensors import RawArray, plain_array
 from gym_trace.model.values import Array
 
 TENSOR = 64  # extension type of MessagePack: a safetensors file of one tensor
+_CUDA = "cuda:"
+_DEVICE = "device"  # metadata of such a file, if it was not the CPU
 
 Parts = Mapping[str, Any]
 
@@ -41,23 +44,47 @@ def _with_tensors_as(form: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def _stored(tensor: torch.Tensor) -> msgpack.ExtType:
-    return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}))
+    place = place_of(tensor)
+    return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}, None if place is True else {_DEVICE: place}))
 
 
-def unpacked(data: Any) -> Any:
-    """Return the value of packed(), with lists for tuples. Raises CorruptTrace."""
+def unpacked(data: Any, device: str | None = None) -> Any:
+    """Return the value of packed(), with lists for tuples. device: see placed(). Raises CorruptTrace, InvalidOption."""
     try:
-        return _with_tensors(unpack(data))
+        return _with_tensors(unpack(data), device)
+    except InvalidOption:
+        raise
     except (TypeError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         raise CorruptTrace(f"no value of an update: {error}") from error
 
 
-def _with_tensors(value: Any) -> Any:
+def _with_tensors(value: Any, device: str | None) -> Any:
     if isinstance(value, msgpack.ExtType) and value.code == TENSOR:
-        return load(value.data)[""]
+        tensor = load(value.data)[""]
+        header = json_of(value.data[8 : 8 + int.from_bytes(value.data[:8], "little")])
+        return placed(tensor, header.get("__metadata__", {}).get(_DEVICE, True), device)
     if isinstance(value, dict):
-        return {key: _with_tensors(inner) for key, inner in value.items()}
-    return [_with_tensors(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _with_tensors(inner, device) for key, inner in value.items()}
+    return [_with_tensors(inner, device) for inner in value] if isinstance(value, list) else value
+
+
+def place_of(tensor: torch.Tensor) -> str | Literal[True]:
+    """Return the device of a tensor as a log has it: True for the CPU."""
+    return True if tensor.device.type == "cpu" else str(tensor.device)
+
+
+def placed(tensor: torch.Tensor, place: Any, device: str | None) -> torch.Tensor:
+    """Return a tensor where it was: a result of place_of(). device: for tensors that were not on the CPU; None: theirs.
+
+    Raises InvalidOption if there is no such device.
+    """
+    if place is True:
+        return tensor
+    try:
+        return tensor.to(str(place) if device is None else device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch without CUDA, or no such device
+        problem = str(error).partition("\n")[0]
+        raise InvalidOption(f"device: the log has tensors of {place}: {problem}; pass another device") from error
 
 
 def digest_of(data: Any) -> str:
@@ -152,19 +179,25 @@ def _sum(tensor: torch.Tensor) -> int:
 
 
 def generators() -> dict[str, Any]:
-    """Return the states of the global generators of PyTorch (CPU), NumPy and random, as plain data."""
+    """Return the states of the global generators of PyTorch (CPU and CUDA), NumPy and random, as plain data."""
     kind, keys, *rest = np.random.get_state()
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     return {
+        **{f"{_CUDA}{number}": torch.cuda.get_rng_state(number).numpy().tobytes() for number in gpus},
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": [str(kind), np.asarray(keys).tobytes(), *rest],
         "random": list(random.getstate()),
     }
 
 
-def set_generator(name: str, state: Any) -> None:
-    """Restore a state of generators(). Raises CorruptTrace."""
+def set_generator(name: str, state: Any, device: str | None = None) -> None:
+    """Restore a state of generators(). device: of a GPU; None: the one it had. Raises CorruptTrace."""
     try:
-        if name == "torch":
+        if name.startswith(_CUDA):
+            place = torch.device(name if device is None else device)
+            if place.type == "cuda":
+                torch.cuda.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()), place)
+        elif name == "torch":
             torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
         elif name == "numpy":
             kind, keys, *rest = state
@@ -172,7 +205,7 @@ def set_generator(name: str, state: Any) -> None:
         elif name == "random":
             version, words, gauss = state
             random.setstate((version, tuple(words), gauss))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise CorruptTrace(f"no state of the generator {name}: {error}") from error
 
 

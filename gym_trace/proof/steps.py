@@ -13,7 +13,7 @@ from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.playback.trace import Trace
 from gym_trace.proof.recorded import lanes_of
-from gym_trace.proof.state import digest_of
+from gym_trace.proof.state import digest_of, place_of, placed
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
 _CACHE_BYTES = 256 << 20  # of decoded columns
@@ -62,7 +62,8 @@ class Steps(Mapping[str, Any]):
             if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufc":
                 raise InvalidOption(f"{name}: pass an array or a tensor of numbers, of a dtype that NumPy has")
             digest = digest_of(np.ascontiguousarray(values))
-            columns.append([name, isinstance(array, torch.Tensor), values.dtype.str, list(values.shape), digest])
+            place = place_of(array) if isinstance(array, torch.Tensor) else False
+            columns.append([name, place, values.dtype.str, list(values.shape), digest])
         return plain, columns
 
 
@@ -70,11 +71,11 @@ class RecordedSteps:
     """Columns of a trace by numbers of steps.
 
     Args:
-        writer: of the steps; None: the only one.
+        writer: of the steps; None: the only one. device: of tensors, see placed().
     """
 
-    def __init__(self, trace: Trace, writer: str | None):
-        self._trace = trace
+    def __init__(self, trace: Trace, writer: str | None, device: str | None = None):
+        self._trace, self._device = trace, device
         names = trace.writers if writer is None else [writer]
         if len(names) != 1:
             raise InvalidOption(f"{trace.directory}: has {len(names)} writers; pass the recorder to UpdateLog")
@@ -89,12 +90,12 @@ class RecordedSteps:
     def of(self, plain: Any, columns: Any) -> Steps:
         """Return steps as they were passed. Raises ReplayDiverged if the trace has other values."""
         found: dict[str, Any] = {}
-        for name, is_tensor, dtype, shape, digest in columns:
+        for name, place, dtype, shape, digest in columns:
             values = self._values(name, plain).reshape(shape)
             values = np.ascontiguousarray(values.astype(dtype_from(dtype), copy=False))
             if digest_of(values) != digest:
                 raise ReplayDiverged(f"{name} of steps {_shown(plain)} are not those of {self._trace.directory}")
-            found[name] = torch.from_numpy(values) if is_tensor else values
+            found[name] = placed(torch.from_numpy(values), place, self._device) if place else values
         return Steps(_where(plain), **found)
 
     def _values(self, name: str, plain: Any) -> Array:

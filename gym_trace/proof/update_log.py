@@ -47,8 +47,8 @@ class UpdateLog:
         parts: by name, all that the function changes: modules, optimizers, schedulers and other objects with
             state_dict() and load_state_dict(), torch.Generator, numpy.random.Generator.
         learn: function that makes an update. It gets the parts and the arguments of update() by name, and depends on
-            nothing else; the global generators of PyTorch (CPU), NumPy and random are logged. Numbers, arrays, or a
-            dict of them that it returns are logged, too.
+            nothing else; the global generators of PyTorch (CPU and CUDA), NumPy and random are logged. Numbers, arrays,
+            or a dict of them that it returns are logged, too.
         overhead: fraction of the time that the log may take. If the digest of the state would take more, only some
             updates have one, at least each 256th.
 
@@ -106,7 +106,7 @@ class UpdateLog:
         resume = time.perf_counter()
         content["generators"] = used = {}
         for name, after in generators().items():
-            if after != before[name]:  # None: it goes on from the last update
+            if after != before.get(name, after):  # None: it goes on from the last update
                 used[name] = None if self._ends.get(name) == before[name] else before[name]
                 self._ends[name] = after
         try:

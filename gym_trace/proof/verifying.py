@@ -43,6 +43,7 @@ def verify(
     make_env: Callable[[], Any] | None = None,
     trust: bool = False,
     anchor: str | None = None,
+    device: str | None = None,
 ) -> Proof:
     """Learn every update of a log again, compare results and states, and play the episodes of its trace again.
 
@@ -54,10 +55,11 @@ def verify(
         replays: whether to play the episodes again. make_env: makes their environment; None: the recorded one. trust:
             allow imports and calls that only the trace names.
         anchor: file with the head of the log, or "git-note".
+        device: of the tensors in the log that were not on the CPU; None: the one that each had.
 
     Raises:
         TraceNotFound, CorruptTrace: no log, or damaged.
-        InvalidOption: the parts are other ones than those of the log.
+        InvalidOption: the parts are other ones than those of the log, or there is no such device.
     """
     place = directory_of(directory)
     chain = chain_in(place)
@@ -65,7 +67,7 @@ def verify(
         raise InvalidOption(f"{place}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
     proof = Proof(unproved=list(LIMITS), doing="update")
     tell = telling(proof, on_progress)
-    learner = _Again(chain, parts, learn, proof)
+    learner = _Again(chain, parts, learn, proof, device)
     trace = learner.trace
     if trace is not None:
         check_bytes(trace.directory, proof)
@@ -84,8 +86,9 @@ def verify(
 class _Again:
     """Learns entry by entry."""
 
-    def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof):
+    def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, device: str | None):
         self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
+        self._device = device
         kinds = Counter(entry.kind for entry in chain.entries())
         self._count = kinds.total()
         proof.of = proof.out_of = kinds[UPDATE]
@@ -114,27 +117,27 @@ class _Again:
 
     def _start(self, content: Mapping[str, Any]) -> None:
         proof, state = self._proof, content.get("state")
-        if self._starts and state != state_of(self._parts):
+        if self._starts and any(_differing(unpacked(state, "cpu"), unpacked(state_of(self._parts), "cpu"), "")):
             proof.unproved.append(
                 f"where the state before update {proof.versions} came from, when the script started again"
             )
         self._starts += 1
-        restore(self._parts, unpacked(state))
+        restore(self._parts, unpacked(state, self._device))
         proof.notes = list(dict.fromkeys([*proof.notes, *notes_on([content])]))
         torch.set_num_threads(int(content.get("threads") or 1))
         torch.use_deterministic_algorithms(bool(content.get("deterministic")))
         if self.trace is not None:
             writer = content.get("writer")
-            self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer))
+            self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer), self._device)
 
     def _inputs(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of an update, after all that changed before it."""
         try:
             if content["outside"] is not None:
-                found = unpacked(content["outside"])
+                found = unpacked(content["outside"], self._device)
                 restore({name: self._parts[name] for name in found}, found)
                 self._outside.setdefault(", ".join(found), []).append(number)
-            inputs = {str(name): unpacked(value) for name, value in content["inputs"].items()}
+            inputs = {str(name): unpacked(value, self._device) for name, value in content["inputs"].items()}
             for name, reference in content["steps"].items():
                 if self._recorded is None:
                     raise self._chain.damaged(f"update {number} is of steps, and the log has no trace")
@@ -142,7 +145,7 @@ class _Again:
                 self._referenced += 1
             for name, state in content["generators"].items():
                 if state is not None:
-                    set_generator(name, state)
+                    set_generator(name, state, self._device)
         except TraceError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -153,7 +156,7 @@ class _Again:
         number = self._proof.versions
         result = self._learn(**self._parts, **self._inputs(number, content))
         if content.get("result") is not None:
-            then, now = unpacked(content["result"]), unpacked(packed(result, "result"))
+            then, now = unpacked(content["result"], "cpu"), unpacked(packed(result, "result"), "cpu")
             self._compare(f"update {number}: the result", then, now)
         self._undigested += 1
         if "digest" in content:
@@ -178,7 +181,7 @@ class _Again:
         outside = set(content.get("outside") or ())
         for name in outside:
             self._proof.unproved.append(f"what changed {name} after the last update, outside of learn")
-        then, now = ({name: part for name, part in unpacked(state).items() if name not in outside}
+        then, now = ({name: part for name, part in unpacked(state, "cpu").items() if name not in outside}
                      for state in (content.get("state"), state_of(self._parts)))  # fmt: skip
         self._compare("the last state: ", then, now)
 

@@ -24,10 +24,9 @@ from gym_trace.showing.words import count
 from gym_trace.training.accounts import left_over, rollouts_of
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
-from gym_trace.training.network.model import source_of, tensors
+from gym_trace.training.network.model import ActorCritic, set_weights, source_of, tensors
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import MEAN, Log, Run, Update, runs_in, steps_now
-from gym_trace.training.settings import Settings
 
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
 _NOT_COMPUTED = {"seconds", MEAN}  # by an update
@@ -123,7 +122,7 @@ class _RunProof:
     def _check_versions(self, saved: dict[Path, int], exact: bool) -> None:
         run, proof, log, learner = self._run, self._proof, self._log, self._learner
         settings = self._settings
-        acting = _Acting(log, self._recorded, settings, exact and settings.inference == "actor")
+        acting = _Acting(log, self._recorded, learner, exact and settings.inference == "actor")
         best = _Best(self._recorded, log.chained)
         steps = 0
         for update, losses in learn_again(run, learner, self._updates):
@@ -210,8 +209,11 @@ class _Acting:
     exact: compare bit for bit, and actions with those drawn from the generator of the worker.
     """
 
-    def __init__(self, log: Log, recorded: RecordedRollouts, settings: Settings, exact: bool):
-        self._recorded, self._settings, self._exact = recorded, settings, exact
+    def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, exact: bool):
+        self._recorded, self._settings, self._exact = recorded, learner.settings, exact
+        self._device = "cpu" if self._settings.inference == "actor" else self._settings.device
+        shape = learner.shape
+        self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)  # as workers have it
         self._generators = {
             writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact and seed >= 0
         }
@@ -244,21 +246,20 @@ class _Acting:
 
     def check(self, version: int, learner: Learner) -> None:
         """Check the steps in which this version, which the learner has, acted. Raises ReplayDiverged."""
+        if version in self._waiting:
+            set_weights(self._model, learner.weights())
         with _one_thread(), torch.inference_mode():
             for origin, steps in self._waiting.pop(version, []):
-                self._check(origin, steps, learner)
+                self._check(origin, steps)
 
-    def _check(self, origin: Origin, steps: range, learner: Learner) -> None:
+    def _check(self, origin: Origin, steps: range) -> None:
         rollout = self._recorded.read(origin)
         values = self._recorded.annotated(origin, "value").astype(np.float32)
-        model, generator = learner.model, self._generators.get(origin.writer)
-        device = "cpu" if self._settings.inference == "actor" else self._settings.device
+        model, device, generator = self._model, self._device, self._generators.get(origin.writer)
         place = origin.writer, origin.first_step + steps.start
         state = self._states.pop(place, rollout.state)
         if not steps.start and state.tobytes() != rollout.state.tobytes() and self._exact:
             raise ReplayDiverged(f"{self._named(origin, 0)}: state differs when computed again")
-        if device == "cpu":
-            model.cpu()
         for step in steps:
             observed = tensors([column[step] for column in rollout.observations], device)
             distribution, value, after = model(observed, torch.from_numpy(state).to(device))
@@ -272,7 +273,6 @@ class _Acting:
             state = after.cpu().numpy().copy()
             state[rollout.terminations[step] | rollout.truncations[step]] = 0.0
             self._steps += len(values[step])
-        model.to(self._settings.device)
         if state.size:
             self._states[origin.writer, origin.first_step + steps.stop] = state
 
@@ -352,5 +352,5 @@ def _compare_checkpoint(path: Path, learner: Learner) -> None:
     _, found = read_checkpoint(path)
     mine = learner.tensors()
     for name in sorted({*mine, *found}):
-        if name not in mine or name not in found or not torch.equal(mine[name], found[name]):
+        if name not in mine or name not in found or not torch.equal(mine[name].cpu(), found[name]):
             raise CorruptRun(f"{name} differs when relearned", path, REMOVE)

@@ -20,6 +20,7 @@ pytest.importorskip("safetensors")
 
 import torch
 import trainers
+from second_device import NAME, SecondDevice
 
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -247,6 +248,69 @@ def test_an_argument_that_cannot_be_logged_is_named(tmp_path: Path, value: Any) 
         log.update(x=value, y=1)
     with pytest.raises(InvalidOption, match="parts: n is a int without state_dict"):
         UpdateLog(tmp_path / "other", {"n": 1}, learn)
+
+
+# -- another device ---------------------------------------------------------------------------------------------------
+
+
+class Scale:
+    """A part whose load_state_dict() keeps the tensor that it gets."""
+
+    def __init__(self, device: str):
+        self.factor = torch.ones(3, device=device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.factor = state["factor"]
+
+
+def parts_on(device: str, seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1).to(device)
+    return {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "scale": Scale(device)}, learn_there
+
+
+def learn_there(model: Any, optimizer: Any, scale: Any, steps: Any, more: Any, here: Any) -> Any:
+    assert more["x"][0].device == steps["observations"].device
+    assert here.device.type == steps["rewards"].device.type == "cpu"
+    scale.factor = scale.factor * 1.5
+    loss = (model(steps["observations"]) * more["x"][0]).square().mean() * scale.factor.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss}
+
+
+def log_of(directory: Path, device: str) -> None:
+    parts, learn = parts_on(device, 1)
+    env = gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory)
+    log = UpdateLog(env, parts, learn, overhead=1.0)
+    before, _ = env.reset(seed=1)
+    for number in range(3):
+        after, reward, *_ = env.step(number % 2)
+        observations = torch.as_tensor(before)[None].to(device)
+        steps = Steps(range(number, number + 1), observations=observations, rewards=torch.tensor([reward]))
+        before = after
+        log.update(steps=steps, more={"x": [torch.full((1, 1), 2.0, device=device)]}, here=torch.ones(1))
+    env.close()
+    log.close()
+
+
+def test_tensors_come_back_on_the_device_that_they_had(tmp_path: Path) -> None:
+    with SecondDevice():
+        log_of(tmp_path / "t", NAME)
+        assert (proof := verify(tmp_path / "t", *parts_on(NAME, 2))).differs == ""
+        assert proof.versions == 3
+
+
+def test_device_moves_the_tensors_that_were_elsewhere(tmp_path: Path) -> None:
+    with SecondDevice():
+        log_of(tmp_path / "t", NAME)
+    assert verify(tmp_path / "t", *parts_on("cpu", 2), device="cpu").differs == ""
+    with pytest.raises(InvalidOption, match=r"device: the log has tensors of meta: .*; pass another device"):
+        verify(tmp_path / "t", *parts_on("cpu", 2), device="cuda:99")
 
 
 # -- Stable-Baselines3 ------------------------------------------------------------------------------------------------

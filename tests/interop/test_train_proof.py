@@ -307,6 +307,13 @@ def test_a_run_is_proved_line_by_line(trained: Path) -> None:
     assert "not proved: the episodes in their environment: --no-replay" in told
 
 
+def test_a_run_on_another_device_than_its_workers_is_proved(tmp_path: Path) -> None:
+    sizes = ["--num-envs", 2, "--workers", 1, "--rollout", 16, "--set", "hidden=8", "--seed", 1, "--quiet"]
+    device = "cpu:0"  # PyTorch copies what goes there, as to a GPU
+    ok("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 128, *sizes, "--device", device)
+    assert "logprob and value of " in ok("train", "--verify", tmp_path / "r").output
+
+
 # -- what is changed without ------------------------------------------------------------------------------------------
 
 
