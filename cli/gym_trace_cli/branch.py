@@ -16,6 +16,7 @@ from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
+    comparison_options,
     json_option,
     on_exist_option,
     quiet_option,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     json_option,
 )
 @recorded_environment_options
+@comparison_options
 def command(
     directory: str,
     episode: int,
@@ -63,6 +65,7 @@ def command(
     quiet: bool,
     as_json: bool,
     recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
 ) -> int:
     """Record new episodes that begin as a recorded one did.
     From a step on, another policy acts. What if?
@@ -98,6 +101,7 @@ def command(
             command="gym-trace branch",
             on_exist=on_exist,
             **arguments,
+            **comparison,
         )
     if as_json:
         show.json_line(_plain(done))

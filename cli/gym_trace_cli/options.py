@@ -15,13 +15,13 @@ from typing import Any
 import click
 
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import option
+from gym_trace_cli.help import bundle, option, section
 
 PATH = click.Path()
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?b)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-SECONDS, TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
+SECONDS, _TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
 class TextOption(click.ParamType, ABC):  # type: ignore[type-arg]  # generic in newer releases of click alone
@@ -51,6 +51,21 @@ class EpisodeSlice(TextOption):
         if chosen.step == 0:
             self.fail(f"{value!r} has a step of 0", param, ctx)
         return chosen
+
+
+class ColumnTolerance(TextOption):
+    """--tolerance: "rewards=1e-6", as a pair."""
+
+    name = "COLUMN=X"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        column, _, number = value.rpartition("=")
+        if not column:
+            self.fail(f"{value!r}: write COLUMN=X, such as rewards=1e-6", param, ctx)
+        try:
+            return column, float(number)
+        except ValueError:
+            self.fail(f"{value!r}: {number!r} is not a number", param, ctx)
 
 
 class Size(TextOption):
@@ -167,3 +182,30 @@ def _hiding(module_name: str) -> str:
     if not here or (path is not None and os.path.samefile(path, here[0])):
         return ""
     return f"; {here[0]} in the current directory is hidden by {path or 'a module of Python'}: rename it"
+
+
+def _comparison(
+    atol: float, rtol: float, ignore: tuple[str, ...], tolerance: tuple[tuple[str, float], ...]
+) -> dict[str, Any]:
+    return {"atol": atol, "rtol": rtol, "ignore": ignore, "tolerances": dict(tolerance)}
+
+
+comparison_options = section(
+    "Comparison",
+    bundle(
+        "comparison",
+        _comparison,
+        option("--atol X", "Absolute tolerance. Default: 0.", _TOLERANCE, default=0.0),
+        option("--rtol X", "Relative tolerance. Default: 0.", _TOLERANCE, default=0.0),
+        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", ColumnTolerance()),
+        option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
+    ),
+)
+
+
+def comparison_words(comparison: dict[str, Any]) -> list[str]:
+    """Return the options of a comparison as words of a command line."""
+    given = [(f"--{name}", str(comparison[name])) for name in ("atol", "rtol") if comparison[name]]
+    given += [("--tolerance", f"{column}={number}") for column, number in comparison["tolerances"].items()]
+    given += [("--ignore", column) for column in comparison["ignore"]]
+    return [word for pair in given for word in pair]

@@ -14,7 +14,15 @@ from gym_trace_cli.completion import TraceDirectory, environment_ids
 from gym_trace_cli.environments import NamedEnvironment, RecordedEnvironment, environment_options
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import bundle, headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, POSITIVE, TextOption, on_exist_option, quiet_option
+from gym_trace_cli.options import (
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    TextOption,
+    comparison_options,
+    on_exist_option,
+    quiet_option,
+)
 from gym_trace_cli.record import errors_name_options, fact_options, metadata_option
 from gym_trace_cli.stopping import StopSignals
 
@@ -44,7 +52,7 @@ class Source(NamedTuple):
     step: int
     trust: bool
 
-    def made(self, named: NamedEnvironment) -> Any:
+    def made(self, named: NamedEnvironment, comparison: dict[str, Any]) -> Any:
         """Return the environment at that step. Raises the errors of env_at()."""
         from gym_trace.playing.continued import Continued
 
@@ -53,7 +61,7 @@ class Source(NamedTuple):
         )
         trace = gym_trace.open_trace(str(self.trace))
         try:
-            return Continued(trace, self.episode, self.step, **recorded.arguments())
+            return Continued(trace, self.episode, self.step, **recorded.arguments(), **comparison)
         except IndexError as error:
             episodes = show.count(len(trace), "episode")
             raise click.UsageError(f"--episode {self.episode}: the trace has {episodes}") from error
@@ -90,11 +98,13 @@ class Source(NamedTuple):
         option("--trust", "Allow imports, calls, files only the trace names."),
     ),
 )
+@comparison_options
 @section("Environment", environment_options)
 @section("Metadata", fact_options, metadata_option)
 def command(
     named: NamedEnvironment,
     source: Source,
+    comparison: dict[str, Any],
     output: str | None,
     seed: int | None,
     keys: str | None,
@@ -121,6 +131,8 @@ def command(
 
     if source.trace is None and (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
+    if source.trace is None and any(comparison.values()):
+        raise click.UsageError("--atol, --rtol, --tolerance and --ignore need --from")
     check_display()
     if source.trace is not None and output is None:
         raise click.UsageError("--from: pass -o DIR, too")
@@ -133,7 +145,7 @@ def command(
     facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
     about = provenance_of(_COMMAND, "person", make_env=named)
     with StopSignals() as stop, recorded_by(about), errors_name_options():
-        env = named() if source.trace is None else source.made(named)
+        env = named() if source.trace is None else source.made(named, comparison)
         about_source = {} if source.trace is None else {"from": {"trace": Path(source.trace).name, **env.described}}
         played = play(
             env,

@@ -12,7 +12,7 @@ from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, trace_argument
+from gym_trace_cli.options import PATH, comparison_options, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
 @recorded_environment_options
+@comparison_options
 def command(
     directory: str,
     output: str,
@@ -52,6 +53,7 @@ def command(
     schedule: str | None,
     form: str | None,
     recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
     source: str,
     as_json: bool,
     **options: Any,
@@ -71,7 +73,7 @@ def command(
         raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation":
         without_display()
-    making = recorded.arguments()
+    making = {**recorded.arguments(), **comparison}
     trace = gym_trace.open_trace(directory)
     chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)

@@ -16,12 +16,13 @@ from gym_trace_cli.environments import RecordedEnvironment, recorded_environment
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.ls import print_as_json, print_episodes
-from gym_trace_cli.options import NamedCallable, json_lines_option, trace_argument
+from gym_trace_cli.options import NamedCallable, comparison_options, json_lines_option, trace_argument
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
+    from gym_trace.replay.making import Making
 
 
 @headed("replay")
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     option("--verify", "Same as gym-trace verify.", name="verified"),
 )
 @recorded_environment_options
+@comparison_options
 @verification_options
 @click.pass_context
 def command(
@@ -58,6 +60,7 @@ def command(
     stepwise: bool,
     source: str | None,
     recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
     verification: dict[str, Any],
 ) -> int:
     """Play recorded episodes in the terminal, in a window, or to a function.
@@ -80,18 +83,23 @@ def command(
         if given and not (plays or (human and name == "--speed")):
             raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name == "--speed" else ""))
     if verified:
-        return verify(trace, chosen, as_json, recorded, **verification)
+        return verify(trace, chosen, as_json, recorded, comparison, **verification)
     for param in ctx.command.params:
-        used = {"Verification": False, "Environment": plays or human}.get(getattr(param, "heading", ""), True)
-        if not used and ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT:
+        used = {"Verification": False, **dict.fromkeys(("Environment", "Comparison"), plays or human)}
+        if (
+            not used.get(getattr(param, "heading", ""), True)
+            and ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT
+        ):
             raise click.UsageError(f"{param.opts[-1]} needs --verify")
     if human:
         from gym_trace.video.simulate import play_for_humans
 
-        for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments()):
+        for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments(), **comparison):
             click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
     elif plays and chosen:
-        return _play(trace, chosen, source, speed or 1.0, stepwise, recorded)
+        from gym_trace.replay.making import Making
+
+        return _play(trace, chosen, source, speed or 1.0, stepwise, Making(**recorded.arguments(), **comparison))
     elif callback is not None:
         _call_back(trace, chosen, callback)
     else:
@@ -99,17 +107,14 @@ def command(
     return FINE
 
 
-def _play(
-    trace: Trace, chosen: list[int], source: str | None, speed: float, stepwise: bool, recorded: RecordedEnvironment
-) -> int:
-    from gym_trace.replay.making import Making
+def _play(trace: Trace, chosen: list[int], source: str | None, speed: float, stepwise: bool, making: Making) -> int:
     from gym_trace_cli.player.player import Player
     from gym_trace_cli.player.terminal import Terminal
 
     without_display()
     player = Player(trace, chosen, source, speed, stepwise)
     with Terminal() as terminal:
-        player.run(terminal, Making(**recorded.arguments()))
+        player.run(terminal, making)
     for note in player.notes:
         click.echo(show.printable(f"note: {note}"), err=True)
     for damage in player.damages:

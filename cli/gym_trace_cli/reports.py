@@ -43,7 +43,11 @@ class ReportFile(TextOption):
 
 @dataclass
 class Outcome:
-    """Result of a whole verification. ended: "complete", or the reason it ended early; message: the error."""
+    """Result of a whole verification.
+
+    ended: "complete", or the reason it ended early; message: the error.
+    needing: Verdict.needed of matching episodes, by index.
+    """
 
     trace: str
     chosen: int
@@ -53,6 +57,7 @@ class Outcome:
     exit_code: int = 0
     versions: dict[str, Any] = field(default_factory=dict)
     damage: list[dict[str, Any]] = field(default_factory=list)
+    needing: dict[int, int] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
 
     @property

@@ -14,7 +14,7 @@ from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import trace_argument
+from gym_trace_cli.options import comparison_options, trace_argument
 
 
 @headed("shell")
@@ -26,7 +26,15 @@ from gym_trace_cli.options import trace_argument
     option("--render-mode MODE", "Render mode of the environment. Default: as recorded, headless."),
 )
 @recorded_environment_options
-def command(directory: str, episode: int, step: int, render_mode: str | None, recorded: RecordedEnvironment) -> int:
+@comparison_options
+def command(
+    directory: str,
+    episode: int,
+    step: int,
+    render_mode: str | None,
+    recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
+) -> int:
     """Open a Python prompt with the environment at a recorded step.
     Every step up to there is replayed and compared, bit for bit.
     The prompt has trace, episode, step and env; IPython if installed.
@@ -42,7 +50,7 @@ def command(directory: str, episode: int, step: int, render_mode: str | None, re
     from gym_trace.replay.env_at import standing
     from gym_trace.replay.making import Making
 
-    env, begin = standing(trace, episode, step, Making(**recorded.arguments()), render_mode)
+    env, begin = standing(trace, episode, step, Making(**recorded.arguments(), **comparison), render_mode)
     try:
         here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
         _prompt(here, _banner(trace, range(len(trace))[episode], step, begin))

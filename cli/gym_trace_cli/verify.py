@@ -19,7 +19,14 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
 from gym_trace_cli.help import bundle, headed, option, section
-from gym_trace_cli.options import POSITIVE, TOLERANCE, TextOption, json_lines_option, json_option, trace_argument
+from gym_trace_cli.options import (
+    POSITIVE,
+    comparison_options,
+    comparison_words,
+    json_lines_option,
+    json_option,
+    trace_argument,
+)
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
@@ -40,38 +47,14 @@ _SAID = {
     "damaged": "damaged",
 }
 _MOST_ALIKE = 3  # unverifiable episodes listed per reason
-_TOLD = 10  # differing episodes that are printed one by one
+_TOLD = 10  # episodes that are printed one by one
 
 
-class ColumnTolerance(TextOption):
-    """--tolerance: "rewards=1e-6", as a pair."""
-
-    name = "COLUMN=X"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        column, _, number = value.rpartition("=")
-        if not column:
-            self.fail(f"{value!r}: write COLUMN=X, such as rewards=1e-6", param, ctx)
-        try:
-            return column, float(number)
-        except ValueError:
-            self.fail(f"{value!r}: {number!r} is not a number", param, ctx)
-
-
-comparison_options = bundle(
-    "comparison",
-    dict,
-    option("--atol X", "Absolute tolerance. Default: 0.", TOLERANCE, default=0.0),
-    option("--rtol X", "Relative tolerance. Default: 0.", TOLERANCE, default=0.0),
-    option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
-)
 verification_options = section(
     "Verification",
     bundle(
         "verification",
         dict,
-        comparison_options,
-        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", ColumnTolerance()),
         option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
         option("--through-the-crash", "Also run the action that a kill interrupted."),
         option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
@@ -85,10 +68,16 @@ verification_options = section(
 @trace_argument
 @selection_options
 @recorded_environment_options
+@comparison_options
 @verification_options
 @section("Output", json_lines_option)
 def command(
-    directory: str, selection: Selection, as_json: bool, recorded: RecordedEnvironment, verification: dict[str, Any]
+    directory: str,
+    selection: Selection,
+    as_json: bool,
+    recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
+    verification: dict[str, Any],
 ) -> int:
     """Replay episodes in their environment and compare everything, bit for bit.
     Exit code, the first that applies: 3 different, 5 damaged, 4 unverifiable, 0.
@@ -98,7 +87,7 @@ def command(
     gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
-    return verify(trace, selection.some(trace).chosen.tolist(), as_json, recorded, **verification)
+    return verify(trace, selection.some(trace).chosen.tolist(), as_json, recorded, comparison, **verification)
 
 
 def verify(
@@ -106,10 +95,10 @@ def verify(
     chosen: list[int],
     as_json: bool,
     recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
     skip_damaged: bool,
     report: Path | None,
     junit: Path | None,
-    tolerance: tuple[tuple[str, float], ...],
     **options: Any,
 ) -> int:
     """Replay the selected episodes, print results, write the reports, and return the exit code."""
@@ -122,8 +111,7 @@ def verify(
     reasons: Counter[str] = Counter()
     differing: list[Verdict] = []
     try:
-        options["tolerances"] = dict(tolerance)
-        options |= {"imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
+        options |= {**comparison, "imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
         options |= recorded.arguments()
         _play(trace, chosen, as_json, options, outcome, reports, reasons, differing)
     except CorruptTrace as error:
@@ -154,7 +142,7 @@ def verify(
         if outcome.ended != "error":
             _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
         if differing and not as_json:
-            _lead_to(trace, differing[0], recorded)
+            _lead_to(trace, differing[0], [*recorded.words(), *comparison_words(comparison)])
     return outcome.exit_code
 
 
@@ -175,6 +163,8 @@ def _play(
         line.update_count(0, len(chosen), "episode")
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
+            if verdict.matches and (verdict.needed or verdict.reason):
+                outcome.needing[verdict.index] = verdict.needed
             if verdict.difference is not None and not differing:
                 differing.append(verdict)
             plain = _plain(verdict)
@@ -218,6 +208,13 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
         click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
     for damage in outcome.damage:
         click.echo(f"skipped: {show.damage(**damage)}", err=True)
+    after = [f"{index} ({show.count(number)} before it)" for index, number in outcome.needing.items() if number]
+    alone = [str(index) for index, number in outcome.needing.items() if not number]
+    for which, where in ((after, "after others of its lane"), (alone, "by itself, in a fresh environment")):
+        if which:
+            match = "episode matches" if len(which) == 1 else "episodes match"
+            listed = ", ".join(which[:_TOLD] + ["…"] * (len(which) > _TOLD))
+            click.echo(f"note: {show.count(len(which))} {match} only {where}: {listed}", err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(outcome.verdicts.items())]
     total = show.count(sum(outcome.verdicts.values()), "episode")
     stopped = outcome.ended in ("interrupted", "terminated")
@@ -225,12 +222,12 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
 
 
-def _lead_to(trace: Trace, verdict: Verdict, recorded: RecordedEnvironment) -> None:
+def _lead_to(trace: Trace, verdict: Verdict, options: list[str]) -> None:
     """Print the commands that lead to the first difference."""
     step = verdict.difference.step if verdict.difference is not None else None
     click.echo("before the first difference:")
     # Where the reset differs, the environment cannot stand.
-    show.leading_commands(trace.directory, verdict.index, step or 0, None if step is None else recorded.words())
+    show.leading_commands(trace.directory, verdict.index, step or 0, None if step is None else options)
 
 
 def _told(verdict: Verdict, several: bool) -> str:
@@ -269,7 +266,7 @@ def _jsonable(value: Any) -> Any:
 @click.argument("first", metavar="A", type=TraceDirectory())
 @click.argument("second", metavar="B", type=TraceDirectory())
 @selection_options
-@section("Comparison", comparison_options)
+@comparison_options
 @section("Output", json_option)
 def diff(first: str, second: str, selection: Selection, comparison: dict[str, Any], as_json: bool) -> int:
     """Compare the episodes of traces A and B, bit for bit.

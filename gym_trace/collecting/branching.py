@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,9 @@ from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.replay.env_at import differs_later
 from gym_trace.replay.making import Making, Played, made_env, replays
-from gym_trace.replay.resimulate import CLOSE, DIFFERS, IDENTICAL, MakeEnv, Verdict
+from gym_trace.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
 _RESAMPLES = 10_000  # of the bootstrap
 _DRAWN_AT_ONCE = 100_000  # episodes
@@ -89,15 +91,19 @@ def branch(
     make_env: MakeEnv | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
     on_progress: Callable[[int, int], Any] | None = None,
     command: str = "gym_trace.branch",
     **recording: Any,
 ) -> Branched:
     """Record new episodes that begin as a recorded one did, and go on from one of its steps with another policy.
 
-    Each new episode is reset and stepped as recorded, and compared, bit for bit; then the policy takes over. All of it
-    is recorded, so verify_trace() verifies the new episodes from their reset. Episode.prefix is the number of repeated
-    steps. The new trace stores the writer, episode and step that it branched from.
+    Each new episode is reset and stepped as recorded, and compared, by default bit for bit; then the policy takes over.
+    All of it is recorded, so verify_trace() verifies the new episodes from their reset. Episode.prefix is the number of
+    repeated steps. The new trace stores the writer, episode and step that it branched from.
 
     With a seed, the environment's random generator is seeded at the step, for each episode differently: the mean return
     is then a Monte Carlo estimate of the value of the step. Replays repeat that. Without one, the generator continues
@@ -117,12 +123,13 @@ def branch(
         prefix: False: do not record the repeated steps. The new episodes then begin at the step; they cannot be
             verified.
         make_env, env_kwargs, trust: as for verify_trace().
+        atol, rtol, tolerances, ignore: of the comparison, as for verify_trace().
         on_progress: called about five times a second as ``on_progress(episodes, steps)``; a truthy result ends the run.
         command: name of the caller, stored under provenance.
         recording: other arguments of TraceRecordingWrapper, except filters. record_infos: as in the recorded trace.
 
     Raises:
-        ReplayDiverged: a repeated step differs; names the first difference.
+        ReplayDiverged: a repeated step differs; names the first difference. A later one is a warning.
         EnvironmentUnavailable: the environment cannot be made here, replayed or reseeded; says why.
         InvalidOption: an option is invalid, there is no such step, or the episode has ended there.
         IndexError: no such episode.
@@ -132,15 +139,18 @@ def branch(
     index = range(len(trace))[episode]
     recorded = trace[index]
     _check(recorded, step, episodes, seed, recording)
-    making, maker = Making(trust, env_kwargs, make_env), policy_maker(policy)
+    making, maker = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), policy_maker(policy)
     root = new_root_seed() if seed is None else seed
     with closing(replays(trace, [index], making, None)) as playing:
         played = next(playing)
         env = without_autoreset(made_env(played.lane, making, None))
         try:
-            steps = step if recorded.seed is not None else len(recorded)  # what a reset lacks may show only later
             generator = played.replay.generator_before(played.position)
-            _raise_unless_same(played.replay.play_in(env, played.position, steps, generator)[0])
+            whole, _ = played.replay.play_in(env, played.position, len(recorded), generator)
+            if not whole.matches:
+                again = whole if whole.reach < step else played.replay.play_in(env, played.position, step, generator)[0]
+                _raise_unless_same(again)
+                warnings.warn(differs_later(whole, index, step), UserWarning, stacklevel=2)
             made = maker(env.observation_space, env.action_space)
             if seed is not None and generator_state(env.unwrapped) is None:
                 raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")
@@ -234,7 +244,7 @@ def _raise_unless_same(verdict: Verdict) -> None:
             f"episode {verdict.index}: differs when it is replayed by itself, {verdict.difference}; "
             "'gym-trace verify' shows more"
         )
-    if verdict.verdict not in (IDENTICAL, CLOSE):
+    if not verdict.matches:
         raise EnvironmentUnavailable(f"episode {verdict.index}: cannot be replayed by itself: {verdict.reason}")
 
 

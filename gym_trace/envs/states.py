@@ -27,6 +27,7 @@ _DERIVED = (
 )
 # The generator of an ALE state: the numbers of a std::mt19937 as text, with the position after them in libstdc++.
 _TWISTER = re.compile(rb"(?<!\d)(?:\d{1,10} ){623,624}\d{1,10}(?!\d)")
+_STEPS_AFTER_STATE = 10
 _KEY = 624  # numbers of its state
 
 
@@ -82,6 +83,11 @@ def offered_states(env: gymnasium.Env[Any, Any], every: int) -> States:
 def is_checked(states: States) -> bool:
     """Return True if any bytes can be set without harm."""
     return isinstance(states, _MuJoCo)
+
+
+def least_compared(states: States) -> int:
+    """Return how many steps to compare after a state, at least: others may leave out what shows only later."""
+    return 1 if isinstance(states, (_MuJoCo, _Ale)) else _STEPS_AFTER_STATE
 
 
 def packed_state(env: gymnasium.Env[Any, Any], states: States) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -15,19 +15,17 @@ from gym_trace.model.values import row_of
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.replay.env_at import env_at
 from gym_trace.replay.making import Making, replays
-from gym_trace.replay.resimulate import MakeEnv
 
 
 class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment at a recorded step, for a recorder around it.
 
     The recorder must see whole episodes. So reset() and the first steps return the recorded rows, which env_at() has
-    just compared with the environment, bit for bit; the steps after them go to the environment. begin() does the reset
+    just compared with the environment; the steps after them go to the environment. begin() does the reset
     and these steps. Each further episode begins at the same place.
 
     Args:
-        trace, episode, step, make_env, env_kwargs, trust: as for env_at(). Raises its errors, and InvalidOption where
-            the episode is over.
+        trace, episode, step, making: as for env_at(). Raises its errors, and InvalidOption where the episode is over.
     """
 
     def __init__(
@@ -35,16 +33,11 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         trace: TraceLike,
         episode: int,
         step: int,
-        *,
-        make_env: MakeEnv | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        trust: bool = False,
+        **making: Any,
     ):
         trace = as_trace(trace)
         index = range(len(trace))[episode]
-        self._make: Callable[[], Any] = lambda: env_at(
-            trace, index, step, render_mode="rgb_array", make_env=make_env, env_kwargs=env_kwargs, trust=trust
-        )
+        self._make: Callable[[], Any] = lambda: env_at(trace, index, step, render_mode="rgb_array", **making)
         super().__init__(self._make())
         whole = trace[index]
         self.episode = whole[: max(0, step)]
@@ -59,7 +52,7 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._is_new = True
         self._generator: Any = None  # before the reset, if that was not seeded
         if whole.seed is None:
-            with closing(replays(trace, [index], Making(trust, env_kwargs, make_env), None)) as playing:
+            with closing(replays(trace, [index], Making(**making), None)) as playing:
                 played = next(playing)
                 self._generator = played.replay.generator_before(played.position)
 

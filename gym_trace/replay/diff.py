@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -42,7 +42,13 @@ class EpisodeDifference:
 
 
 def diff_traces(
-    first: TraceLike, second: TraceLike, *, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()
+    first: TraceLike,
+    second: TraceLike,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
 ) -> Iterator[EpisodeDifference]:
     """Compare corresponding episodes one at a time, in bounded memory.
 
@@ -61,7 +67,7 @@ def diff_traces(
 
     Args:
         first, second: traces, views of some, or their directories.
-        atol, rtol: tolerance of numbers; both 0: bit for bit.
+        atol, rtol, tolerances: of numbers, as for verify_trace(); both 0: bit for bit.
         ignore: columns and values that are not compared: "observations", "actions", "rewards", "terminations",
             "truncations", "infos", "annotations", "seed", "options", "first_step", "outcome" or
             "has_final_observation".
@@ -71,7 +77,7 @@ def diff_traces(
     """
     if unknown := set(ignore) - set(DIFFABLE):
         raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(DIFFABLE)}")
-    comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
+    comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS), tolerances)
     return _differences(as_trace(first), as_trace(second), comparison, frozenset(DIFFABLE) - set(ignore))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,7 +15,7 @@ import numpy as np
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.replay.making import Making, replays
-from gym_trace.replay.resimulate import DIFFERS, MakeEnv
+from gym_trace.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
 _log = logging.getLogger("gym_trace")
 
@@ -27,18 +29,24 @@ def env_at(
     make_env: MakeEnv | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
 ) -> gymnasium.Env[Any, Any]:
     """Return the recorded environment in the state that it had just before a recorded step.
 
     The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
-    are compared, bit for bit. If the episode does not match alone, the ones before it in its lane are played first, as
-    verify_trace() does. To find that out, an episode that follows others or was reset without a seed is first played to
-    its end.
+    are compared, by default bit for bit. If the episode does not match alone, the ones before it in its lane are played
+    first, as verify_trace() does. To find that out, the episode is first played to its end: what is missing may show
+    only after the step. A difference after the step is a warning: the environment may lack what does not show yet.
+    `env.replay_verdict` is the verdict on the whole episode, as of verify_trace().
 
-    If the trace has states (see TraceRecordingWrapper, states=), it starts from the last one before the step and
-    compares from there on; the logger "gym_trace" says so, at level INFO. Where a state cannot be restored, such as
-    that of a wrapper, the episode is replayed from its reset. So it is with states of get_state() without trust,
-    and with env_kwargs.
+    If the trace has states (see TraceRecordingWrapper, states=), it starts from one before the step and compares from
+    there on to the step; `env.replay_verdict` is on these steps only. The logger "gym_trace" says so, at level INFO.
+    One step or more is compared after states of Gymnasium's MuJoCo and of ALE, ten or more after others. Where a state
+    cannot be restored, such as that of a wrapper, the episode is replayed from its reset. So it is with states of
+    get_state() without trust, and with env_kwargs.
 
     The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
     environment of the episode's lane. It has no autoreset.
@@ -49,9 +57,10 @@ def env_at(
         step: 0 is after the reset; len(trace[episode]) is after the last step.
         render_mode: of the environment; None: as recorded, but headless.
         make_env, env_kwargs, trust: as for verify_trace(). make_env is called with render_mode= if it accepts that.
+        atol, rtol, tolerances, ignore: of the comparison, as for verify_trace().
 
     Raises:
-        ReplayDiverged: a result differs; names the first one.
+        ReplayDiverged: a result up to the step differs; names the first one.
         EnvironmentUnavailable: the environment cannot be made here, or the episode cannot be replayed; says why.
         InvalidOption: no such step.
         IndexError: no such episode.
@@ -63,7 +72,9 @@ def env_at(
         >>> float(reward)
         1.0
     """
-    return standing(trace, episode, step, Making(trust, env_kwargs, make_env), render_mode)[0]
+    return standing(
+        trace, episode, step, Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), render_mode
+    )[0]
 
 
 def standing(
@@ -84,12 +95,30 @@ def standing(
         # With other arguments, the environment may differ before the state.
         started = None if making.env_kwargs else played.replay.start_at(played.position, step)
         if started is not None:
-            _log.info("episode %d: started from the state before step %d", index, started[1])
-            return started
-        verdict, env = played.replay.stand_at(played.position, step)
-    if env is not None:
-        return env, 0
+            verdict, env, begin = started
+            _log.info("episode %d: started from the state before step %d", index, begin)
+            return _marked(env, replace(verdict, index=index)), begin
+        verdict, stands = played.replay.stand_at(played.position, step)
+    if stands is not None:
+        if not verdict.matches:
+            warnings.warn(differs_later(verdict, index, step), UserWarning, stacklevel=3)
+        return _marked(stands, replace(verdict, index=index)), 0
     if verdict.verdict == DIFFERS:
-        note = f" ({verdict.reason})" if verdict.reason else ""
-        raise ReplayDiverged(f"episode {index}: the replay differs from the recording, {verdict.difference}{note}")
+        raise ReplayDiverged(f"episode {index}: {_differs(verdict)}")
     raise EnvironmentUnavailable(f"episode {index}: cannot be replayed: {verdict.reason}")
+
+
+def differs_later(verdict: Verdict, index: int, step: int) -> str:
+    """Return the warning for an environment at a step, where the verdict on the whole episode is not a match."""
+    found = _differs(verdict) if verdict.difference else f"cannot be verified as a whole: {verdict.reason}"
+    return f"episode {index}: it matches before step {step}, but {found}"
+
+
+def _differs(verdict: Verdict) -> str:
+    note = f" ({verdict.reason})" if verdict.reason else ""
+    return f"the replay differs from the recording, {verdict.difference}{note}"
+
+
+def _marked(env: gymnasium.Env[Any, Any], verdict: Verdict) -> gymnasium.Env[Any, Any]:
+    env.replay_verdict = verdict  # type: ignore[attr-defined]
+    return env

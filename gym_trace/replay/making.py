@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -20,11 +20,19 @@ from gym_trace.replay.resimulate import LaneReplay, MakeEnv
 
 
 class Making(NamedTuple):
-    """Settings of built environments. The trace describes them, unless make_env builds them; env_kwargs override it."""
+    """Settings of a replay: how environments are made, and how their results are compared; see verify_trace()."""
 
     trust: bool = False
     env_kwargs: Mapping[str, Any] | None = None
     make_env: MakeEnv | None = None
+    atol: float = 0.0
+    rtol: float = 0.0
+    tolerances: Mapping[str, float] | None = None
+    ignore: Collection[str] = ()
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison(self.atol, self.rtol, self.ignore, self.tolerances)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def replays(
         if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
         make = partial(made_env, lane, making, render_mode)
-        replay = LaneReplay(trace, lane, make, Comparison(), making.trust, on_step)
+        replay = LaneReplay(trace, lane, make, making.comparison, making.trust, on_step)
         try:
             yield from (Played(replay, position, index, lane) for position, index in positions)
         finally:

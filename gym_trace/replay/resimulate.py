@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
-from gym_trace.envs.states import can_restore, is_checked, restore_state, states_of
+from gym_trace.envs.states import can_restore, is_checked, least_compared, restore_state, states_of
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.episode import Episode
@@ -38,6 +39,8 @@ _LONGEST = 4000  # characters of what an environment says
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
 _STEPS_LOST = "earlier steps were filtered out or lost"
 _UNKNOWN_START = "reset without a seed, and no generator state recorded"
+_UNSTEADY = "two replays also differ: not deterministic"
+_ALONE = "matches only by itself, in a fresh environment"
 NO_SEED = -1  # in the table of episodes
 
 _log = logging.getLogger("gym_trace")
@@ -55,6 +58,8 @@ class Verdict:
     largest: largest difference of numbers that count as close.
     reason: why it is unverifiable, what is damaged, or another note.
     crash: result of the action in progress when the recording was killed, if it was executed again.
+    needed: number of episodes, those right before it in its lane, that had to be played first in the same environment:
+        without them the episode has no start, or differs.
     """
 
     index: int
@@ -67,6 +72,19 @@ class Verdict:
     largest: float = 0.0
     reason: str = ""
     crash: str = ""
+    needed: int = 0
+
+    @property
+    def matches(self) -> bool:
+        """Return True if it is identical or close."""
+        return self.verdict in (IDENTICAL, CLOSE)
+
+    @property
+    def reach(self) -> float:
+        """Number of steps before the first difference; -1 at the reset, infinite without one."""
+        if self.verdict != DIFFERS or self.difference is None:
+            return math.inf
+        return -1 if self.difference.step is None else self.difference.step
 
 
 class ObservationRows:
@@ -177,7 +195,8 @@ class LaneReplay:
     An episode is started as it was: with its seed and options, or with the state that the environment's generator had
     before an unseeded reset. Some environments have more randomness than that, or carry something from episode to
     episode. So if an episode differs, or its start is unknown, it is replayed after the episodes before it: from the
-    last seeded one on, then from the first one on.
+    last seeded one on, then from the first one on; and by itself in a fresh environment. One that differs first and
+    matches then has to match a second time, because it may have matched by chance.
     """
 
     def __init__(
@@ -194,7 +213,6 @@ class LaneReplay:
         self._trust = trust  # to give the environment options that may name a file or a module
         self._simulation: _Simulation | None = None
         self._hopeful = True  # that playing what was before may help
-        self._end: tuple[int, int] | None = None  # a position, and how many steps of its episode are played
 
     def close(self) -> None:
         if self._simulation is not None:
@@ -203,20 +221,8 @@ class LaneReplay:
 
     def play(self, position: int) -> Verdict:
         """Plays the episode at a position of the lane. Raises EnvironmentUnavailable."""
-        episode = self._episode(position)
-        if episode.first_step:
-            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST)
-        simulation = self._simulation or self._fresh()
-        origin = simulation.origin if self._stands_before(simulation, position) else position
-        verdict = None
-        if _is_restorable(episode) or origin < position:
-            verdict = self._attempt(simulation, position, episode)
-        for earlier in self._origins(origin):
-            if verdict is None or (verdict.verdict == DIFFERS and self._hopeful):
-                verdict = self._played_from(earlier, position) or verdict
-        if verdict is None:
-            return verdict_on(episode, UNVERIFIABLE, reason=_UNKNOWN_START)
-        return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
+        verdict, _ = self._furthest(position)
+        return self._doubted(self._episode(position), verdict) if verdict.verdict == DIFFERS else verdict
 
     def film(
         self,
@@ -249,19 +255,23 @@ class LaneReplay:
                 self.close()
         return verdict
 
-    def start_at(self, position: int, step: int) -> tuple[gymnasium.Env[Any, Any], int] | None:
-        """Like stand_at(), but from the last recorded state before the step; return the environment and that step.
+    def start_at(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any], int] | None:
+        """Like stand_at(), but from a recorded state before the step; also return the step of that state.
 
-        None: there is no state, it cannot be restored here, or a result after it differs.
+        The verdict is on the steps since. None: there is no state, it cannot be restored here, or a result after it
+        differs.
         """
         episode = self._episode(position)
         kept: Any = [] if episode.first_step else episode.states.get(ENVIRONMENT, [])
-        begin = next((i for i in range(min(step, len(kept)) - 1, 0, -1) if kept[i] is not None), 0)
-        if not begin:
+        if not len(kept):
             return None
         simulation = self._fresh()
         states = states_of(simulation.env)
         if states is None or not (self._trust or is_checked(states)) or not can_restore(simulation.env):
+            return None
+        last = min(step - least_compared(states), len(kept) - 1)
+        begin = next((i for i in range(last, 0, -1) if kept[i] is not None), 0)
+        if not begin:
             return None
         try:
             simulation.env.reset(seed=episode.seed, options=self._options(episode))
@@ -270,31 +280,32 @@ class LaneReplay:
             _log.warning("episode %d: state before step %d not used: %s", episode.index, begin, error)
             return None
         simulation.begin = begin
-        if self._attempt(simulation, -1, episode[:step]).verdict not in (IDENTICAL, CLOSE):
+        verdict = self._attempt(simulation, -1, episode[:step])
+        if not verdict.matches:
             return None
         self._simulation = None
-        return simulation.env, begin
+        return verdict, simulation.env, begin
 
     def stand_at(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any] | None]:
-        """Play an episode to just before a step; return the verdict so far, and the environment, now the caller's.
+        """Play an episode to just before a step; return the verdict, and the environment, now the caller's.
 
-        The environment is None unless all results match. step: len(episode) is after its last one. Without a seed, or
-        after other episodes, the whole episode is played first: what must be played before it may show only after the
-        step.
+        The whole episode is played first, because what is missing may show only after the step. The verdict is on all
+        of it; the environment is None if a result before the step differs. step: len(episode) is after its last one.
         Raises EnvironmentUnavailable.
         """
-        verdict = None
-        is_first = self._is_seeded(position) and not self._lane.follows[position]
-        if not is_first and self.play(position).verdict in (IDENTICAL, CLOSE):
-            origin = position if self._simulation is None else self._simulation.origin
-            self._end = position, step
-            verdict = self._played_from(origin, position)
-        self._end = position, step
-        verdict = verdict or self.play(position)
-        if verdict.verdict not in (IDENTICAL, CLOSE) or self._simulation is None:
+        verdict, origin = self._furthest(position)
+        if origin is None:
             return verdict, None
+        episode = self._episode(position)
+        if verdict.reach < step:
+            return self._doubted(episode, verdict), None
+        if not (verdict.matches and step == len(episode)):  # where it stands already
+            again = self._played_from(origin, position, steps=step)
+            if again is None or not again.matches:
+                again = again or verdict
+                return again if again.verdict == UNVERIFIABLE else self._unsteady(episode, again), None
         simulation, self._simulation = self._simulation, None
-        return verdict, simulation.env
+        return verdict, None if simulation is None else simulation.env
 
     def generator_before(self, position: int) -> Any:
         """Return the state of the environment's random generator before the reset of an episode.
@@ -305,7 +316,6 @@ class LaneReplay:
         if _is_restorable(episode) or not self._lane.follows[position]:
             return episode.rng_state
         _, env = self.stand_at(position - 1, len(self._episode(position - 1)))
-        self._end = None
         if env is None:
             return None
         with closing(env):
@@ -324,7 +334,7 @@ class LaneReplay:
         Return the verdict on them, and the last observation. generator: from generator_before(). set_generator: called
         where the generator was set between two steps.
         """
-        episode = self._trace[self._lane.indices[position]]
+        episode = self._episode(position)
         if episode.first_step or (episode.seed is None and generator is None):
             return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST if episode.first_step else _UNKNOWN_START), None
         simulation = _Simulation(env, set_generator)
@@ -346,8 +356,7 @@ class LaneReplay:
     # -- how to get there ---------------------------------------------------------------------------------------------
 
     def _episode(self, position: int) -> Episode:
-        episode = self._trace[self._lane.indices[position]]
-        return episode[: self._end[1]] if self._end is not None and self._end[0] == position else episode
+        return self._trace[self._lane.indices[position]]
 
     def _is_seeded(self, position: int) -> bool:
         return bool(self._trace.episodes["seed"][self._lane.indices[position]] != NO_SEED)
@@ -374,8 +383,45 @@ class LaneReplay:
         if first < seeded or (first < position and not self._is_seeded(first)):
             yield first
 
-    def _played_from(self, origin: int, position: int, watch: Watch | None = None) -> Verdict | None:
-        """Return the verdict on an episode after all from origin on; None if one of these differs."""
+    def _furthest(self, position: int) -> tuple[Verdict, int | None]:
+        """Play an episode in one arrangement after another, until one matches.
+
+        Return the verdict that reaches furthest, and the position from which on episodes were played for it; None if
+        the episode cannot be started.
+        """
+        episode = self._episode(position)
+        if episode.first_step:
+            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST), None
+        is_fresh, restorable = self._simulation is None, _is_restorable(episode)
+        simulation = self._simulation or self._fresh()
+        origin = simulation.origin if self._stands_before(simulation, position) else position
+        best, begun = None, origin
+        if restorable or origin < position:
+            best = self._attempt(simulation, position, episode)
+            best = best if restorable else replace(best, needed=position - origin)
+        for earlier in (*self._origins(origin), *([position] if restorable and not is_fresh else [])):
+            if best is not None and (best.verdict != DIFFERS or (earlier < position and not self._hopeful)):
+                continue
+            found = self._played_from(earlier, position)
+            if best is not None and found is not None and found.matches:  # the first time perhaps by chance
+                again = self._played_from(earlier, position)
+                if again is None or not again.matches:
+                    return replace(best, reason=_UNSTEADY), begun
+                found = max(found, again, key=lambda verdict: verdict.largest)
+            if found is not None and (best is None or found.reach > best.reach):
+                alone = _ALONE if best is not None and found.matches and earlier == position else ""
+                best, begun = replace(found, needed=position - earlier, reason=found.reason or alone), earlier
+        if best is None:
+            return verdict_on(episode, UNVERIFIABLE, reason=_UNKNOWN_START), None
+        return best, begun
+
+    def _played_from(
+        self, origin: int, position: int, watch: Watch | None = None, steps: int | None = None
+    ) -> Verdict | None:
+        """Return the verdict on an episode after all from origin on; None if one of these differs.
+
+        steps: of the episode to play; None: all.
+        """
         try:
             if not _is_restorable(self._episode(origin)):
                 return None
@@ -387,16 +433,15 @@ class LaneReplay:
             if origin == position:
                 raise
             return None  # one before it is damaged, which says nothing of the one that is asked for
-        return self._attempt(simulation, position, self._episode(position), watch)
+        return self._attempt(simulation, position, self._episode(position)[:steps], watch)
 
     def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:
         """Return a verdict of "differs", unless two replays differ from each other, too."""
         self._hopeful = False
+        if verdict.reason:
+            return self._unsteady(episode, verdict)
         if not _is_restorable(episode):
             return verdict
-        alone = self._attempt(self._fresh(), -1, episode)
-        if alone.verdict != DIFFERS:
-            return alone
         by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
         try:
             first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
@@ -404,10 +449,12 @@ class LaneReplay:
             return verdict
         finally:
             self.close()
-        if first == second:
-            return verdict
+        return verdict if first == second else self._unsteady(episode, verdict)
+
+    def _unsteady(self, episode: Episode, verdict: Verdict) -> Verdict:
+        """Return the verdict on an episode whose replays differ from each other."""
         if episode.seed is not None:
-            return replace(verdict, reason="two replays also differ: not deterministic")
+            return replace(verdict, reason=_UNSTEADY)
         reason = "two replays differ: some randomness is not restored by seed or generator state"
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
 

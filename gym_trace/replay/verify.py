@@ -23,9 +23,7 @@ from gym_trace.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.replay.compare import Comparison
 from gym_trace.replay.lanes import Lane, inseparable, lanes_of
 from gym_trace.replay.resimulate import (
-    CLOSE,
     DAMAGED,
-    IDENTICAL,
     NO_SEED,
     UNVERIFIABLE,
     LaneReplay,
@@ -204,7 +202,7 @@ def _verdicts(
             episode = trace[lane.indices[position]]
             try:
                 verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
-                if through_the_crash and verdict.verdict in (IDENTICAL, CLOSE):
+                if through_the_crash and verdict.matches:
                     verdict = replace(verdict, crash=replay.go_through_the_crash(position))
             except EnvironmentUnavailable as error:
                 if not several:

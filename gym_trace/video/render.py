@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ import gymnasium
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.making import Making, Played, replays
-from gym_trace.replay.resimulate import MakeEnv, Verdict, observation_rows
+from gym_trace.replay.resimulate import Verdict, observation_rows
 from gym_trace.showing.pictures import as_picture, picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
@@ -89,10 +89,8 @@ def render_episodes(
     source: str = "simulation",
     overlay: bool = False,
     fps: float | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    trust: bool = False,
-    make_env: MakeEnv | None = None,
     on_frame: Callable[[], None] = lambda: None,
+    **making: Any,
 ) -> Iterator[Rendered]:
     """Render a video of each episode, and yield each when it is finished. Memory does not grow with episode length.
 
@@ -104,10 +102,8 @@ def render_episodes(
         source: "simulation" replays episodes; "observations" shows recorded images and needs no simulator.
         overlay: show step, action, reward and return below each frame.
         fps: frames per second; None: that of the environment, or 30.
-        env_kwargs: override the recorded arguments of the environment.
-        trust: allow imports and calls that only the trace names; see Trace.make_env().
-        make_env: builds the environment instead of the trace; called with render_mode= if it accepts that.
         on_frame: called after each frame.
+        making: env_kwargs, trust, make_env, atol, rtol, tolerances and ignore of env_at().
 
     Raises:
         EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
@@ -129,7 +125,7 @@ def render_episodes(
     mode = "ansi" if destination.form == "cast" else "rgb_array"
     return (
         rendered
-        for played in replays(trace, chosen, Making(trust, env_kwargs, make_env), mode)
+        for played in replays(trace, chosen, Making(**making), mode)
         if (rendered := _simulated(played, film(played.index, paths[played.index]))) is not None
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.making import Making, made_env, replays
-from gym_trace.replay.resimulate import CLOSE, DIFFERS, IDENTICAL, MakeEnv, Verdict
+from gym_trace.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
 DEFAULT_FPS = 30.0  # for environments without render_fps
 
@@ -27,7 +27,7 @@ def fps_of(env: gymnasium.Env[Any, Any]) -> float:
 
 def warn_of(verdict: Verdict, shown: str) -> None:
     """Warn if a replay differs from the recording. shown: what shows the replay."""
-    if verdict.verdict in (IDENTICAL, CLOSE):
+    if verdict.matches:
         return
     if verdict.verdict == DIFFERS:
         problem = f"the replay differs from the recording, {verdict.difference}"
@@ -44,9 +44,7 @@ def play_for_humans(
     episodes: Iterable[int],
     *,
     speed: float = 1.0,
-    env_kwargs: Mapping[str, Any] | None = None,
-    trust: bool = False,
-    make_env: MakeEnv | None = None,
+    **making: Any,
 ) -> Iterator[Verdict]:
     """Play episodes in a window (render_mode="human"), and yield the verdict of each.
 
@@ -54,7 +52,7 @@ def play_for_humans(
         trace: a trace, a view of one, or the directory.
         episodes: indices in the trace.
         speed: factor on the speed of the environment (render_fps, or 30 steps per second).
-        env_kwargs, trust, make_env: as for render_episodes().
+        making: as for render_episodes().
 
     Raises:
         EnvironmentUnavailable: the environment cannot be built or shown here; the message has the reason.
@@ -64,10 +62,10 @@ def play_for_humans(
         raise InvalidOption(f"speed={speed!r}: out of range; pass 0.001 to 1000")
     trace = as_trace(trace)
     chosen = [range(len(trace))[index] for index in episodes]
-    making = Making(trust, env_kwargs, make_env)
-    for played in replays(trace, chosen, making, None):
+    settings = Making(**making)
+    for played in replays(trace, chosen, settings, None):
         pace = _Pace(speed)
-        make = partial(made_env, played.lane, making, "human")
+        make = partial(made_env, played.lane, settings, "human")
         verdict = played.replay.film(played.position, pace.watch, partial(pace.made, make))
         warn_of(verdict, "the window")
         yield verdict

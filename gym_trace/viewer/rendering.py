@@ -18,7 +18,6 @@ from gym_trace.playback.trace import Trace
 from gym_trace.processes.fleet import Job, Lost
 from gym_trace.processes.local import LocalProcesses
 from gym_trace.replay.making import Making, replays
-from gym_trace.replay.resimulate import CLOSE, IDENTICAL
 from gym_trace.showing.pictures import is_picture, picture_of, png
 from gym_trace.video.frames import rendered_frame
 from gym_trace.video.simulate import fps_of
@@ -242,7 +241,7 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
             report.picture(rendered_frame(env), fps_of(env))
 
         verdict = played.replay.film(played.position, watch)
-        note = "" if verdict.verdict in (IDENTICAL, CLOSE) else verdict.reason or f"differs {verdict.difference}"
+        note = "" if verdict.matches else verdict.reason or f"differs {verdict.difference}"
         report.end(note if report.pictures else "", failed=not report.pictures and note)
 
 

@@ -12,6 +12,8 @@ from shell import run
 from terminals import console
 
 from gym_trace import TraceRecordingWrapper, open_trace, record_episodes
+from gym_trace.errors import ReplayDiverged
+from gym_trace.playing.continued import Continued
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,20 @@ def test_a_replay_that_differs_ends_with_3_and_the_first_difference(cartpole: Pa
     done = told(cartpole, "--step", "4", "--env-arg", "sutton_barto_reward=true", typed="")
     assert done.returncode == 3
     assert "at step 0, rewards: recorded 1.0, seen 0.0" in done.stderr
+
+
+def test_shell_branch_render_and_play_take_the_comparison_of_verify(cartpole: Path, tmp_path: Path) -> None:
+    changed = ("--env-arg", "sutton_barto_reward=true")
+    assert told(cartpole, "--step", "4", *changed, "--ignore", "rewards", typed="").returncode == 0
+    assert told(cartpole, "--step", "4", *changed, "--tolerance", "rewards=1", typed="").returncode == 0
+    branch = ("branch", cartpole, "--step", "4", "--episodes", "1", *changed)
+    assert run(*branch, "-o", tmp_path / "no").exit_code == 3
+    assert run(*branch, "-o", tmp_path / "if", "--ignore", "rewards").exit_code == 0
+    with pytest.raises(ReplayDiverged):
+        Continued(cartpole, 0, 4, env_kwargs={"sutton_barto_reward": True})
+    Continued(cartpole, 0, 4, env_kwargs={"sutton_barto_reward": True}, ignore=["rewards"]).close()
+    done = run("verify", cartpole, *changed, "--ignore", "infos", "--rtol", "1e-9")
+    assert "--env-arg sutton_barto_reward=true --rtol 1e-09 --ignore infos\n" in done.stdout
 
 
 @pytest.mark.parametrize(

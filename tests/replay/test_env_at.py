@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 from longer import LONG
-from test_verification import PLAIN, Forgetful, needs_vectors, record
+from test_verification import PLAIN, Forgetful, Whimsical, needs_vectors, record
 from vectors import TraceRecordingVectorWrapper
 
 import gym_trace
@@ -19,6 +19,7 @@ from gym_trace import Trace, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.model.values import row_of
 from gym_trace.replay.compare import Comparison, EpisodeComparison
+from gym_trace.replay.resimulate import Verdict
 
 PACKAGES = {
     **dict.fromkeys(("LunarLander-v3", "BipedalWalker-v3"), "Box2D"),
@@ -125,7 +126,76 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ReplayDiverged, match=r"^episode 0: .* at step 0, rewards: recorded 1.0, seen 2.0$"):
         gym_trace.env_at(trace, 0, 5, make_env=changed)
-    gym_trace.env_at(trace, 0, 0, make_env=changed).close()  # nothing before the step differs
+    with pytest.warns(
+        UserWarning, match=r"^episode 0: it matches before step 0, but .* at step 0, rewards: recorded 1.0"
+    ):
+        env = gym_trace.env_at(trace, 0, 0, make_env=changed)
+    assert verdict_of(env).difference is not None
+    env.close()
+
+
+def verdict_of(env: Any) -> Verdict:
+    verdict: Verdict = env.replay_verdict
+    return verdict
+
+
+class Secretive(Counting):
+    """Draws a number that no seed restores, and shows it only from the tenth step on."""
+
+    drawn = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        Secretive.drawn += 1
+        told = super().reset(seed=seed)
+        self.episodes = Secretive.drawn
+        return told
+
+
+def test_a_difference_after_the_step_warns_and_is_an_attribute(tmp_path: Path) -> None:
+    trace = open_trace(record(Secretive(), tmp_path / "trace", 4, seeded=[0, 1, 2, 3]))
+    for index in range(4):
+        with pytest.warns(
+            UserWarning, match=rf"^episode {index}: it matches before step 5, but .* differs .* at step 9"
+        ):
+            env = gym_trace.env_at(trace, index, 5, make_env=Secretive)
+        verdict = verdict_of(env)
+        assert (verdict.verdict, verdict.index) == ("differs", index)
+        assert verdict.difference is not None
+        assert verdict.difference.step == 9
+        with pytest.raises(
+            ReplayDiverged, match=rf"^episode {index}: the replay differs .* at step 9, .*not determini"
+        ):
+            gym_trace.env_at(trace, index, 10, make_env=Secretive)
+        with pytest.warns(UserWarning, match=rf"^episode {index}: it matches before step 5, but .* differs"):
+            gym_trace.branch(trace, index, 5, directory=tmp_path / f"if-{index}", episodes=2, make_env=Secretive)
+
+
+def test_env_at_and_branch_skip_the_columns_that_verify_skips(tmp_path: Path) -> None:
+    trace = open_trace(record(Whimsical(length=9), tmp_path / "trace", 2, seeded=[0, 1], record_infos=True))
+    with pytest.raises(ReplayDiverged, match="at the reset, infos/whim"):
+        gym_trace.env_at(trace, 1, 5, make_env=lambda: Whimsical(length=9))
+    options: Any = {"make_env": lambda: Whimsical(length=9), "ignore": ["infos"]}
+    env = gym_trace.env_at(trace, 1, 5, **options)
+    assert verdict_of(env).verdict == "identical"
+    gym_trace.branch(trace, 1, 5, directory=tmp_path / "if", episodes=1, **options)
+    with pytest.raises(InvalidOption, match=r"^ignore: unknown column 'info'"):
+        gym_trace.env_at(trace, 1, 5, ignore=["info"])
+
+
+def test_env_at_keeps_a_difference_within_the_tolerance(tmp_path: Path) -> None:
+    trace = open_trace(record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path / "trace", 1, steps=5))
+    changed = {"g": 10.0 + 1e-6}
+    with pytest.raises(ReplayDiverged):
+        gym_trace.env_at(trace, 0, 3, env_kwargs=changed)
+    assert verdict_of(gym_trace.env_at(trace, 0, 3, env_kwargs=changed, atol=1e-3)).verdict == "close"
+    with pytest.raises(ReplayDiverged, match="rewards"):
+        gym_trace.env_at(trace, 0, 3, env_kwargs=changed, tolerances={"observations": 1e-3})
+
+
+def test_an_episode_that_replays_stands_with_its_verdict(tmp_path: Path) -> None:
+    trace = open_trace(record(Counting(), tmp_path / "trace", 4, seeded=[0, 1, 2, 3]))
+    env = gym_trace.env_at(trace[2:], 1, 5, make_env=Counting)
+    assert (verdict_of(env).verdict, verdict_of(env).index, verdict_of(env).needed) == ("identical", 1, 3)
 
 
 def test_an_environment_that_no_replay_repeats_diverges(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -197,6 +197,50 @@ def test_infos_that_do_not_agree_with_themselves_are_said_to_be_so(tmp_path: Pat
     assert "not deterministic" in first.reason
     assert second.verdict == "unverifiable"
     assert verdicts(tmp_path, make_env=lambda: Whimsical(length=4), ignore=["infos"]) == ["identical"] * 2
+
+
+class Scripted(CountingEnv):
+    """Its reset info is the next of a list that all of them share."""
+
+    infos: ClassVar[list[int]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"drawn": Scripted.infos.pop(0)}
+
+
+UNSTEADY = "two replays also differ: not deterministic"
+ALONE = "matches only by itself, in a fresh environment"
+
+
+@pytest.mark.parametrize(
+    ("episodes", "drawn", "verdict", "needed", "reason"),
+    [
+        ([0, 1], [7, 8], "identical", 0, ""),
+        ([1], [0, 7, 8, 7, 8], "identical", 1, ""),
+        ([1], [0, 7, 8, 7, 0], "differs", 0, UNSTEADY),  # once by chance
+        ([0, 1], [7, 0, 8, 8], "identical", 0, ALONE),
+        ([0, 1], [7, 0, 8, 0], "differs", 0, UNSTEADY),
+    ],
+)
+def test_an_episode_that_differs_first_passes_after_two_matches(
+    episodes: Any, drawn: Any, verdict: str, needed: int, reason: str, tmp_path: Path
+) -> None:
+    Scripted.infos[:] = [7, 8]
+    record(Scripted(length=4), tmp_path, 2, seeded=1, record_infos=True)
+    Scripted.infos[:] = drawn
+    *_, found = verify_trace(tmp_path, episodes=episodes, make_env=lambda: Scripted(length=4))
+    assert not Scripted.infos
+    assert (found.verdict, found.needed, found.reason) == (verdict, needed, reason)
+
+
+def test_verify_names_the_episodes_that_need_earlier_ones(tmp_path: Path) -> None:
+    env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+    record(env, tmp_path, episodes=4, seeded=1)
+    (found,) = verify_trace(tmp_path, episodes=[3])
+    assert (found.verdict, found.needed) == ("identical", 3)
+    done = run("verify", tmp_path, "--episodes", "0,2,3")
+    assert done.stdout == "3 episodes replayed: 3 identical, bit for bit\n"
+    assert done.stderr.endswith("note: 1 episode matches only after others of its lane: 2 (2 before it)\n")
 
 
 def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
