@@ -240,7 +240,7 @@ class ReadContract:
                 assert out[: file.read_into(offset, out)] == expected
 
     def test_a_missing_file_raises_file_not_found(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
-        storage = filled({"a": b"some"})
+        storage = filled({"a.gtb": b"some"})
         for call in (storage.open, storage.size, storage.version):
             with pytest.raises(FileNotFoundError):
                 call("b")
@@ -255,8 +255,8 @@ class ReadContract:
         assert storage.version("a.gtb") != before
 
     def test_copies_of_a_storage_read_the_same(self, filled: Callable[[dict[str, bytes]], ReadStorage]) -> None:
-        storage = filled({"a": b"some"})
+        storage = filled({"a.gtb": b"some"})
         for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
             assert other == storage
             assert hash(other) == hash(storage)
-            assert _content(other, "a") == b"some"
+            assert _content(other, "a.gtb") == b"some"

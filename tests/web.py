@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -50,14 +50,16 @@ class Web:
     """Files served at .url. requests: (method, path, Range) of each. failures: what to do instead, one after the other.
 
     failures: a status; "cut" in the middle of the body; "close" without an answer. sent: bytes of bodies.
+    answers: what to do instead for a path, with the handler.
     """
 
     def __init__(self, latency: float):
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         self.failures: list[int | str] = []
+        self.answers: dict[str, Callable[[QuietHandler], object]] = {}
         self.lists = True
-        self.has_ranges = True
+        self.has_ranges = self.has_head = True
         self.sent = 0
         self.url = ""
         self.latency = latency
@@ -75,7 +77,11 @@ def serving(latency: float = 0) -> Iterator[Web]:
             asked = self.headers.get("Range")
             web.requests.append((self.command, path, asked))
             failure = web.failures.pop(0) if web.failures and self.command == "GET" else None
-            if failure == "close":
+            if self.command == "HEAD" and not web.has_head:
+                self.answer(405, b"", {})
+            elif path in web.answers:
+                web.answers[path](self)
+            elif failure == "close":
                 self.close_connection = True
             elif isinstance(failure, int):
                 self.answer(failure, b"secret-in-an-answer", {})
@@ -94,11 +100,12 @@ def serving(latency: float = 0) -> Iterator[Web]:
             if data is None or self.headers.get("If-Match") not in (None, tag):
                 self.answer(404 if data is None else 412, b"", {})
                 return
-            status = 200
+            status, headers = 200, {"ETag": tag, "Accept-Ranges": "bytes"}
             if asked and web.has_ranges:
                 first, _, last = asked.removeprefix("bytes=").partition("-")
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
                 data, status = data[int(first) : int(last) + 1], 206
-            web.sent += self.answer(status, data, {"ETag": tag, "Accept-Ranges": "bytes"}, cut)
+            web.sent += self.answer(status, data, headers, cut)
 
     with running(Handler) as web.url:
         yield web

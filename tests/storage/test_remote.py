@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -22,16 +23,17 @@ from memory_storage import MemoryStorage
 from runs import in_a_child, play, recorded
 from shell import run
 from storage_contract import ReadContract
-from web import Web, serving
+from web import QuietHandler, Web, serving
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
+from gym_trace.format.directory import _KINDS, kind_of
 from gym_trace.playback.trace import Trace
 from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote import objects
+from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
 from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -384,6 +386,32 @@ def test_blocks_that_another_process_reads_are_not_removed(tmp_path: Path) -> No
     assert other.get("b" * 32, 0) == b"theirs"
 
 
+def test_the_cache_follows_no_link_and_uses_no_directory_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "t", episodes=2)
+    url, cache = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x"), tmp_path / "cache"
+    list(open_trace(url, cache=cache))
+    (tmp_path / "mine").mkdir()
+    for planted, kind in zip(sorted(cache.iterdir()), ("link", "writable")):
+        for path in planted.iterdir():
+            path.unlink()
+        if kind == "link":
+            planted.rmdir()
+            planted.symlink_to(tmp_path / "mine")
+        else:
+            planted.chmod(0o777)
+    same_steps(open_trace(url, cache=cache), open_trace(tmp_path / "t"))
+    assert [path for path in cache.rglob("*") if path.is_file()] == list((tmp_path / "mine").iterdir()) == []
+    cache.chmod(0o770)
+    with pytest.raises(InvalidOption, match="cache: writable by other users; keep blocks in"):
+        open_trace(url, cache=cache)
+    cache.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InvalidOption, match="belongs to another user"):
+        open_trace(url, cache=cache)
+
+
 def test_a_damaged_block_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
     recorded(tmp_path / "t", episodes=5)
     url = uploaded(tmp_path / "t", f"memory:/{tmp_path}/x")
@@ -460,3 +488,114 @@ def test_a_child_forked_while_threads_fetch_does_not_hang(
 def test_a_url_survives_pathlib_which_removes_slashes(url: str) -> None:
     assert url_of(Path(url)) == url
     assert str(UrlPath(url)) == url
+
+
+# -- servers that are not trusted -------------------------------------------------------------------------------------
+
+
+def endless(handler: QuietHandler) -> None:
+    """Send a body without an end, as long as anyone reads it."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/html")
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    while handler.command == "GET":
+        handler.wfile.write(b"w.manifest.jsonl\n" * 10_000)
+
+
+@pytest.mark.parametrize("path", ["/t/names.txt", "/t/"])
+def test_a_list_of_files_without_an_end_is_not_read_whole(web: Web, path: str) -> None:
+    web.answers[path] = endless
+    with pytest.raises(RemoteError, match="larger than 4194304 bytes"):
+        open_trace(f"{web.url}/t")
+
+
+def test_a_file_that_is_longer_than_was_asked_for_is_not_read_whole(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", uid="w")
+    url = served(tmp_path / "t", web)
+    web.answers["/t/w.000000.gtb"] = lambda handler: (
+        handler.answer(200, b"", {"Content-Length": "10000"}) if handler.command == "HEAD" else endless(handler)
+    )
+    with pytest.raises(RemoteError, match="sends whole files"):
+        open_trace(url)
+
+
+def test_a_compressed_answer_is_refused_and_never_decompressed(web: Web) -> None:
+    asked = []
+
+    def bomb(handler: QuietHandler) -> None:
+        asked.append(handler.headers["Accept-Encoding"])
+        handler.answer(200, gzip.compress(bytes(10 << 20)), {"Content-Encoding": "gzip"})
+
+    web.answers["/t/names.txt"] = bomb
+    with pytest.raises(RemoteError, match="compresses what it sends"):
+        open_trace(f"{web.url}/t")
+    assert asked == ["identity"]
+
+
+def test_only_files_of_a_trace_are_asked_for(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "t", uid="w", episodes=2)
+    url, mine = served(tmp_path / "t", web), [path.name for path in (tmp_path / "t").iterdir()]
+    web.files["/t/names.txt"] = "\n".join([*mine, *mine, *(f"{n}.txt" for n in range(5000)), "../../w.ring"]).encode()
+    same_steps(open_trace(url), open_trace(tmp_path / "t"))
+    assert sorted(path for method, path, _ in web.requests if method == "HEAD") == sorted(f"/t/{n}" for n in mine)
+    monkeypatch.setattr("gym_trace.storage.remote.stores._MOST_FILES", 1)
+    with pytest.raises(RemoteError, match="lists more than 1 files"):
+        open_trace(url)
+
+
+def test_every_kind_of_file_of_a_trace_is_listed_on_the_web() -> None:
+    names = ["w.000000.gtb", "w.000000.gtb.part", "w.manifest.jsonl", "w.ring", "w.video.000001.mp4", "facts.json"]
+    assert {kind_of(name) for name in names} == {*_KINDS, "facts"}
+    assert all(stores._OF_A_TRACE.fullmatch(name) for name in names)
+
+
+def test_redirects_are_followed_on_the_same_server_only(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", episodes=2)
+    served(tmp_path / "t", web)
+    for path in ("names.txt", *(path.name for path in (tmp_path / "t").iterdir())):
+        web.answers[f"/old/{path}"] = lambda handler, to=f"/t/{path}": handler.answer(302, b"", {"Location": to})
+    web.files["/t/names.txt"] = "\n".join(path.name for path in (tmp_path / "t").iterdir()).encode()
+    same_steps(open_trace(f"{web.url}/old"), open_trace(tmp_path / "t"))
+    same_steps(open_trace(f"{web.url}/old".replace("//", "//me:hush@")), open_trace(tmp_path / "t"))
+    with serving() as other:
+        for to in (f"{other.url}/t/names.txt", "//127.0.0.2:80/t", "mailto:me@example.org", "http://[", "file:///etc"):
+            web.answers["/old/names.txt"] = lambda handler, to=to: handler.answer(302, b"", {"Location": to})
+            with pytest.raises(RemoteError, match="redirects to another server"):
+                open_trace(f"{web.url}/old")
+        assert other.requests == []
+    web.answers["/old/names.txt"] = lambda handler: handler.answer(302, b"", {"Location": "names.txt"})
+    with pytest.raises(RemoteError, match="more than 5 redirects"):
+        open_trace(f"{web.url}/old")
+
+
+@pytest.mark.parametrize("path", ["names.txt", "w.000000.gtb"])
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    recorded(tmp_path / "t", uid="w")
+    url, over = served(tmp_path / "t", web), Event()
+
+    def drip(handler: QuietHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        while handler.command == "GET" and not over.wait(0.02):
+            handler.wfile.write(b"w")
+
+    web.answers[f"/t/{path}"] = drip
+    monkeypatch.setattr(stores, "_SECONDS", 0.5)
+    monkeypatch.setattr(stores, "_SLOWEST", 1 << 30)
+    monkeypatch.setattr(stores, "_LISTING_SECONDS", 0.5 if path == "names.txt" else 60)
+    try:
+        with pytest.raises(RemoteError, match="answers too slowly"):
+            open_trace(url)
+    finally:
+        over.set()
+
+
+def test_a_server_that_answers_no_head_tells_sizes_by_ranges(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", uid="w")
+    url = served(tmp_path / "t", web)
+    web.has_head = False
+    same_steps(open_trace(url), open_trace(tmp_path / "t"))

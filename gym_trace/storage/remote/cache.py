@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.storage.local import LocalStorage, lock, open_regular, shared_lock
+from gym_trace.storage.local import LocalStorage, lock, open_regular, shared_lock, shared_with_others
 from gym_trace.storage.remote.objects import Stored
 
 BLOCK = 16 << 10
@@ -160,7 +160,8 @@ class DiskBlocks:
 
     Files that a process reads from are never removed; if no others are left, new blocks are not kept.
 
-    Raises InvalidOption for a limit under the size of a file.
+    Raises InvalidOption for a limit under the size of a file, and for a directory that other users can write to: blocks
+    have checksums, which anyone can compute.
     """
 
     def __init__(self, root: str | os.PathLike[str], limit: int = CACHE_BYTES):
@@ -168,6 +169,10 @@ class DiskBlocks:
         if limit < _FILE_BYTES:
             raise InvalidOption(f"cache limit of {limit} bytes: too small; use {_FILE_BYTES} or more")
         os.makedirs(self.root, mode=0o700, exist_ok=True)
+        if why := shared_with_others(self.root):
+            raise InvalidOption(
+                f"{self.root}: {why}; keep blocks in a directory that only you can write to (chmod go-w)"
+            )
         self._most_open = max(1, min(_MOST_OPEN, limit // (4 * _FILE_BYTES)))
         self._bytes = sum(size for *_, size in self._files())
         self._is_full = False
@@ -201,6 +206,8 @@ class DiskBlocks:
             try:
                 if create:
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
+                if path.parent.is_symlink() or shared_with_others(path.parent):  # from before the root was closed
+                    return None
                 fd = open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
             except FileNotFoundError:
                 return None

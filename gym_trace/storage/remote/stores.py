@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
@@ -29,6 +32,16 @@ _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STOR
 _VERSIONS = ("ETag", "etag", "e_tag", "md5", "content_md5", "Content-MD5", "blob_id", "oid")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
+_SECONDS, _SLOWEST = 30.0, 16 << 10  # for an answer of a web server, and more for many bytes: this many a second
+_STALLED_SECONDS, _LISTING_SECONDS = 20.0, 300.0
+_MOST_TEXT, _MOST_FILES, _MOST_REDIRECTS = 4 << 20, 1 << 16, 5
+_REDIRECTS, _GONE, _NO_HEAD = (301, 302, 303, 307, 308), (404, 410), (403, 405, 501)  # status codes
+_HEADERS = ("ETag", "Content-MD5", "Last-Modified")
+_SIZE = re.compile("[0-9]{1,18}")
+_LINK = re.compile(r"""href\s{0,9}=\s{0,9}["']?([^"'\s<>]{1,1000})""", re.IGNORECASE)
+_OF_A_TRACE = re.compile(
+    r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.(?:manifest\.jsonl|ring|(?:gtb|mp4)(?:\.part)?)|facts\.json"
+)
 _used_obstore = 0  # id of the process that did: its threads do not outlive a fork
 
 
@@ -225,7 +238,11 @@ class FsspecStore:
 
 
 class WebStore(FsspecStore):
-    """The files below an http:// or https:// URL, for reading."""
+    """The files below an http:// or https:// URL, for reading.
+
+    The server is not trusted: of each answer a limited number of bytes is read, in limited time, as they are, and
+    redirects to other servers are not followed.
+    """
 
     def __init__(self, url: str):
         super().__init__(url)
@@ -237,9 +254,9 @@ class WebStore(FsspecStore):
 
     def entries(self) -> dict[str, Stored]:
         """List by names.txt, or else by the links of the page that the server shows for the directory."""
+        until = time.monotonic() + _LISTING_SECONDS
         try:
-            text = self._fs.cat_file(self._path(NAMES)).decode("utf-8", "replace")
-            names = [line.strip() for line in text.splitlines()]
+            names = [line.strip() for line in self._text(self._path(NAMES))[0].splitlines()]
         except FileNotFoundError:
             names = self._linked()
             if not any(name and "/" not in name for name in names):
@@ -247,41 +264,67 @@ class WebStore(FsspecStore):
                     f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on "
                     "a line, beside them"
                 ) from None
-        names = [name for name in names if name and "/" not in name]
+        names = list(dict.fromkeys(filter(_OF_A_TRACE.fullmatch, names)))
+        if len(names) > _MOST_FILES:
+            raise RemoteError(f"{shown(self._url)}: lists more than {_MOST_FILES} files; pull from another kind of URL")
         with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
-            found = zip(names, pool.map(self._stored, names))
+            found = zip(names, pool.map(lambda name: self._stored(name, until), names))
             return {name: stored for name, stored in found if stored is not None}
 
-    def _stored(self, name: str) -> Stored | None:
+    def _stored(self, name: str, until: float) -> Stored | None:
+        """Return size and version of a file; None if it is not there."""
+        seconds = min(_SECONDS, until - time.monotonic())
         try:
-            found = self._fs.info(self._path(name))
+            try:
+                _, headers = self._get(self._path(name), 0, seconds, method="HEAD")
+            except Exception as error:
+                if getattr(error, "status", None) not in _NO_HEAD:
+                    raise
+                _, headers = self._get(self._path(name), 0, seconds, {"Range": "bytes=0-0"})
         except FileNotFoundError:
             return None
-        if found.get("size") is None:
+        size = headers.get("Content-Range", headers.get("Content-Length", "")).rpartition("/")[2]
+        if not _SIZE.fullmatch(size):
             raise RemoteError(f"{shown(self._url)}: the server tells no size; use one that sends Content-Length")
-        return Stored(found["size"], _version(found))
+        return Stored(int(size), _version({key: headers.get(key) for key in _HEADERS}))
+
+    def _text(self, url: str) -> tuple[str, str]:
+        """Return a text file, and its type."""
+        data, headers = self._get(url, _MOST_TEXT + 1, _LISTING_SECONDS)
+        if len(data) > _MOST_TEXT:
+            raise RemoteError(f"{shown(url)}: larger than {_MOST_TEXT} bytes; name only the files of the trace in it")
+        return data.decode("utf-8", "replace"), headers.get("Content-Type", "text/html")
 
     def _linked(self) -> list[str]:
+        """Return the paths that the page of the directory links to, relative to it."""
+        base = f"{self._root}/"
         try:
-            links = self._fs.ls(f"{self._root}/", detail=False)
+            text, kind = self._text(base)
         except FileNotFoundError:
-            links = []
-        return [unquote(urlsplit(link).path.removeprefix(urlsplit(self._root).path + "/")) for link in links]
+            return []
+        found = []
+        for link in _LINK.findall(text) if kind.startswith("text/html") else ():
+            with suppress(ValueError):  # an invalid address
+                to, here = urlsplit(urljoin(base, link)), urlsplit(base)
+                if to.netloc in ("", here.netloc, here.netloc.rpartition("@")[2]) and to.path.startswith(here.path):
+                    found.append(unquote(to.path.removeprefix(here.path)))
+        return found
 
     def folders(self) -> list[str]:
         names = [] if self._query else [name.rstrip("/") for name in self._linked() if name.endswith("/")]
-        return [name for name in names if name not in ("", ".", "..") and "/" not in name]
+        return [name for name in dict.fromkeys(names) if name not in ("", ".", "..") and "/" not in name]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
             return _at_once(self._range, wanted, pool)
 
     def _range(self, one: Wanted) -> bytes:
+        headers = {"Range": f"bytes={one.offset}-{one.offset + one.length - 1}"}
         key, _, value = one.stored.version.partition("=")
-        headers = {"If-Match": value} if key == "ETag" and value.startswith('"') else {}
+        if key == "ETag" and value.startswith('"'):
+            headers["If-Match"] = value
         try:
-            end = one.offset + one.length
-            data: bytes = self._fs.cat_file(self._path(one.name), one.offset, end, headers=headers)
+            data, _ = self._get(self._path(one.name), one.length + 1, _SECONDS + one.length / _SLOWEST, headers)
         except Exception as error:
             if getattr(error, "status", None) == 412:
                 raise Overwritten from None
@@ -292,8 +335,64 @@ class WebStore(FsspecStore):
             )
         return data
 
+    def _get(
+        self, url: str, limit: int, seconds: float, headers: Mapping[str, str] | None = None, method: str = "GET"
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Return what a server answers: at most limit bytes of the body, and the headers.
+
+        Raises FileNotFoundError, RemoteError, and errors of aiohttp.
+        """
+        import aiohttp
+        from fsspec.asyn import sync
+
+        async def whole() -> tuple[bytes, Mapping[str, str]]:
+            try:
+                return await asyncio.wait_for(self._answer(method, url, limit, headers or {}), seconds)
+            except aiohttp.ServerTimeoutError:  # nothing came for a while
+                raise ConnectionError("timed out") from None
+            except asyncio.TimeoutError:
+                raise RemoteError(f"{shown(url)}: the server answers too slowly; try again later") from None
+
+        found: tuple[bytes, Mapping[str, str]] = sync(self._fs.loop, whole)
+        return found
+
+    async def _answer(
+        self, method: str, url: str, limit: int, headers: Mapping[str, str]
+    ) -> tuple[bytes, Mapping[str, str]]:
+        import aiohttp
+
+        session, given = await self._fs.set_session(), dict(self._fs.kwargs)
+        given["headers"] = {**given.get("headers", {}), **headers, "Accept-Encoding": "identity"}
+        given["timeout"] = aiohttp.ClientTimeout(total=None, sock_connect=_STALLED_SECONDS, sock_read=_STALLED_SECONDS)
+        given |= {"allow_redirects": False, "auto_decompress": False}
+        at = self._fs.encode_url(url)
+        for _ in range(_MOST_REDIRECTS):
+            async with session.request(method, at, **given) as answer:
+                if answer.status in _REDIRECTS:
+                    at = _redirected(at, answer.headers.get("Location", ""))
+                    continue
+                if answer.status in _GONE:
+                    raise FileNotFoundError(shown(url))
+                answer.raise_for_status()
+                if method == "GET" and answer.headers.get("Content-Encoding", "identity") != "identity":
+                    raise RemoteError(f"{shown(url)}: the server compresses what it sends; use one that does not")
+                body = bytearray()
+                while len(body) < limit and (piece := await answer.content.read(limit - len(body))):
+                    body += piece
+                return bytes(body), answer.headers
+        raise RemoteError(f"{shown(url)}: more than {_MOST_REDIRECTS} redirects; pass another URL")
+
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         raise RemoteError(f"{shown(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
+
+
+def _redirected(at: Any, location: str) -> Any:
+    """Return where a redirect leads. Raises RemoteError unless it is the same server."""
+    with suppress(ValueError):  # not a URL
+        to = at.join(type(at)(location))
+        if location and to.origin() == at.origin():
+            return to.with_user(at.user).with_password(at.password)
+    raise RemoteError(f"{shown(str(at))}: redirects to another server; pass the URL of that one")
 
 
 class FolderStore:
