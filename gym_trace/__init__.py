@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gym_trace import errors as errors
+from gym_trace.on_first_use import on_first_use
 
 if TYPE_CHECKING:
+    from gym_trace import adapters as adapters
+    from gym_trace import dm_env as dm_env
+    from gym_trace import edit as edit
+    from gym_trace import pettingzoo as pettingzoo
+    from gym_trace import playback as playback
+    from gym_trace import proof as proof
+    from gym_trace import ray as ray
+    from gym_trace import replay_env as replay_env
+    from gym_trace import training as training
+    from gym_trace import viewer as viewer
+    from gym_trace import wrappers as wrappers
     from gym_trace.collecting.api import collect as collect
     from gym_trace.collecting.branching import branch as branch
     from gym_trace.collecting.rollout import record_episodes as record_episodes
@@ -70,18 +81,15 @@ _HOMES = {
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.replay.verify",
 }
+_MODULES = (
+    *("adapters", "dm_env", "edit", "pettingzoo", "playback", "proof", "ray", "replay_env", "training", "viewer"),
+    "wrappers",
+)
 
 __all__ = sorted({*_HOMES, "errors"} - {"train"})  # "from gym_trace import *" leaves out what needs PyTorch
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    if name in ("adapters", "ray"):  # gym_trace.adapters.sb3 needs no import statement
-        return importlib.import_module(f"gym_trace.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers would take every name
+    __getattr__ = on_first_use(__name__, _HOMES, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gym_trace.on_first_use import on_first_use
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
 if TYPE_CHECKING:
@@ -11,10 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceRecordingVectorWrapper", "TraceRecordingWrapper"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "TraceRecordingVectorWrapper":
-        import gym_trace.recording.vector.wrapper
-
-        return gym_trace.recording.vector.wrapper.TraceRecordingVectorWrapper
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, {"TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper"})

@@ -45,7 +45,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         streams = [own if fd == -1 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
         self._keeper, theirs = _pair()
         with theirs:
-            socket.send_fds(_server(os.getpid()), [b"."], [theirs.fileno(), *streams])
+            socket.send_fds(_server(os.getpid(), os.fspath(args[0])), [b"."], [theirs.fileno(), *streams])
         self._keeper.send(json.dumps(asked).encode())
         self.pid = int(self._keeper.recv(99))
         self._child_created = True
@@ -92,14 +92,14 @@ def run(
     return done
 
 
-@functools.lru_cache(1)
-def _server(_: int) -> socket.socket:
-    """Return the socket of this process's server; the server ends when the socket is closed."""
+@functools.lru_cache(2)
+def _server(_: int, python: str) -> socket.socket:
+    """Return the socket of this process's server for an interpreter; the server ends when the socket is closed."""
     ours, theirs = _pair()
     path = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(theirs.fileno())],
+            [python, "-c", _SERVER, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": path},
             cwd="/",

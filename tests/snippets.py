@@ -90,8 +90,11 @@ def is_installed(requirement: str) -> bool:
         return False
 
 
-def run_page(path: Path, directory: Path) -> int:
-    """Run the examples of a page in a directory; return the number of blocks that ran. Raises AssertionError."""
+def run_page(path: Path, directory: Path, python: str = sys.executable) -> int:
+    """Run the examples of a page in a directory; return the number of blocks that ran. Raises AssertionError.
+
+    python: the interpreter, which has gym-trace beside it.
+    """
     if not (directory / SAMPLES.name).exists():
         (directory / SAMPLES.name).symlink_to(SAMPLES)  # as in a clone
     ran, printed = 0, None
@@ -109,9 +112,9 @@ def run_page(path: Path, directory: Path) -> int:
             printed = None
             if block.is_runnable:
                 if block.language == "python":
-                    printed = _python(block, directory, where)
+                    printed = _python(block, directory, where, python)
                 else:
-                    printed = _bash(block.code, directory, where)
+                    printed = _bash(block.code, directory, where, python)
                 ran += 1
     return ran
 
@@ -126,41 +129,46 @@ def _trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
-def _bash(code: str, directory: Path, where: str) -> str:
-    return "".join(_command(line, directory, where) for line in _commands(code))
+def _bash(code: str, directory: Path, where: str, python: str) -> str:
+    return "".join(_command(line, directory, where, python) for line in commands(code))
 
 
-def _commands(code: str) -> Iterator[str]:
+def commands(code: str) -> Iterator[str]:
     for line in re.sub(r"\\\n\s*", "", code).splitlines():
         if line.strip() and not line.startswith("#"):
             yield line
 
 
-def _command(line: str, directory: Path, where: str) -> str:
+def _command(line: str, directory: Path, where: str, python: str) -> str:
     ended = _CODE.search(line)
     line = _CODE.sub("", line)
     simple = shlex.split(line, comments=True)
     if simple[0] == "gym-trace" and not _SHELL.search(re.sub(r"'[^']*'", "", line)):
-        return _ran([sys.executable, "-c", _COMMAND, *simple[1:]], directory, f"{where}: {line}", ended)
+        return _ran([python, "-c", _COMMAND, *simple[1:]], python, directory, f"{where}: {line}", ended)
     prelude = _TIMEOUT if line.startswith("timeout -s KILL ") else ""
-    return _ran(["bash", "-c", prelude + line], directory, f"{where}: {line}", ended)
+    return _ran(["bash", "-c", prelude + line], python, directory, f"{where}: {line}", ended)
 
 
-def _python(block: Block, directory: Path, where: str) -> str:
+def _python(block: Block, directory: Path, where: str, python: str) -> str:
     (directory / "program.py").write_text(block.code.replace("\n    ...", "\n    pass"), encoding="utf-8")
     warnings = "ignore" if block.needs else "error"  # packages warn of each other
-    command = [sys.executable, "-W", warnings, "program.py"]
-    return _ran(command, directory, where, None, starts_processes="__main__" in block.code)  # they import it
+    command = [python, "-W", warnings, "program.py"]
+    return _ran(command, python, directory, where, None, starts_processes="__main__" in block.code)  # they import it
 
 
 def _ran(
-    words: list[str], directory: Path, where: str, ended: re.Match[str] | None, starts_processes: bool = False
+    words: list[str],
+    python: str,
+    directory: Path,
+    where: str,
+    ended: re.Match[str] | None,
+    starts_processes: bool = False,
 ) -> str:
-    run = cradle.run if words[0] == sys.executable and not starts_processes else subprocess.run
+    run = cradle.run if words[0] == python and not starts_processes else subprocess.run
     done = run(
         words,
         cwd=directory,
-        env=_environment(directory),
+        env=_environment(directory, python),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -173,8 +181,8 @@ def _ran(
     return str(done.stdout)
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    tools = os.path.dirname(sys.executable)
+def _environment(directory: Path, python: str) -> dict[str, str]:
+    tools = os.path.dirname(python)
     environ = {
         **os.environ,
         "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}",

@@ -118,7 +118,7 @@ def test_every_public_name_is_imported_for_type_checkers_and_the_reference() -> 
     source = (ROOT / "gym_trace" / "__init__.py").read_text(encoding="utf-8")
     imported = ", ".join(re.findall(r"^    from [\w.]+ import ([\w, ]+)$", source, re.M)).split(", ")
     names = [name.rpartition(" as ")[2] for name in imported]
-    assert sorted(names) == sorted({*gym_trace.__all__, "train"} - {"errors"})
+    assert sorted(names) == sorted({*gym_trace.__all__, *gym_trace._MODULES, "train"} - {"errors"})
 
 
 def test_the_drawings_are_those_of_their_program() -> None:
@@ -148,3 +148,17 @@ def test_the_hooks_use_the_tools_of_the_checkout_alone() -> None:
     assert "http" not in hooks
     assert "repo: local" in hooks
     assert "entry: make --silent lint" in hooks
+
+
+def test_no_two_pages_write_the_same_file_or_directory() -> None:
+    """A reader opens several pages, in any order and in one directory."""
+    pages: dict[str, set[str]] = {}
+    for page in (ROOT / "README.md", *PAGES):
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.language in ("bash", "python") and block.needs is not None:
+                written = re.findall(r"\b(?<!/)(?:traces|runs)/[\w-]+", block.code)
+                written += re.findall(r" -o (\S+)", block.code) if block.language == "bash" else []
+                for name in [*written, *([block.title] if block.title else [])]:
+                    pages.setdefault(name, set()).add(page.name)
+    assert len(pages) > 100
+    assert {name: shared for name, shared in pages.items() if len(shared) > 1} == {}

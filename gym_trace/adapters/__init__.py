@@ -5,16 +5,24 @@ gym_trace.adapters.sb3.replay_buffer(trace) needs no import of its own.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from gym_trace.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from gym_trace.adapters import d3rlpy as d3rlpy
+    from gym_trace.adapters import imitation as imitation
+    from gym_trace.adapters import rllib as rllib
+    from gym_trace.adapters import sample_factory as sample_factory
+    from gym_trace.adapters import sb3 as sb3
+    from gym_trace.adapters import torch as torch
+    from gym_trace.adapters import torchrl as torchrl
 
 _MODULES = ("d3rlpy", "imitation", "rllib", "sample_factory", "sb3", "torch", "torchrl")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"gym_trace.adapters.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, {}, _MODULES)
 
 
 def __dir__() -> list[str]:

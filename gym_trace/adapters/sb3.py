@@ -14,6 +14,7 @@ from gym_trace.adapters.episodes import array, arrays, finished, lengths, reward
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.episode import infos_of
 from gym_trace.model.trees import mapped
+from gym_trace.on_first_use import on_first_use
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
@@ -28,15 +29,12 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from gym_trace.adapters.sb3_updates import UpdateLogCallback, update_parts
 
+_UPDATES = "gym_trace.adapters.sb3_updates"
+
 __all__ = ["UpdateLogCallback", "replay_buffer", "update_parts"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in ("UpdateLogCallback", "update_parts"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gym_trace.adapters import sb3_updates  # which needs safetensors
-
-    return getattr(sb3_updates, name)
+if not TYPE_CHECKING:  # they need safetensors
+    __getattr__ = on_first_use(__name__, dict.fromkeys(("UpdateLogCallback", "update_parts"), _UPDATES))
 
 
 def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> ReplayBuffer:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.recording.provenance import policy_name
 
 
@@ -89,7 +89,7 @@ class SB3Policy:
         try:
             from stable_baselines3.common.save_util import load_from_zip_file
         except ImportError as error:
-            raise InvalidOption(f"sb3:{path} needs Stable-Baselines3: pip install 'gym-trace[sb3]'") from error
+            raise MissingExtra(f"sb3:{path} needs Stable-Baselines3: pip install 'gym-trace[sb3]'") from error
         import stable_baselines3
 
         _needs_file(path, "sb3")
@@ -121,7 +121,7 @@ class OnnxPolicy:
         try:
             import onnxruntime
         except ImportError as error:
-            raise InvalidOption(f"onnx:{path} needs onnxruntime: pip install 'gym-trace[onnx]'") from error
+            raise MissingExtra(f"onnx:{path} needs onnxruntime: pip install 'gym-trace[onnx]'") from error
         _needs_file(path, "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -150,7 +150,7 @@ def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
             it takes them.
 
     Raises:
-        InvalidOption; for a run also MissingExtra, TraceNotFound, CorruptTrace
+        InvalidOption, MissingExtra; for a run also TraceNotFound, CorruptTrace
     """
     if policy is not None and not isinstance(policy, str) and not callable(policy):
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")

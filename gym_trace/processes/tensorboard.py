@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import MissingExtra
 from gym_trace.model.returns import Return
 
 
@@ -19,7 +19,7 @@ class Scalars:
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
-            raise InvalidOption("--tensorboard needs tensorboardX: pip install 'gym-trace[tensorboard]'") from error
+            raise MissingExtra("--tensorboard needs tensorboardX: pip install 'gym-trace[tensorboard]'") from error
         self._group = group
         self._writer: Any = SummaryWriter(os.fspath(directory))
 

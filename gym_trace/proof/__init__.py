@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_trace.proof.on_first_use import on_first_use
+from gym_trace.on_first_use import on_first_use
 from gym_trace.proof.result import Proof
 
 if TYPE_CHECKING:
@@ -23,4 +23,5 @@ _HOMES = {
 
 __all__ = ["Proof", "Steps", "UpdateLog", "verify"]
 
-__getattr__ = on_first_use(__name__, _HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, _HOMES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_trace.proof.on_first_use import on_first_use
+from gym_trace.on_first_use import on_first_use
 
 if TYPE_CHECKING:
     from gym_trace.training.api import train
@@ -30,4 +30,5 @@ _HOMES = {
 
 __all__ = ["Exchange", "Run", "RunPolicies", "Settings", "Trained", "train", "verify_run"]
 
-__getattr__ = on_first_use(__name__, _HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, _HOMES)

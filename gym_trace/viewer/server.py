@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import anyio
-import anyio.to_thread
-
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
 from gym_trace.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
 from gym_trace.viewer.guard import Guard
 from gym_trace.viewer.trace import Edited
 
 try:
+    import anyio
+    import anyio.to_thread
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

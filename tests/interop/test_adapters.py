@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ NO_ARRAYS = {"text"}
 def adapter(name: str) -> Any:
     """Return a module of gym_trace.adapters; skip the test where its library is not installed."""
     try:
-        return getattr(gym_trace.adapters, name)
+        return importlib.import_module(f"gym_trace.adapters.{name}")
     except MissingExtra as missing:
         pytest.skip(str(missing))
 

@@ -90,13 +90,12 @@ def test_options_may_be_in_a_file(tmp_path: Path) -> None:
 def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
     for refused in (
         run("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 5),
-        run("train", "--verify", tmp_path),
         run("record", "CartPole-v1", "-o", tmp_path / "t", "--policy", "run:r"),
     ):
         assert refused.exit_code == 1
         assert "pip install 'gym-trace[train]'" in refused.output
     with pytest.raises(MissingExtra):
-        _ = gym_trace.train
+        gym_trace.train(None, tmp_path / "r", steps=5)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.formats.arrow.dataset import EPISODES, STEPS, Share, TraceDataset
 from gym_trace.playback.trace import TraceLike, as_trace
 
 try:
     import duckdb
+
+    from gym_trace.formats.arrow.dataset import EPISODES, STEPS, Share, TraceDataset
 except ImportError as missing:
-    raise MissingExtra(f"SQL needs DuckDB ({missing}): pip install 'gym-trace[sql]'") from missing
+    raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
 _ROWS = 1000  # fetched at a time
 

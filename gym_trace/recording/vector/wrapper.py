@@ -14,7 +14,7 @@ from gymnasium import vector
 from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
@@ -25,7 +25,7 @@ from gym_trace.recording.vector.steps import LaneSteps, packed_note
 from gym_trace.ring.chunk_builder import PACKED_ABSENT
 
 if not hasattr(vector, "AutoresetMode"):
-    raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
+    raise MissingExtra("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
 
 if TYPE_CHECKING:
     _Wrapper = vector.VectorWrapper[Any, Any, Any, Any, Any]
