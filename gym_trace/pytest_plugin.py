@@ -96,18 +96,14 @@ class GoldenTrace:
 
     def _record(self, target: Path, make: MakeEnv, policy: Any, limits: Mapping[str, Any], record_infos: bool) -> None:
         from gym_trace import TraceRecordingWrapper, record_episodes
+        from gym_trace.storage.staging import replaced_directory
 
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
-            fresh = Path(place) / target.name
+        with replaced_directory(target) as fresh:
             env = TraceRecordingWrapper(make(), fresh, uid=_WRITER, record_infos=record_infos)
             try:
                 record_episodes(env, policy=policy, **limits)
             finally:
                 env.close()
-            if target.exists():
-                target.rename(Path(place) / "before")
-            fresh.rename(target)
 
 
 class _Drift(NamedTuple):

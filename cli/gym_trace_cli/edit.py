@@ -88,7 +88,7 @@ def command() -> None:
 
     Only --in-place and annotate modify a trace. Seeds, generator states, times,
     outcomes, writers and episode ids are kept, so the result still verifies.
-    A killed edit leaves .NEW.….part, which can be removed.
+    A killed edit leaves .NEW.….part, which the same edit removes.
     """
 
 

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +18,14 @@ from gym_trace.format.directory import find_writers
 from gym_trace.format.facts import agreed, write_facts
 from gym_trace.playback.trace import Trace, writable_storage_of
 from gym_trace.storage.exchange import exchange
-from gym_trace.storage.local import LocalStorage, lock, open_regular
-from gym_trace.storage.staging import StagedStorage, new_directory, replaced_file, sync_files
+from gym_trace.storage.local import LocalStorage, alone, open_regular, open_to_others
+from gym_trace.storage.staging import StagedStorage, new_directory, replaced_file, sync_files, take
 
-# Beside a trace called NAME, for as long as it is edited: .NAME.gym-trace-edit/ with
-#   lock      held by the process that edits
+# Beside a trace called NAME, for as long as it is edited: the work directory .NAME.gym-trace-edit/ with
 #   trace     what is being built; once it has changed places with the trace, the old one
 #   journal   what the old one is known by, and what was in it: what came later is not to be lost with it
-_WORK, _LOCK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "lock", "trace", "journal"
+_WORK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "trace", "journal"
+_DESCRIPTORS = "/proc/self/fd"
 _ELSEWHERE = "write to a new directory instead"
 _Seen = dict[str, list[int]]
 
@@ -70,7 +69,8 @@ def writing(report: EditReport) -> Iterator[None]:
     except TraceError:
         raise
     except OSError as error:
-        raise RecordingError(f"{report.destination}: the new trace could not be written: {error}") from error
+        problem = error.strerror or error
+        raise RecordingError(f"{report.destination}: the new trace could not be written: {problem}") from error
 
 
 @contextmanager
@@ -79,50 +79,45 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
     After a kill at any moment, the directory holds the old trace or the new one, whole; the next edit removes the
     rest. Files that are not part of the trace (videos, notes, logs, directories) are carried along, unless the block
-    wrote its own. If the block raises, nothing changes.
+    wrote its own. If the block raises, nothing changes. The path leads there by way of a descriptor of the directory
+    above the trace.
 
     Raises:
         TraceNotFound: no trace in directory.
-        InvalidOption: the two cannot be exchanged: another system, a mount point, the current directory.
+        InvalidOption: the two cannot be exchanged: another system, a mount point, the current directory, or
+            directories that other users may write to.
         TraceError: a writer records into it, or began to, or another process edits it.
         OSError
     """
-    place = Path(os.path.realpath(writable_storage_of(directory).root))
-    storage = LocalStorage(place)
-    if not find_writers(storage):
+    real = Path(os.path.realpath(writable_storage_of(directory).root))
+    if not find_writers(LocalStorage(real)):
         raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
-    _check_place(place)
-    work = place.parent / _WORK.format(place.name)
-    held = _hold(work, place)
+    _check_place(real)
     try:
-        _tidy(work, place)
-        _try_exchange(work)
-        before = _files_of_writers(storage)
-        fresh = work / _TRACE
-        fresh.mkdir()
-        yield fresh
-        seen = _tree(place)
-        now = _files_of_writers(storage)
-        if now != before or any(seen.get(name) != _status(place / name) for name in now):
-            raise TraceError(f"{place}: a recording was added during the edit; the trace is unchanged, try again")
-        sync_files(fresh)
-        _carry(place, fresh, now)
-        LocalStorage(fresh).sync()
-        with replaced_file(work / _JOURNAL) as journal:
-            journal.write_text(json.dumps({"inode": place.stat().st_ino, "seen": seen}), encoding="utf-8")
-        LocalStorage(work).sync()
-        exchange(fresh, place)
-        LocalStorage(place.parent).sync()
-        _tidy(work, place)
+        with _steady(real) as place, _work_directory(place, real) as work:
+            _try_exchange(work)
+            before = _files_of_writers(LocalStorage(real))
+            fresh = work / _TRACE
+            fresh.mkdir()
+            yield fresh
+            sync_files(fresh)
+            with alone(place, is_needed=True):  # facts that are added later go into the new trace
+                seen = _tree(place)
+                now = _files_of_writers(LocalStorage(real))
+                if now != before or any(seen.get(name) != _status(place / name) for name in now):
+                    raise TraceError(f"{real}: a recording was added during the edit; nothing was changed, try again")
+                _carry(place, fresh, now)
+                LocalStorage(fresh).sync()
+                with replaced_file(work / _JOURNAL) as journal:
+                    journal.write_text(json.dumps({"inode": place.stat().st_ino, "seen": seen}), encoding="utf-8")
+                LocalStorage(work).sync()
+                exchange(fresh, place)
+            LocalStorage(place.parent).sync()
+            _tidy(work, place)
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        raise InvalidOption(f"{place}: cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
-    finally:
-        with contextlib.suppress(OSError):  # what is left is removed by the next edit
-            _tidy(work, place)
-            shutil.rmtree(work)
-        os.close(held)
+        raise InvalidOption(f"{real}: cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
 
 
 def _check_place(place: Path) -> None:
@@ -133,41 +128,50 @@ def _check_place(place: Path) -> None:
             raise InvalidOption(f"{place}: is the current directory, which the edit replaces; leave it first")
 
 
-def _hold(work: Path, place: Path) -> int:
-    """Make the work directory and lock it. Raises TraceError if another process holds it, or it is not ours."""
-    while True:
-        try:
-            work.mkdir(0o700)
-        except FileExistsError:
-            _check_ours(work, place)
-        try:
-            held = open_regular(work / _LOCK, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:
-            continue  # another process has just ended, and removed it
-        if not lock(held):
-            os.close(held)
-            raise TraceError(f"{place}: another process edits it in place; wait for it to end")
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), os.stat(work / _LOCK)):
-                return held
-        os.close(held)
+@contextmanager
+def _steady(place: Path) -> Iterator[Path]:
+    """Yield a path of the trace that leads there whatever others rename above it. Raises InvalidOption, OSError.
 
-
-def _check_ours(work: Path, place: Path) -> None:
-    """Raise TraceError if others may have written to it: its journal would choose the files of the new trace."""
-    in_the_way = f"it is in the way of editing {place}"
+    The directory that it lies in and those of the trace must be this user's alone: a link that others put there would
+    lead out of the trace.
+    """
+    if not os.path.isdir(_DESCRIPTORS):
+        raise OSError(errno.ENOTSUP, f"this system has no {_DESCRIPTORS}", os.fspath(place))
+    parent = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        status = work.lstat()
-    except FileNotFoundError:  # another process has just ended, and removed it
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        raise TraceError(f"{work}: not a directory; remove it, {in_the_way}")
-    if os.name != "posix":
-        return
-    if status.st_uid != os.geteuid():
-        raise TraceError(f"{work}: belongs to another user (uid {status.st_uid}); have it removed, {in_the_way}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise TraceError(f"{work}: writable by others; 'chmod go-w' or remove it, {in_the_way}")
+        steady = Path(f"{_DESCRIPTORS}/{parent}/{place.name}")
+        _refuse_others(place.parent, open_to_others(os.fstat(parent), is_sticky_fine=True))
+        _refuse_others(place, open_to_others(steady.lstat()))
+        for folder, *_ in os.walk(steady):
+            _refuse_others(place / os.path.relpath(folder, steady), open_to_others(os.lstat(folder)))
+        yield steady
+    finally:
+        os.close(parent)
+
+
+def _refuse_others(directory: Path, problem: str) -> None:
+    if problem:
+        raise InvalidOption(f"{directory}: {problem}, so what is in it cannot be edited in place; {_ELSEWHERE}")
+
+
+@contextmanager
+def _work_directory(place: Path, real: Path) -> Iterator[Path]:
+    """Yield the work directory of a trace, tidied. Raises TraceError if another process holds it, or it is not ours."""
+    path = place.parent / _WORK.format(place.name)
+    work = take(path)
+    if work is None:
+        shown = real.parent / path.name
+        if problem := open_to_others(path.lstat()):
+            raise TraceError(f"{shown}: {problem}; remove it, it is in the way of editing {real}")
+        raise TraceError(f"{real}: another process edits it in place; wait for it, or, if none does, remove {shown}")
+    try:
+        _tidy(path, place)
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # what is left is removed by the next edit
+            _tidy(path, place)
+            work.remove()
+        work.release()
 
 
 def _try_exchange(work: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from gym_trace.storage.local import alone
 from gym_trace.storage.protocol import ReadStorage, Storage
 
 NAME = "facts.json"
+_PART = re.compile(re.escape(NAME) + r"\.[0-9a-f]{8}\.part")
 MOST_BYTES = 1 << 20
 Facts = dict[str, Any]
 
@@ -113,9 +115,12 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
 def changed_facts(storage: Storage) -> Iterator[Facts]:
     """Yield the facts of a trace for editing, and write them when the block ends. A lock keeps other writers out.
 
-    Raises the errors of read_facts and write_facts.
+    Raises TraceError if another process keeps the lock, and the errors of read_facts and write_facts.
     """
-    with alone(storage.root):
+    with alone(storage.root, is_needed=True) as is_alone:
+        for name in storage.names() if is_alone else ():
+            if _PART.fullmatch(name):  # left by a process that was killed
+                storage.remove(name)
         facts = read_facts(storage)
         yield facts
         write_facts(storage, facts)

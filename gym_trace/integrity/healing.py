@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
+import stat
 from dataclasses import dataclass, field
 
 from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
@@ -15,6 +16,7 @@ from gym_trace.format.parity import HealedReader, is_right, parity_of, record_fo
 from gym_trace.format.restoring import heal
 from gym_trace.integrity.scan import Progress
 from gym_trace.playback.trace import TraceLike, writable_storage_of
+from gym_trace.storage.local import LocalAppender, LocalReader
 from gym_trace.storage.protocol import Reader, Storage
 
 __all__ = ["HealReport", "heal_trace"]
@@ -118,13 +120,14 @@ def _replace(storage: Storage, name: str, before: Reader, file: Reader, length: 
     copy = storage.create(part)
     try:
         try:
+            if isinstance(copy, LocalAppender) and isinstance(before, LocalReader) and os.name == "posix":
+                with contextlib.suppress(OSError):  # a file system without permissions
+                    os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(before.fileno()).st_mode))
             copy.copy(file, 0, length)
             copy.write(end)
             copy.sync()
         finally:
             copy.close()
-        with contextlib.suppress(OSError):  # not for storages other than directories
-            shutil.copymode(storage.path(name), storage.path(part))
         with storage.open(name) as now:
             is_same = now.size == before.size and all(
                 now.read(at, wire.HEADER_SIZE) == before.read(at, wire.HEADER_SIZE)

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Storage
 from gym_trace.storage.remote.address import is_url, shown, url_of
 
 try:
     import fcntl
+    import grp
+    import pwd
 except ImportError:  # not a POSIX system: live and dead writers look the same
     fcntl = None  # type: ignore[assignment]
 
@@ -216,9 +218,10 @@ class LocalAppender:
         if lock:
             self._held = os.path.realpath(path)
             _held_here.add(self._held)
-            if fcntl is not None and fd is None:
-                with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
-                    fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait briefly for a process in holder()
+            if fd is None and not _is_locked(self._fd):
+                self.close()
+                os.unlink(path)
+                raise OSError(errno.EBUSY, "another process, which may only read it, keeps its lock", path)
 
     def write(self, data: bytes | memoryview) -> None:
         left = memoryview(data)
@@ -335,22 +338,77 @@ def shared_with_others(directory: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a directory; after _PATIENCE, continue without it."""
-    with contextlib.ExitStack() as held:
+def alone(directory: str | os.PathLike[str], is_needed: bool = False) -> Iterator[bool]:
+    """Hold the lock of a directory, which stays the one of this name. Yield False where directories have no locks.
+
+    is_needed: raise TraceError where another process keeps the lock for _PATIENCE; otherwise continue without it.
+    """
+    until, fd, is_held = time.monotonic() + _PATIENCE, -1, False
+    try:
         with contextlib.suppress(OSError):  # no directory, or one of a system that opens none
-            fd = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            held.callback(os.close, fd)
-            until = time.monotonic() + _PATIENCE
-            while not lock(fd) and time.monotonic() < until:
-                time.sleep(0.01)
-        yield
+            while not is_held:
+                if fd < 0:
+                    fd = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                if lock(fd):
+                    is_held = os.path.samestat(os.fstat(fd), os.stat(directory))
+                    if not is_held:  # an edit in place has replaced it
+                        os.close(fd)
+                        fd = -1
+                elif time.monotonic() < until:
+                    time.sleep(0.01)
+                elif is_needed:
+                    raise TraceError(f"{directory}: another process keeps it locked; try again when that has ended")
+                else:
+                    break
+        yield is_held
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def open_to_others(status: os.stat_result, is_sticky_fine: bool = False) -> str:
+    """Say which other user may replace what is in a directory with this status; return "" for none.
+
+    is_sticky_fine: others may add files that they cannot put in place of this user's, as in /tmp.
+    """
+    if not stat.S_ISDIR(status.st_mode):
+        return "not a directory"
+    if os.name != "posix":
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to another user (uid {status.st_uid})"
+    if is_sticky_fine and status.st_mode & stat.S_ISVTX:
+        return ""
+    shared = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
+    return "writable by others" if shared else ""
+
+
+def _is_own_group(group: int) -> bool:
+    """Return True for the group that many systems make for a user alone, with a umask that lets it write."""
+    try:
+        user, about = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return about.gr_name == user and set(about.gr_mem) <= {user}
 
 
 def shared_lock(fd: int) -> None:
     """Wait for the lock of an open file, which several processes may hold at once. Raises OSError."""
     if fcntl is not None:
         fcntl.flock(fd, fcntl.LOCK_SH)
+
+
+def _is_locked(fd: int) -> bool:
+    """Lock a new file, which a process in holder() may hold briefly; return False if one keeps its lock."""
+    until = time.monotonic() + _PATIENCE
+    try:
+        while not lock(fd):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+    except OSError:  # a file system without locks, as clusters have them
+        pass
+    return True
 
 
 def lock(fd: int) -> bool:

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.storage.exchange import sync_file_system
+from gym_trace.storage.exchange import exchange, sync_file_system
 from gym_trace.storage.interrupts import raised_once
-from gym_trace.storage.local import LocalAppender, LocalStorage, refuse_url
+from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, open_to_others, refuse_url
 
-_LONGEST = 200  # characters of a name, before the suffix
+_LONGEST = 200  # bytes of a name, before the suffix
+_AT_ONCE = 8  # processes that make the same, whose names the next one knows
+# In each work directory: locked by its process, and git ignores what is beside it.
+_LOCK, _MARK = ".gitignore", b"# being made by gym-trace, or left by a process that was killed\n*\n"
 _MANY = 100  # files: above this, syncing the whole file system is faster
 
 
@@ -40,7 +43,8 @@ class _Staged(LocalAppender):
 def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a directory next to target to fill; it becomes target at the end, atomically and durably.
 
-    On an error nothing is left; a killed process leaves ".NAME….part" next to the target.
+    On an error nothing is left. A killed process leaves ".NAME….part" next to the target, which the next one that makes
+    the same removes.
 
     Args:
         target: a new or empty directory.
@@ -66,8 +70,9 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
                 raise
             raise TraceExists(f"{target}: was created by another process; pass a new directory") from error
 
+    os.makedirs(final.parent, exist_ok=True)
     with _staged(final, put) as staged:
-        os.makedirs(staged)
+        os.mkdir(staged)
         yield staged
     LocalStorage(final.parent).sync()
 
@@ -89,8 +94,6 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
             raise TraceExists(f"{target}: was created by another process; pass a new file") from error
         except OSError:  # a file system without links
             os.rename(staged, final)
-        else:
-            os.unlink(staged)
 
     os.makedirs(final.parent, exist_ok=True)
     with _staged(final, put) as staged:
@@ -102,8 +105,8 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
 def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a file next to target to write; it replaces target at the end, atomically.
 
-    The name is random, so a file or link planted beside target is never opened. On an error target stays as it was; a
-    killed process leaves ".NAME….part" next to it. Missing directories above target are made.
+    On an error target stays as it was; a killed process leaves what new_directory() says. Missing directories above
+    target are made.
 
     Raises OSError, also if target is neither a file nor a link to one.
     """
@@ -116,21 +119,151 @@ def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield a path next to final; sync what is there at the end and put() it in place, or remove it on an error."""
-    with raised_once():
-        staged = beside(final)
+def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a directory to make; it replaces target at the end. Otherwise like replaced_file()."""
+    final = Path(target)
+
+    def put(staged: Path) -> None:
         try:
+            exchange(staged, final)
+        except FileNotFoundError:
+            os.rename(staged, final)
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            os.rename(final, staged.with_name("before"))
+            os.rename(staged, final)
+
+    os.makedirs(final.parent, exist_ok=True)
+    with _staged(final, put) as staged:
+        yield staged
+
+
+@contextlib.contextmanager
+def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield a path for what is made; sync what is there at the end and put() it in place, unless an error comes."""
+    with raised_once():
+        work = _work_beside(final)
+        try:
+            staged = work.path / final.name
             yield staged
             sync_files(staged)
             put(staged)
-        except BaseException:
-            if staged.is_dir():
-                shutil.rmtree(staged, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    os.unlink(staged)
+        finally:
+            work.remove()
+
+
+class WorkDirectory:
+    """A directory next to what is made, for this user alone. It is locked for as long as its process lives.
+
+    Attributes:
+        path: of the directory.
+    """
+
+    def __init__(self, path: Path, held: int):
+        self.path, self._held = path, held
+
+    def remove(self) -> None:
+        """Remove it and everything in it, as far as that is possible, and release its lock."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._held), os.lstat(self.path / _LOCK)):
+                _clear(self.path)
+                if os.name != "posix":  # which removes no open file
+                    self.release()
+                os.unlink(self.path / _LOCK)
+        self.release()  # before the next line: NFS keeps an open file that is removed
+        with contextlib.suppress(OSError):  # another process has it now
+            os.rmdir(self.path)
+
+    def release(self) -> None:
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+
+def take(path: Path) -> WorkDirectory | None:
+    """Make a work directory, or take over the one that a dead process left, with what is in it.
+
+    Return None if it is another user's, or not one of ours, or a process may still use it. Raises OSError.
+    """
+    while True:
+        try:
+            path.mkdir(0o700)
+            is_new = True
+        except FileExistsError:
+            is_new = False
+        try:
+            if not is_new and open_to_others(path.lstat()):
+                return None
+            held = open_regular(path / _LOCK, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # another process has just ended, and removed it
+        except OSError:
+            if not is_new:
+                return None
+            os.rmdir(path)
             raise
+        work = WorkDirectory(path, held)
+        try:
+            if not _is_free(path, held, is_new):
+                work.release()
+                return None
+            if os.path.samestat(os.fstat(held), os.lstat(path / _LOCK)):
+                return work
+            work.release()
+        except FileNotFoundError:
+            work.release()
+        except BaseException:
+            (work.remove if is_new else work.release)()
+            raise
+
+
+def _is_free(path: Path, held: int, is_new: bool) -> bool:
+    """Lock and mark a work directory; return False if a process may use it, or if it exists and was not marked."""
+    try:
+        is_locked = lock(held) and (is_new or os.name == "posix")
+    except OSError:  # a file system without locks: live and dead processes look the same
+        is_locked = is_new
+    if not is_locked or os.read(held, len(_MARK) + 1) == _MARK:
+        return is_locked
+    if not is_new and os.listdir(path) != [_LOCK]:
+        return False
+    os.ftruncate(held, 0)
+    os.lseek(held, 0, os.SEEK_SET)
+    os.write(held, _MARK)
+    return True
+
+
+def remove_left(directory: Path) -> None:
+    """Remove from a directory what dead processes left that were making files and directories in it."""
+    for path in directory.glob(".*.part"):
+        if work := take(path):
+            work.remove()
+
+
+def _work_beside(final: Path) -> WorkDirectory:
+    """Return an empty work directory, and remove those that dead processes left when they made the same."""
+    name = os.fsdecode(os.fsencode(final.name)[:_LONGEST])
+    places = [final.with_name(f".{name}.{number}.part") for number in range(_AT_ONCE)]
+    found: WorkDirectory | None = None
+    for place in places:
+        if (found is None or os.path.lexists(place)) and (work := take(place)):
+            if found is None:
+                _clear((found := work).path)
+            else:
+                work.remove()
+    while found is None:
+        found = take(final.with_name(f".{name}.{secrets.token_hex(4)}.part"))
+    return found
+
+
+def _clear(work: Path) -> None:
+    """Empty a work directory but for its lock."""
+    for entry in os.scandir(work):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.name != _LOCK:
+            os.unlink(entry.path)
 
 
 def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
@@ -145,16 +278,11 @@ def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[s
     return final
 
 
-def beside(directory: Path) -> Path:
-    """Return an unused name in the same directory, for a file or directory that will get this name."""
-    return directory.with_name(f".{directory.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
-
-
 def sync_files(path: str | os.PathLike[str]) -> None:
     """Return when a file, or everything in and below a directory, would survive a power loss."""
     files, folders = [] if os.path.isdir(path) else [path], []
     for folder, _, names in os.walk(path):
-        files += [os.path.join(folder, name) for name in names]
+        files += [path for name in names if not os.path.islink(path := os.path.join(folder, name))]
         folders.append(folder)
     if len(files) + len(folders) > _MANY and sync_file_system(path):
         return
@@ -165,7 +293,7 @@ def sync_files(path: str | os.PathLike[str]) -> None:
 
 
 def _sync_file(path: str | os.PathLike[str]) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -18,7 +18,7 @@ from gym_trace import check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
 from gym_trace.format import wire
 from gym_trace.model.packing import pack, unpack
-from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.local import LocalAppender, LocalStorage
 
 
 def damage(batch: Path, at: int, length: int = 1) -> bytes:
@@ -190,6 +190,29 @@ def test_a_leftover_of_a_killed_restoration_is_replaced_and_permissions_stay(tmp
     assert batch.read_bytes() == data
     assert batch.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.000000.gtb", "w.manifest.jsonl"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_the_permissions_go_to_the_restored_file_and_not_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, secret = record(tmp_path, parity=True), tmp_path / "secret"
+    secret.touch()
+    secret.chmod(0o600)
+    batch.chmod(0o644)
+    damage(batch, 700)
+    sync = LocalAppender.sync
+
+    def syncing(copy: LocalAppender) -> None:
+        sync(copy)
+        assert os.fstat(copy.fileno()).st_mode & 0o777 == 0o644
+        part = tmp_path / f"{batch.name}.part"
+        part.unlink()
+        part.symlink_to(secret)
+
+    monkeypatch.setattr(LocalAppender, "sync", syncing)
+    heal_trace(tmp_path)
+    assert secret.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_trace_replaced_during_the_restoration_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ from gym_trace.statistics.describe import describe, list_trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import ReadStorage, Storage
-from gym_trace.storage.staging import replaced_file
 
 
 class TestLocalStorage(StorageContract):
@@ -121,24 +120,6 @@ def test_writing_to_a_read_only_storage_raises(tmp_path: Path) -> None:
     recorded(tmp_path / "t")
     with pytest.raises(InvalidOption, match="this storage is read-only"):
         take_in_rings(ReadOnly(str(tmp_path / "t")))
-
-
-def write_half(target: Path) -> None:
-    with replaced_file(target) as staged:
-        staged.write_text("half")
-        raise KeyboardInterrupt
-
-
-def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "report.json"
-    target.write_text("old")
-    with pytest.raises(KeyboardInterrupt):
-        write_half(target)
-    assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["report.json"])
-    with replaced_file(target) as staged:
-        staged.write_text("new")
-        assert target.read_text() == "old"
-    assert (target.read_text(), os.listdir(tmp_path)) == ("new", ["report.json"])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of descriptors")

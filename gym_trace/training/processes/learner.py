@@ -14,7 +14,7 @@ from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
 from gym_trace.proof.chain import START, UPDATE
 from gym_trace.proof.state import kernels, made_with
-from gym_trace.storage.staging import replaced_file
+from gym_trace.storage.staging import remove_left, replaced_file
 from gym_trace.training.learnt import BEST, learn_again, load_newest
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
@@ -63,8 +63,7 @@ class LearnerProcess:
     def begin(self) -> None:
         """Bring the learner to the latest version of the log. Raises CorruptTrace if weights differ."""
         run, learner = self._run, self._learner
-        for staged in run.checkpoints.glob(".*.part"):  # left by a killed learner
-            staged.unlink()
+        remove_left(run.checkpoints)
         log = run.log
         updates, self._introduced = log.updates, set(log.seeds)
         self._log.append(START, {"time": time.time(), "save_best": self._plan.save_best, **made_with(), **kernels()})
