@@ -22,6 +22,7 @@ _MOST_JSON = 64 << 20  # bytes
 _MOST_MEMORY = 256 << 20  # that the values of a batch take, about
 _SIZES = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes that an item, a list, a map and an entry of a map take
 _SLACK, _MOST_RATIO = 16 << 20, 4096
+_FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes in any file, and in each byte of larger ones
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -41,15 +42,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return said
 
 
-def check_files(path: Path) -> None:
+def check_files(path: Path) -> int:
     """Check all files that an importer of this path may open: the file, or those in the directory.
 
-    Rejects pipes and similar files without an end, and files that are mostly holes. Raises
+    Return their bytes. Rejects pipes and similar files without an end, and files that are mostly holes. Raises
     UnreadableRecording.
     """
     inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    for file in chain([path], inner):
-        _check_file(file)
+    return sum(map(_checked_size, chain([path], inner)))
 
 
 def check_links(path: Path) -> None:
@@ -81,22 +81,23 @@ def _is_inside(target: Path, root: Path, blobs: Path | None) -> bool:
     return target.is_relative_to(root) or (target.parent == blobs and target.is_file())
 
 
-def _check_file(file: Path) -> None:
+def _checked_size(file: Path) -> int:
     try:
         status = file.stat()
     except OSError:  # which says what it is when the file is read
-        return
+        return 0
     if stat.S_ISDIR(status.st_mode):
-        return
+        return 0
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableRecording(f"{file}: not a regular file")
     if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # as a rule, and there may be very many files
-        return
+        return status.st_size
     with contextlib.suppress(OSError), file.open("rb") as opened:
         try:
             size_on_disk(opened.fileno(), file)
         except CorruptTrace as error:
             raise UnreadableRecording(f"{file}: {error.problem}; file rejected") from error
+    return status.st_size
 
 
 class Values:
@@ -129,6 +130,16 @@ def _memory(text: str | bytes) -> int:
 def is_plausible(size: int, stored: int) -> bool:
     """Return True if a compressed file may hold `size` bytes: only malicious files are all zeros."""
     return 0 <= size <= _SLACK + _MOST_RATIO * stored
+
+
+def are_plausible_rows(rows: int, stored: int) -> bool:
+    """Return True if a compressed file may hold so many rows, each of which takes time."""
+    return 0 <= rows <= _FEW + _MOST_ROWS * stored
+
+
+def most_episodes(stored: int) -> int:
+    """Return how many episodes files of this size may hold, each of which takes much more time than a row."""
+    return _FEW + _MOST_EPISODES * stored
 
 
 def begins_with(path: Path, magic: bytes) -> bool:

@@ -18,7 +18,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.formats.contract import Importer, ImportReport
-from gym_trace.formats.foreign import check_files, check_links
+from gym_trace.formats.foreign import check_files, check_links, most_episodes
 from gym_trace.formats.imported import Imported
 from gym_trace.formats.registry import importer_for, importer_named
 from gym_trace.model.schema import WriterSchema
@@ -67,7 +67,7 @@ def import_trace(
     source = Path(path)
     if is_url(path):
         raise InvalidOption("path: is a URL; copy it to a local path, and import that")
-    check_files(source)
+    most = most_episodes(check_files(source))
     if options and not isinstance(format, str | None):
         raise InvalidOption("options: need a format name; configure the importer itself")
     if format is None:
@@ -79,7 +79,7 @@ def import_trace(
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
-            _Import(StagedStorage(staged), report, importer.read(source)).write(on_progress)
+            _Import(StagedStorage(staged), report, importer.read(source), most).write(on_progress)
         except UnreadableRecording as error:
             if printable(source) in str(error):
                 raise
@@ -96,8 +96,8 @@ def import_trace(
 class _Import:
     """A trace that is being written."""
 
-    def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported):
-        self._storage, self._report, self._found = storage, report, found
+    def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported, most_episodes: int):
+        self._storage, self._report, self._found, self._most_episodes = storage, report, found, most_episodes
         self._created = time.time_ns()
         self._open: dict[str, tuple[BatchFiles, ChunkWriter]] = {}
 
@@ -125,6 +125,10 @@ class _Import:
         self._open[name][0].seal_if_due()
         leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
         self._report.episodes += int(np.count_nonzero(leads))
+        if self._report.episodes > self._most_episodes:
+            raise UnreadableRecording(
+                f"{self._report.path}: more than {self._most_episodes:,} episodes, for which it is too small"
+            )
 
     def _close(self, name: str) -> None:
         self._chunks(name).write()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,152 @@ def test_a_group_in_itself_is_refused_where_spaces_are_not_said(tmp_path: Path) 
     assert "duplicate name" in refusal(_minari(out, _in_itself, *told), "minari")
 
 
+def named_again(path: Path, place: str, texts: int, size: int) -> Path:
+    """A dataset of Minari in which many texts of an array or attribute are one of this size."""
+    out = exported(path, "minari")
+    file_path = out / "data" / "main_data.hdf5"
+    values = ["x" * size, *(f"{number:05}" for number in range(1, texts))]
+
+    def copied(old: Any, new: Any) -> None:
+        for name, found in old.items():
+            if isinstance(found, h5py.Group):
+                copied(found, new.create_group(name))
+            elif found.dtype.kind in "biuf":
+                new[name] = found[()]
+
+    with h5py.File(file_path) as old, h5py.File(path / "new.hdf5", "w") as new:  # without checksums of objects
+        copied(old, new)
+        if place == "attribute":
+            new["episode_0"].attrs.create("options/x", values, dtype=h5py.string_dtype())
+        else:
+            new["episode_0"].create_dataset("infos/x", data=values, dtype=h5py.string_dtype())
+    raw = bytearray((path / "new.hdf5").read_bytes())
+    at = next(at for at in _places(raw, size.to_bytes(4, "little")) if raw[at + 16 : at + 20] == b"\5\0\0\0")
+    raw[at : at + 16 * texts] = raw[at : at + 16] * texts  # a reference to a text has 16 bytes
+    file_path.write_bytes(raw)
+    return out
+
+
+def _places(raw: bytearray, wanted: bytes) -> Iterator[int]:
+    at = raw.find(wanted)
+    while at >= 0:
+        yield at
+        at = raw.find(wanted, at + 1)
+
+
+def test_an_attribute_that_names_one_text_many_times_is_refused(tmp_path: Path) -> None:
+    out = named_again(tmp_path, "attribute", 3001, 2 << 20)
+    assert "episode_0@options/x: 3001 texts are too many" in refusal(out, "minari")
+
+
+def test_rows_that_name_one_text_many_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.formats.hdf5.reading._MOST_TEXT", 1 << 20)
+    told = ("gym_trace", "observation_space", "action_space")
+    out = _minari(named_again(tmp_path, "rows", 6, 3 << 20), lambda file: None, *told)
+    monkeypatch.setattr("gym_trace.formats.hdf5.reading._MOST_AGAIN", 2)
+    assert "infos/x: one text is named too many times" in refusal(out, "minari")
+
+
+def test_options_of_an_attribute_come_back(tmp_path: Path) -> None:
+    options = {"words": ["a", "bé"], "word": "c", "number": 3, "numbers": np.arange(3.0), "is": True}
+
+    def change(file: Any) -> None:
+        attributes = file["episode_0"].attrs
+        attributes.update({f"options/{name}": value for name, value in options.items()})
+        attributes["unread"] = np.zeros(2, [("a", "i4"), ("b", "f4")])
+        del attributes["gym_trace"]
+
+    gym_trace.import_trace(_minari(exported(tmp_path, "minari"), change), tmp_path / "again")
+    found = next(episode.options for episode in gym_trace.open_trace(tmp_path / "again") if episode.options)
+    plain = {name: np.asarray(value).tolist() for name, value in options.items()}
+    assert {name: np.asarray(value).tolist() for name, value in found.items()} == plain
+
+
+def test_options_of_a_type_that_is_unknown_are_refused(tmp_path: Path) -> None:
+    out = exported(tmp_path, "minari")
+    odd = np.zeros(2, [("a", "i4"), ("b", "f4")])
+    _minari(out, lambda file: file["episode_0"].attrs.create("options/x", odd))
+    assert "options/x: unsupported dtype" in refusal(out, "minari")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"compression": "lzf"},
+        {"compression": "gzip", "chunks": (100, 2)},
+    ],
+    ids=str,
+)
+def test_compressed_chunks_are_decompressed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Whatever the size of chunks: those of HDF5's own cache are too small, and episodes are short."""
+    from gym_trace.formats.hdf5 import reading
+
+    monkeypatch.setattr(reading, "_CACHE", 64)
+    monkeypatch.setattr(reading, "_BLOCK", 64)
+    values = np.random.default_rng(0).normal(size=(1000, 3))
+    path, kept = transitions(tmp_path / "file.hdf5"), []
+    with h5py.File(path, "w") as file:
+        for name, width in {"observations": 3, "actions": 3, "rewards": 1, "terminals": 1}.items():
+            chosen = options | ({"chunks": (100, *options["chunks"][1:])[:2]} if "chunks" in options else {})
+            rows = values[:, :width] if width > 1 else np.arange(1000) % 7 == 6
+            chosen = chosen if width > 1 else {**chosen, "chunks": (100,)}
+            file.create_dataset(name, data=rows, **chosen)
+    keep = reading._Bands.keep
+    monkeypatch.setattr(reading._Bands, "keep", lambda bands, of, *block: kept.append(of) or keep(bands, of, *block))
+    gym_trace.import_trace(path, tmp_path / "again")
+    trace = gym_trace.open_trace(tmp_path / "again")
+    assert len(trace) == 143
+    assert np.array_equal(np.concatenate([episode.actions for episode in trace]), values)
+    assert np.array_equal(np.concatenate([episode.observations[:-1] for episode in trace]), values)
+    for name in ("/observations", "/actions", "/rewards"):
+        with h5py.File(path) as file:
+            bands = -(-1000 // file[name].chunks[0])
+        assert sum(of.name == name for of in kept) == bands
+
+
+def test_chunks_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = transitions(tmp_path / "file.hdf5")
+    with h5py.File(path, "a") as file:
+        del file["observations"]
+        file.create_dataset("observations", data=np.zeros((10, 3)), maxshape=(None, 3), chunks=(1 << 18, 3),
+                            compression="gzip")  # fmt: skip
+    gym_trace.import_trace(path, tmp_path / "again")
+    monkeypatch.setattr("gym_trace.formats.hdf5.reading._MOST_BAND", 1 << 22)
+    assert "are too large to be decompressed" in refusal(path, "d4rl")
+
+
+def test_filters_that_are_not_usual_are_refused(tmp_path: Path) -> None:
+    path = transitions(tmp_path / "file.hdf5", observations=np.zeros((10, 3), np.int32))
+    with h5py.File(path, "a") as file:
+        del file["actions"]
+        file.create_dataset("actions", data=np.zeros((10, 3), np.int32), chunks=(10, 3), scaleoffset=0)
+    assert "actions: filter 6 is not supported; use gzip, shuffle, fletcher32, lzf" in refusal(path, "d4rl")
+
+
+def test_very_many_arrays_of_infos_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.formats.hdf5.reading.MOST_ARRAYS", 5)
+    path = transitions(tmp_path / "file.hdf5", **{f"infos/a/{number}": np.zeros(10) for number in range(6)})
+    assert "infos: has more than 5 arrays" in refusal(path, "d4rl")
+
+
+def test_groups_of_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name would be an episode of what lies in the file once."""
+    monkeypatch.setattr("gym_trace.formats.hdf5.reading._MOST_RATIO", 1)
+    out = exported(tmp_path, "minari")
+
+    def change(file: Any) -> None:
+        del file["episode_0/observations"]
+        file["episode_0/observations"] = np.zeros((6, 4, 10_000))
+        for number in range(2, 40):
+            file[f"episode_{number}"] = file["episode_0"]
+
+    _minari(out, change, "gym_trace", "observation_space", "total_episodes", "total_steps")
+    assert "more bytes than a file of this size can hold" in refusal(out, "minari")
+
+
 # -- what gym-trace itself has said ------------------------------------------------------------------------------------
 
 
@@ -265,9 +411,17 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(pa.table({"item": pa.nulls(1 << 20, pa.binary())}), tmp_path / "a.parquet")
-    monkeypatch.setattr("gym_trace.formats.foreign._SLACK", 1 << 10)
-    monkeypatch.setattr("gym_trace.formats.foreign._MOST_RATIO", 16)
+    monkeypatch.setattr("gym_trace.formats.foreign._MOST_ROWS", 16)
     assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "rllib")
+
+
+def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = np.ones(1 << 15)
+    table = pa.table({"observation": ones, "action": ones, "reward": ones, "done": ones.astype(bool)})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 15
+    monkeypatch.setattr("gym_trace.formats.foreign._FEW", 1 << 10)
+    assert "episodes, for which it is too small" in refusal(tmp_path / "a.parquet")
 
 
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.errors import TraceError, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
-from gym_trace.formats.hdf5.reading import MAGIC, Ahead, Node, Reading, Rows, arrays_in, pieces
+from gym_trace.formats.hdf5.reading import MAGIC, MOST_ARRAYS, Ahead, Node, Reading, Rows, arrays_in, columns_in, pieces
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
@@ -79,11 +79,12 @@ class _File:
         ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
         self.about = None if ours is None else ours.rows("about").text()
         self._identities = None if ours is None else Ahead(ours.rows("episodes"))
-        infos = dict(arrays_in(root.node("infos"))) if "infos" in root and root.is_node("infos") else {}
+        infos = columns_in(root.node("infos")) if "infos" in root and root.is_node("infos") else {}
         self._left_out = ["/".join(("infos", *path)) for path, found in infos.items() if len(found) != rows]
         infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
-        self._annotations = {path[1]: Ahead(infos.pop(path)) for path in [*infos] if ours and path[0] == ANNOTATIONS}
-        self.infos = {} if ours else {path: Ahead(found) for path, found in infos.items()}
+        notes = {path[1]: infos.pop(path) for path in [*infos] if ours and path[0] == ANNOTATIONS}
+        self._annotations = {name: Ahead(found, len(notes)) for name, found in notes.items()}
+        self.infos = {} if ours else {path: Ahead(found, len(infos)) for path, found in infos.items()}
         self._kept = Ahead(ours.rows("infos")) if ours and "infos" in ours else None
         if not ours:
             self._annotations |= self._others(root, rows)
@@ -109,12 +110,13 @@ class _File:
     def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
         """Arrays beside those of D4RL, that have a row for each step."""
         found = {}
-        for name in root.names():
-            if name in _KNOWN:
-                continue
+        names = [name for name in root.names() if name not in _KNOWN]
+        if len(names) > MOST_ARRAYS:
+            raise root.fault(f"has more than {MOST_ARRAYS} arrays")
+        for name in names:
             with suppress(UnreadableRecording):  # a link, or values that are not numbers
                 if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
-                    found[name] = Ahead(one)
+                    found[name] = Ahead(one, len(names))
                     continue
             self._left_out.append(name)
         return found

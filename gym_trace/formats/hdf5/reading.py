@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import h5py
 import numpy as np
 
 from gym_trace.errors import UnreadableRecording
+from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -19,10 +22,15 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 _ERRORS = (KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate reaches a thousand
 _MOST_ROW = 1 << 28  # bytes
+MOST_ARRAYS = 1000
 _DEEPEST = 8
 _SLACK = 1 << 20
 _MOST_TEXT, _TEXT_ROW, _FEWEST_TEXTS = 64 << 20, 64 << 10, 8
 _BLOCK = 8 << 20  # bytes that are read ahead
+_CACHE = 1 << 20  # of chunks of an array, which HDF5 keeps
+_MOST_BAND = 1 << 29  # bytes of the rows that decompressed chunks hold, and of all that are kept
+_MOST_AGAIN = 8  # how many times as much as there is may be read: texts, and rows of bands that were not kept
+_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 
 
 class Reading:
@@ -34,7 +42,11 @@ class Reading:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         try:
-            self._file = h5py.File(self.path, "r")
+            self._file = h5py.File(self.path, "r", rdcc_nbytes=_CACHE)
+            size = os.path.getsize(self.path)
+            self.texts_at_once = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, size))
+            self.bands = _Bands(2 * (_SLACK + size * _MOST_RATIO))  # some arrays are opened twice
+            self._text_left = _MOST_TEXT + _MOST_AGAIN * size  # a file has the bytes of each text
             self.root = Node(self, self._file["/"], "")
         except _ERRORS as error:
             raise UnreadableRecording(f"{self.path}: not a readable HDF5 file ({error!s:.100})") from error
@@ -48,6 +60,12 @@ class Reading:
     def fault(self, name: str, problem: str) -> UnreadableRecording:
         """An error about something in the file."""
         return UnreadableRecording(f"{self.path}: {printable(name) or '/'}: {problem}")
+
+    def count_text(self, name: str, size: int) -> None:
+        """Count text that was read. Raises UnreadableRecording if it is more than a file of this size has."""
+        self._text_left -= size
+        if self._text_left < 0:
+            raise self.fault(name, "one text is named too many times")
 
     @contextlib.contextmanager
     def located(self, name: str) -> Iterator[None]:
@@ -80,17 +98,28 @@ class Node:
         """An error about the group."""
         return self._reading.fault(self.name, problem)
 
-    def attribute(self, name: str) -> Any:
-        """Return None if it is missing or unreadable."""
-        try:
-            return self._group.attrs.get(name)
-        except _ERRORS:
-            return None
-
-    def attributes(self) -> dict[str, Any]:
-        """Return the readable ones."""
+    def attributes(self, *wanted: str) -> dict[str, Any]:
+        """Return the attributes of these names, and those below them: numbers, texts, or arrays of them."""
         with self._reading.located(self.name):
-            return {name: self.attribute(name) for name in self._group.attrs}
+            names = [name for name in self._group.attrs if name in wanted or name.partition("/")[0] in wanted]
+        return {name: self._attribute(name) for name in names}
+
+    def _attribute(self, name: str) -> Any:
+        """Return the value of an attribute, whose type and size are looked at before it is read."""
+        place = f"{self.name}@{name}"
+        with self._reading.located(place):
+            found = self._group.attrs.get_id(name)
+            is_text, count = h5py.check_string_dtype(found.dtype) is not None, math.prod(found.shape)
+            if found.dtype.kind not in "biufc" and not is_text:
+                raise self._reading.fault(place, f"unsupported dtype {printable(str(found.dtype))[:60]}")
+            if count * found.dtype.itemsize > _MOST_TEXT:
+                raise self._reading.fault(place, f"{count} numbers are too many for an attribute")
+            if is_text and (count > self._reading.texts_at_once or len(found.shape) > 1):
+                raise self._reading.fault(place, f"{count} texts are too many for an attribute")
+            value = self._group.attrs[name]
+        texts = value.tolist() if isinstance(value, np.ndarray) and is_text else [value] if is_text else []
+        self._reading.count_text(place, sum(map(len, texts)))
+        return value
 
     def see(self, groups: set[int]) -> None:
         """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
@@ -144,6 +173,14 @@ def arrays_in(
             yield (*path, name), node.rows(name)
 
 
+def columns_in(node: Node) -> dict[tuple[str, ...], Rows]:
+    """Return all arrays in a group and its subgroups, of which there are not too many, by path."""
+    found = dict(islice(arrays_in(node), MOST_ARRAYS + 1))
+    if len(found) > MOST_ARRAYS:
+        raise node.fault(f"has more than {MOST_ARRAYS} arrays")
+    return found
+
+
 class Rows:
     """An array with random access to rows.
 
@@ -170,6 +207,26 @@ class Rows:
         size = max(1, self.dtype.itemsize * math.prod(self.shape[1:])) * (self.shape[0] if self.shape else 1)
         if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
             raise self.fault(f"shape {self.shape}, but only {stored} bytes stored")
+        self._band = self._rows_of_chunks(stored)
+        reading.bands.expect(self, size)
+
+    def _rows_of_chunks(self, stored: int) -> int:
+        """Return how many rows are to be read together, as compressed chunks hold them; 0: any. Checks the filters."""
+        with self._reading.located(self.name):
+            layout = self._found.id.get_create_plist()
+            filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
+        if unknown := [number for number in filters if number not in _FILTERS]:
+            raise self.fault(f"filter {unknown[0]} is not supported; use {', '.join(_FILTERS.values())}")
+        if not filters:
+            return 0
+        rows, *inner = chunks = self._found.chunks
+        itemsize = 16 if self.dtype == object else self.dtype.itemsize
+        tiles = math.prod(-(-size // chunk) * chunk for size, chunk in zip(self.shape[1:], inner))
+        band = rows * max(1, tiles) * itemsize
+        most = _CACHE if self.dtype == object else min(_MOST_BAND, _SLACK + stored * _MOST_RATIO)
+        if band > most:
+            raise self.fault(f"chunks of shape {chunks} are too large to be decompressed; write it with smaller ones")
+        return int(rows) if band > _CACHE else 0
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -186,24 +243,46 @@ class Rows:
 
     def read(self, begin: int = 0, end: int | None = None) -> Any:
         """Return rows in native byte order; text as a list of str. A single value is returned whole."""
+        end = min(len(self), len(self) if end is None else end)
         with self._reading.located(self.name):
-            if self.is_text and self.shape:
-                return self._texts(begin, len(self) if end is None else end)
-            found = self._found[begin:end] if self.shape else self._found[()]
+            if self.dtype == object:
+                return self._objects(begin, end) if self.shape else self._counted(self._found[()])
+            found = self._rows(begin, end) if self.shape else self._found[()]
             if self.is_text:
-                return self._decoded(found)
+                return list(map(self._decoded, np.ravel(found).tolist())) if self.shape else self._decoded(found)
             array = np.asarray(found)
             return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
-    def _texts(self, begin: int, end: int) -> list[str]:
-        """Some at a time: many rows may refer to one text, which is kept once."""
-        most = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, os.path.getsize(self._reading.path)))
-        known: dict[str, str] = {}
+    def _rows(self, begin: int, end: int) -> Any:
+        """Read rows, of compressed chunks all that a chunk holds: the next ones are of it, too."""
+        if not self._band or begin >= end:
+            return self._found[begin:end]
         found = []
-        for first in range(begin, min(end, len(self)), most):
-            block = np.ravel(self._found[first : min(end, first + most)]).tolist()
-            found += [known.setdefault(text, text) for text in map(self._decoded, block)]
-        return found
+        for first in range(begin - begin % self._band, end, self._band):
+            block = self._reading.bands.rows(self, first)
+            if block is None:
+                last = min(len(self), first + self._band)
+                block = self._reading.bands.keep(self, first, self._found[first:last])
+            found.append(block[max(0, begin - first) : end - first])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _objects(self, begin: int, end: int) -> list[Any] | Array:
+        """Read some at a time: many rows may refer to one text, which is kept once."""
+        known: dict[Any, Any] = {}
+        found: list[Any] = []
+        for first in range(begin, end, self._reading.texts_at_once):
+            block = np.ravel(self._found[first : min(end, first + self._reading.texts_at_once)]).tolist()
+            for value in map(self._counted, block):
+                found.append(known.setdefault(value, value) if self.is_text else value)
+        if self.is_text:
+            return found
+        rows = np.empty(len(found), object)
+        rows[:] = found
+        return rows
+
+    def _counted(self, value: Any) -> Any:
+        self._reading.count_text(self.name, len(value))
+        return self._decoded(value) if self.is_text else value
 
     @staticmethod
     def _decoded(text: Any) -> str:
@@ -224,14 +303,48 @@ def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
         yield begin, min(steps, begin + most)
 
 
+class _Bands:
+    """Rows of decompressed chunks, the last ones of which are kept."""
+
+    def __init__(self, most: int) -> None:
+        """most: bytes of all arrays that may be opened: groups may have many names."""
+        self._kept: OrderedDict[tuple[Rows, int], Array] = OrderedDict()
+        self._size, self._left, self._unopened = 0, _MOST_BAND, most
+
+    def expect(self, of: Rows, size: int) -> None:
+        """Allow an array of this many bytes to be read. Raises UnreadableRecording."""
+        self._left += _MOST_AGAIN * size
+        self._unopened -= size
+        if self._unopened < 0:
+            raise of.fault("the arrays have more bytes than a file of this size can hold")
+
+    def rows(self, of: Rows, first: int) -> Any:
+        """Return the kept rows that begin at this one, or None."""
+        return self._kept.get((of, first))
+
+    def keep(self, of: Rows, first: int, block: Any) -> Any:
+        """Keep rows, instead of others of this array. Raises UnreadableRecording if they are read again and again."""
+        self._left -= block.nbytes
+        if self._left < 0:
+            raise of.fault("its chunks are too large to be read together with others; write it with smaller ones")
+        for key in [key for key in self._kept if key[0] is of]:
+            self._size -= self._kept.pop(key).nbytes
+        self._kept[of, first] = block
+        self._size += block.nbytes
+        while self._size > _MOST_BAND and len(self._kept) > 1:
+            self._size -= self._kept.popitem(last=False)[1].nbytes
+        return block
+
+
 class Ahead:
     """Rows that are read in their order, many at a time."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: Rows, of: int = 1):
+        """of: how many arrays are read ahead."""
         self.rows = rows
         self._begin = 0
         self._block: Any = None
-        self._most = max(1, min(1 << 16, _BLOCK // rows.row_size))
+        self._most = max(1, min(1 << 16, _BLOCK // of // rows.row_size))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.formats.foreign import widest
-from gym_trace.formats.hdf5.reading import Node, Reading, Rows, arrays_in, pieces
+from gym_trace.formats.hdf5.reading import Node, Reading, Rows, columns_in, pieces
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
@@ -56,7 +56,7 @@ class HDF5Source:
         actions, other = self._column(node, "actions", self.spaces[1], steps)
         for found in (terminations, truncations):
             _check(found, steps)
-        said = node.attributes()
+        said = node.attributes(KEY, "options", "seed")
         options = _nested({name[8:]: value for name, value in said.items() if name.startswith("options/")})
         identity, seed = said.get(KEY), said.get("seed")
         infos = _Infos(node, steps, isinstance(identity, str))
@@ -155,7 +155,7 @@ class _Infos:
     def __init__(self, node: Node, steps: int, is_ours: bool):
         self._steps = steps
         self._kept = node.node(KEY) if is_ours and KEY in node else None
-        columns = dict(arrays_in(node.node("infos"))) if "infos" in node and node.is_node("infos") else {}
+        columns = columns_in(node.node("infos")) if "infos" in node and node.is_node("infos") else {}
         found = {path: rows for path, rows in columns.items() if rows.shape and len(rows) == steps + 1}
         self._annotations = {path[1]: rows for path, rows in found.items() if is_ours and path[0] == ANNOTATIONS}
         self._columns = {} if is_ours else found

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
-from gym_trace.formats.foreign import is_plausible
+from gym_trace.formats.foreign import are_plausible_rows, is_plausible
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
@@ -104,8 +104,10 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [group.total_byte_size for group in groups]
         values = max((group.column(i).num_values for group in groups for i in range(group.num_columns)), default=0)
-        if not all(is_plausible(count, stored) for count in (metadata.num_rows, values)) or not all(
-            size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes
+        if (
+            not are_plausible_rows(metadata.num_rows, stored)
+            or not is_plausible(values, stored)
+            or not all(size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes)
         ):
             raise UnreadableRecording(
                 f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes or {values} values in "
