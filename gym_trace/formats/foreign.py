@@ -133,7 +133,7 @@ def is_plausible(size: int, stored: int) -> bool:
 
 
 def are_plausible_rows(rows: int, stored: int) -> bool:
-    """Return True if a compressed file may hold so many rows, each of which takes time."""
+    """Return True if a compressed file may hold this number of rows, each of which takes time."""
     return 0 <= rows <= _FEW + _MOST_ROWS * stored
 
 

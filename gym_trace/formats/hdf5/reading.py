@@ -211,7 +211,7 @@ class Rows:
         reading.bands.expect(self, size)
 
     def _rows_of_chunks(self, stored: int) -> int:
-        """Return how many rows are to be read together, as compressed chunks hold them; 0: any. Checks the filters."""
+        """Return the number of rows that compressed chunks hold, to be read together; 0: any. Checks the filters."""
         with self._reading.located(self.name):
             layout = self._found.id.get_create_plist()
             filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
