@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # pytest loads this module in every project, so it imports th
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 _FOLDER = "golden"  # next to the test file
 _TOLD = 3  # differing episodes that a failure describes
+_ASKED = "golden"  # in the metadata: what the test asked for
+_UNKNOWN = "an unknown value"
 _WRITER = "golden"  # id of the writer: files keep their names from one recording to the next
 
 
@@ -58,7 +60,8 @@ class GoldenTrace:
         """Verify an environment against the trace golden/NAME beside the test; return that trace.
 
         Fails the test if the environment or the policy does anything else than recorded, and names the first
-        difference of each episode and the drift of each column. `pytest --golden-update` records the trace.
+        difference of each episode and the drift of each column. It also fails if the trace was recorded with another
+        action space, or with other settings than the test asks for. `pytest --golden-update` records the trace.
 
         Args:
             name: of the directory.
@@ -74,32 +77,42 @@ class GoldenTrace:
 
         if name in ("", ".", "..") or Path(name).name != name:
             pytest.fail(f"golden trace {name!r}: not a name of a directory", pytrace=False)
+        if (episodes if steps is None else steps) < 1:
+            pytest.fail(f"golden trace {name!r}: nothing to record; pass 1 episode or step, or more", pytrace=False)
         make = _maker(make_env)
         target = self._folder / name
         limits = {"episodes": None if steps is not None else episodes, "steps": steps, "seed": seed}
+        asked = {**limits, "record_infos": record_infos}
         if self._update:
-            self._record(target, make, policy, limits, record_infos)
+            self._record(target, make, policy, limits, asked)
         elif not target.is_dir():
             pytest.fail(f"{target}: no golden trace; record it with pytest --golden-update", pytrace=False)
         trace = open_trace(target)
-        verdicts = verify_trace(trace, make_env=make, atol=atol, rtol=rtol, tolerances=tolerances, ignore=ignore)
-        wrong = [verdict for verdict in verdicts if verdict.verdict not in ("identical", "close")]
+        if others := list(_asked_otherwise(trace, asked, make)):
+            hint = "if this is meant: pytest --golden-update records it again"
+            pytest.fail("\n".join([f"{target}: does not prove what the test asks for", *others, hint]), pytrace=False)
+        settings: Any = {"atol": atol, "rtol": rtol, "tolerances": tolerances, "ignore": ignore}
+        verdicts = list(verify_trace(trace, make_env=make, **settings))
+        if not verdicts:
+            pytest.fail(f"{target}: no episode to verify; record it again with pytest --golden-update", pytrace=False)
+        wrong = [verdict for verdict in verdicts if not verdict.matches]
         if wrong:
             pytest.fail("\n".join(_report(trace, wrong, make)), pytrace=False)
         if policy is not None and not self._update:
             with tempfile.TemporaryDirectory() as place:
                 again = Path(place) / name
-                self._record(again, make, policy, limits, record_infos)
+                self._record(again, make, policy, limits, asked)
                 if problems := list(_differing_actions(trace, open_trace(again))):
                     pytest.fail("\n".join([f"{target}: the policy acts otherwise", *problems]), pytrace=False)
         return trace
 
-    def _record(self, target: Path, make: MakeEnv, policy: Any, limits: Mapping[str, Any], record_infos: bool) -> None:
+    def _record(self, target: Path, make: MakeEnv, policy: Any, limits: Mapping[str, Any], asked: Any) -> None:
         from gym_trace import TraceRecordingWrapper, record_episodes
         from gym_trace.storage.staging import replaced_directory
 
+        options: Any = {"record_infos": asked["record_infos"], "metadata": {_ASKED: asked}}
         with replaced_directory(target) as fresh:
-            env = TraceRecordingWrapper(make(), fresh, uid=_WRITER, record_infos=record_infos)
+            env = TraceRecordingWrapper(make(), fresh, uid=_WRITER, **options)
             try:
                 record_episodes(env, policy=policy, **limits)
             finally:
@@ -121,6 +134,25 @@ def _maker(make_env: MakeEnv | str) -> MakeEnv:
     import gymnasium
 
     return lambda: gymnasium.make(make_env)
+
+
+def _asked_otherwise(trace: Trace, asked: Mapping[str, Any], make: MakeEnv) -> Iterator[str]:
+    """Yield a line for each setting of the recording that is not the one asked for, and for another action space."""
+    from gym_trace.envs.spaces import describe, restore
+
+    metadata = trace.metadata
+    before = metadata.get(_ASKED, {}) if isinstance(metadata, dict) else {}
+    for name, value in asked.items():
+        if before.get(name, _UNKNOWN) != value:
+            yield f"{name}: recorded with {before.get(name, _UNKNOWN)}, the test asks for {value}"
+    env = make()
+    try:
+        here, recorded = describe(env.action_space), trace.readers[0].schema["action_space"]
+    finally:
+        env.close()
+    if here != recorded:
+        spaces = [restore(plain, stand_in=True) for plain in (recorded, here)]
+        yield "action space: recorded {}, is {}".format(*spaces)
 
 
 def _report(trace: Trace, wrong: list[Verdict], make: MakeEnv) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import gymnasium
 import pytest
 
-from gym_trace import open_trace
+from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.pytest_plugin import GoldenTrace
 
 pytest_plugins = ["pytester"]
@@ -23,12 +25,17 @@ class Heavier(PendulumEnv):
 def make():
     return gymnasium.wrappers.TimeLimit(Heavier(GRAVITY), 20)
 
+def with_more_actions():
+    env = make()
+    env.unwrapped.action_space = gymnasium.spaces.Box(-3.0, 3.0, (1,))
+    return env
+
 def policy(observation):
     return numpy.array([PUSH * observation[0]], numpy.float32)
 """
 TESTS = """
 import pytest
-from pendulum import make, policy
+from pendulum import policy, with_more_actions, make
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_swings(golden_trace, seed):
@@ -104,6 +111,37 @@ def test_a_policy_that_acts_otherwise_is_found_and_a_tolerance_accepts_a_small_d
         )
     )
     project.run("-k", "swings", passed=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("episodes=2", "episodes=3"), "episodes: recorded with 2, the test asks for 3"),
+        (("episodes=2", "steps=3"), "steps: recorded with None, the test asks for 3"),
+        (("seed=seed", "seed=seed + 1"), "seed: recorded with 0, the test asks for 1"),
+        (("seed=seed", "seed=seed, record_infos=True"), "record_infos: recorded with False, the test asks for True"),
+        (("episodes=2", "episodes=0"), "nothing to record; pass 1 episode or step, or more"),
+        (
+            ("make, policy", "with_more_actions, policy"),
+            "action space: recorded Box(-2.0, 2.0, (1,), float32), is Box(-3.0,",
+        ),
+    ],
+)
+def test_a_golden_trace_of_something_else_fails(change: tuple[str, str], told: str, project: Project) -> None:
+    project.run("--golden-update", "-k", "swings", passed=2)
+    tests = project.golden.parent / "test_golden.py"
+    tests.write_text(tests.read_text().replace(*change))
+    assert told in project.run("-k", "swings", failed=2)
+
+
+def test_a_golden_trace_without_episodes_fails(tmp_path: Path) -> None:
+    golden = GoldenTrace(tmp_path, update=True)
+    golden("empty", "CartPole-v1", episodes=1)
+    asked = open_trace(tmp_path / "empty").metadata
+    shutil.rmtree(tmp_path / "empty")
+    TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "empty", metadata=asked).close()
+    with pytest.raises(pytest.fail.Exception, match="no episode to verify"):
+        GoldenTrace(tmp_path, update=False)("empty", "CartPole-v1", episodes=1)
 
 
 def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:
