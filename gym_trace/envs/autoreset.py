@@ -32,7 +32,7 @@ _MODES = {mode.lower(): mode for mode in (NEXT_STEP, SAME_STEP, DISABLED)}
 
 def vector_mode(envs: Any) -> str:
     """Return the mode of a vector environment; NEXT_STEP by default. Raises InvalidOption for an unknown one."""
-    mode = (envs.metadata or {}).get("autoreset_mode")
+    mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode")
     if mode is None:
         return SAME_STEP if is_of_supersuit(envs) else NEXT_STEP
     found = _mode_of(mode)

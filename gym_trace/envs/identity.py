@@ -46,7 +46,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
-    render_mode = unwrapped.render_mode
+    render_mode = getattr(unwrapped, "render_mode", None)  # the innermost one may not be Gymnasium's
     is_vector = isinstance(unwrapped, gymnasium.vector.VectorEnv)
     made = recipes_of_lanes(unwrapped) if is_vector else [recipe_of(env)]
     agents: dict[str, Any] = {}
@@ -100,9 +100,10 @@ def _as_said(environment: Any) -> dict[str, Any]:
 def _spec_of(env: Any) -> Any:
     """Return the spec of an environment, or of one lane of a vector environment."""
     if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
-        return env.spec
+        return getattr(env, "spec", None)
     lanes = getattr(env.unwrapped, "envs", None)
-    spec = (lanes[0].spec if isinstance(lanes, list) and lanes else None) or env.spec
+    first = getattr(lanes[0], "spec", None) if isinstance(lanes, list) and lanes else None
+    spec = first or getattr(env, "spec", None)
     if not isinstance(spec, EnvSpec):
         return spec
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_ALL_LANES}

@@ -46,8 +46,11 @@ class Recipe(NamedTuple):
 
 
 def wrappers_around(env: Any) -> Iterator[Any]:
-    """Yield the wrappers around an environment, from the outermost on."""
-    while env is not env.unwrapped:
+    """Yield the wrappers around an environment, from the outermost on. They need not be Gymnasium's."""
+    base = env.unwrapped
+    for _ in range(_MOST_WRAPPERS):
+        if env is base or not hasattr(env, "env"):
+            return
         yield env
         env = env.env
 

@@ -179,7 +179,7 @@ def _keymap(
 
 def _fps(env: Any) -> float:
     try:
-        fps = float(env.metadata.get("render_fps") or _DEFAULT_FPS)
+        fps = float((env.metadata or {}).get("render_fps") or _DEFAULT_FPS)
     except (TypeError, ValueError):
         return _DEFAULT_FPS
     return fps if 0 < fps < 1000 else _DEFAULT_FPS

@@ -80,7 +80,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
         raise EnvironmentUnavailable(f"make_env: returned {env} without render_mode={render_mode!r}; set it")
     kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}
     env = make_environment(description, making.trust, kwargs, lane.lane)
-    modes = env.metadata.get("render_modes") or ()
+    modes = (env.metadata or {}).get("render_modes") or ()
     if render_mode is None or render_mode in modes:
         return env
     if render_mode == "human" and "rgb_array" in modes:  # gymnasium's wrapper shows them

@@ -83,7 +83,8 @@ class _Pace:
         """Build the environment, keep its speed, and disable its own waiting after each step."""
         env = make()
         self._fps = fps_of(env)
-        env.unwrapped.metadata = {**(env.unwrapped.metadata or {}), "render_fps": 1_000_000}
+        base = env.unwrapped
+        base.metadata = {**(getattr(base, "metadata", None) or {}), "render_fps": 1_000_000}
         return env
 
     def watch(self, env: gymnasium.Env[Any, Any], steps: int) -> None:

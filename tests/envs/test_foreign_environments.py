@@ -15,7 +15,7 @@ from zoo import CountingEnv
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
@@ -231,3 +231,76 @@ def test_a_single_environment_is_not_taken_for_a_vector(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="use TraceRecordingWrapper"):
         gym_trace.TraceRecordingVectorWrapper(single, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Simulator:
+    """An environment of another library, without any attribute of Gymnasium's."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def told(self) -> Any:
+        return np.array([self.now], np.float32)
+
+
+class View(gymnasium.Env[Any, Any]):
+    """A wrapper whose innermost environment is not Gymnasium's, as robosuite's GymWrapper."""
+
+    observation_space, action_space = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.env = Simulator()
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.env
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.env.now = 0
+        return self.env.told(), {}
+
+    def step(self, action: Any) -> Any:
+        self.env.now += 1
+        return self.env.told(), 1.0, self.env.now == 9, False, {}
+
+
+def make_limited_view() -> Any:
+    return gymnasium.wrappers.TimeLimit(View(), 5)
+
+
+@pytest.mark.parametrize("make", [View, make_limited_view])
+def test_an_unwrapped_environment_that_is_not_gymnasiums_is_recorded_and_verified(tmp_path: Path, make: Any) -> None:
+    with TraceRecordingWrapper(make(), tmp_path / "t") as env:
+        gym_trace.record_episodes(env, episodes=3, seed=0)
+    trace = open_trace(tmp_path / "t")
+    described = trace.env_spec
+    assert described["class"] == f"{__name__}.Simulator"
+    assert described["wrappers"][-1] == f"{__name__}.View"
+    assert {verdict.verdict for verdict in gym_trace.verify_trace(trace, make_env=make)} == {"identical"}
+    stands: Any = gym_trace.env_at(trace, 2, 4, make_env=make)
+    assert stands.unwrapped.now == 4
+    with pytest.raises(InvalidOption, match="states=2: Simulator offers no state"):
+        TraceRecordingWrapper(make(), tmp_path / "s", states=2)
+
+
+@needs_vectors
+def test_lanes_whose_unwrapped_is_not_gymnasiums_are_recorded_and_verified(tmp_path: Path) -> None:
+    envs = gymnasium.vector.SyncVectorEnv([make_limited_view] * 2)
+    recorder = gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    recorder.reset(seed=3)
+    for _ in range(20):
+        recorder.step(recorder.action_space.sample())
+    recorder.close()
+    verdicts = list(gym_trace.verify_trace(tmp_path / "t", make_env=make_limited_view))
+    assert len(verdicts) > 4
+    assert {verdict.verdict for verdict in verdicts} == {"identical"}
+
+
+def test_metadata_of_none_does_not_hinder_a_replay_with_a_render_mode(tmp_path: Path) -> None:
+    class Plain(CountingEnv):
+        metadata: Any = None
+
+    with TraceRecordingWrapper(Plain(length=4), tmp_path / "t") as env:
+        gym_trace.record_episodes(env, episodes=1, seed=0)
+    with pytest.raises(EnvironmentUnavailable, match="without render_mode='ansi'"):
+        gym_trace.env_at(tmp_path / "t", 0, 2, make_env=lambda: Plain(length=4), render_mode="ansi")

@@ -209,7 +209,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def _offered_states(self, every: int, is_filtered: bool) -> States:
         if is_filtered or self._autoreset is not None:
             raise InvalidOption(f"states={every!r}: not together with filters or autoreset; omit it")
-        return offered_states(self._base_env, every)
+        return offered_states(self.env, every)
 
     def _keep_state(self, states: States) -> None:
         """Record the state before the next step, if it is due."""
@@ -217,7 +217,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if not self._recorder.running or not steps:
             self._state_is_due = False
         elif self._state_is_due or not steps % int(self._states_every or 1):
-            state = packed_state(self._base_env, states)
+            state = packed_state(self.env, states)
             self._state_is_due = state is None
             if state is not None:
                 self.annotate(**{STATES + ENVIRONMENT: state})
