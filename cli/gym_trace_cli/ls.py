@@ -45,6 +45,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 }
 _RENAMED = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
+_NAMED = 5  # traces below another
 _NO_SEED = -1  # in the table of episodes
 _MOST_BITS = 8192  # of a seed printed as a number
 
@@ -68,6 +69,11 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
     if len(directories) == 1 and is_trace(directories[0]):
         trace = gym_trace.open_trace(directories[0])
         (print_as_json if as_json else print_episodes)(trace, selection.told(trace).chosen)
+        if not is_url(directories[0]) and (below := list(find_traces(directories[0]))[1:]):
+            names = ", ".join(os.path.relpath(one, directories[0]) for one in below[:_NAMED])
+            more = ", …" * (len(below) > _NAMED)
+            note = f"note: {show.count(len(below), 'more trace')} below this one: {show.printable(names)}{more}"
+            click.echo(note, err=True)
         return FINE
     found: dict[str, None] = {}
     for directory in directories:

@@ -144,8 +144,7 @@ class RolloutProgress:
         steps: all, including those of open episodes.
         open_steps, open_episodes: of open episodes; at the end, of those that a limit cut short.
         seconds: since the start.
-        bytes: size of the trace's files, at most a second old; 0 without a recorder. Steps still in a ring do not
-            count.
+        bytes: size of the trace's files, at most a second old, without steps in a ring; 0 if only lanes are recorded.
         mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Tuples with one
             value per objective if rewards are vectors.
     """
@@ -173,14 +172,15 @@ def record_episodes(
     seed: int | None = None,
     on_progress: Callable[[RolloutProgress], Any] | None = None,
 ) -> RolloutProgress:
-    """Run an environment, usually a recording wrapper, until the first of the limits is met.
+    """Run a recording wrapper until the first of the limits is met.
 
     Episode k of a single environment is the same in every run with the same seed: environment and random policy are
     seeded for each episode. Lanes of a vector environment are seeded once, and limits are checked after each step of
     all lanes. Lanes that are not recorded do not count. The environment is not closed.
 
     Args:
-        env: any single or vector Gymnasium environment.
+        env: a TraceRecordingWrapper or TraceRecordingVectorWrapper, also inside other wrappers; or a vector environment
+            of such lanes in this process.
         policy: called as ``policy(observation)``, returns an action; for a vector environment, a batch of them. Its
             ``reset(seed)``, if any, is called before each episode, or once. None: random actions.
         episodes: number of complete episodes.
@@ -191,7 +191,7 @@ def record_episodes(
             the run after the current step.
 
     Raises:
-        InvalidOption: no limit, or an invalid one
+        InvalidOption: no limit, or an invalid one; env is not recorded
 
     Examples:
         >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/new") as env:
@@ -206,8 +206,12 @@ def record_episodes(
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
     recorder = _recorder_of(env)
+    is_vector = isinstance(env, VectorEnv)
+    if recorder is None and not (is_vector and any(map(_recorder_of, getattr(env.unwrapped, "envs", ())))):
+        kind = "TraceRecordingVectorWrapper" if is_vector else "TraceRecordingWrapper"
+        raise InvalidOption(f"env: is not recorded; wrap it: {kind}(env, directory)")
     if bytes is not None and recorder is None:
-        raise InvalidOption(f"bytes={bytes!r}: the environment is not recorded; wrap it in TraceRecordingWrapper")
+        raise InvalidOption(f"bytes={bytes!r}: only the lanes are recorded; pass another limit")
     if bytes is not None and local_path(recorder._options.directory or "") is None:
         raise InvalidOption(f"bytes={bytes!r}: not supported for URLs; pass another limit")
     progress = RolloutProgress(new_root_seed() if seed is None else seed)

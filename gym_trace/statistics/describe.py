@@ -204,14 +204,15 @@ def is_trace(directory: str | os.PathLike[str]) -> bool:
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
-    """Yield the traces in a directory and below it, by name; only the directory itself if it is a trace.
+    """Yield the traces in a directory and below it, by name, also those below traces.
 
-    Skips links, hidden directories and directories inside traces. Raises TraceNotFound for a missing directory.
+    Skips links, hidden directories, and what is below traces at URLs, where each would take a request more. Raises
+    TraceNotFound for a missing directory.
     """
     path = os.fspath(directory)
-    if is_trace(path):
+    if found := is_trace(path):
         yield path
-    elif deepest:
+    if deepest and not (found and is_url(path)):
         for name in folders_at(path):
             try:
                 yield from find_traces(os.path.join(path, name), deepest - 1)

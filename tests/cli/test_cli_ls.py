@@ -106,7 +106,18 @@ def test_traces_are_found_some_levels_below_but_not_behind_links_or_in_hidden_pl
         recorded(tmp_path / place)
     recorded(tmp_path / "a" / "inside")
     os.symlink(tmp_path / "a", tmp_path / "link")
-    assert list(find_traces(tmp_path)) == [str(tmp_path / place) for place in ("a", "b/c/d", "b/c/e")]
+    assert list(find_traces(tmp_path)) == [str(tmp_path / place) for place in ("a", "a/inside", "b/c/d", "b/c/e")]
+
+
+def test_a_trace_above_others_does_not_hide_them(tmp_path: Path) -> None:
+    recorded(tmp_path / "traces" / "a")
+    recorded(tmp_path / "traces" / "b")
+    recorded(tmp_path / "traces")
+    above = ok("ls", tmp_path / "traces")
+    assert above.stdout.startswith("index")
+    assert above.stderr == "note: 2 more traces below this one: a, b\n"
+    assert len(lines(tmp_path)) == 3
+    assert ok("ls", tmp_path / "traces" / "a").stderr == ""
 
 
 def test_without_a_directory_it_is_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import gym_trace
-from gym_trace.collecting.rollout import RolloutProgress, episode_seed, record_episodes
+from gym_trace.collecting.rollout import RolloutProgress, episode_seed
 from gym_trace.errors import InvalidOption
 
 
@@ -39,6 +40,17 @@ class Countdown(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self.closed += 1
+
+
+def record_episodes(env: Any, **options: Any) -> RolloutProgress:
+    """Record the episodes of an environment, and leave it open."""
+    with tempfile.TemporaryDirectory() as directory, gym_trace.TraceRecordingWrapper(Open(env), directory) as recorder:
+        return gym_trace.record_episodes(recorder, **options)
+
+
+class Open(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def close(self) -> None:
+        pass
 
 
 def test_episode_k_is_the_same_in_every_run_with_the_same_seed() -> None:
@@ -152,26 +164,38 @@ def test_progress_tells_the_returns_of_the_last_hundred_episodes() -> None:
 def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wrappers(tmp_path: Path) -> None:
     recorder = gym_trace.TraceRecordingWrapper(Countdown(), tmp_path / "trace")
     with gymnasium.wrappers.TimeLimit(recorder, 3) as env:
-        done = record_episodes(env, episodes=2, seed=0)
+        done = gym_trace.record_episodes(env, episodes=2, seed=0)
         files = [path for path in (tmp_path / "trace").iterdir() if path.suffix != ".ring"]
         assert done.bytes == sum(path.stat().st_size for path in files) > 0
-    assert record_episodes(Countdown(), episodes=2).bytes == 0
 
 
 def test_a_run_ends_after_so_many_bytes_where_something_is_written(tmp_path: Path) -> None:
     with gym_trace.TraceRecordingWrapper(Countdown(10**9), tmp_path, flush_seconds=0) as env:
-        assert record_episodes(env, bytes=20_000).bytes >= 20_000
-    with pytest.raises(InvalidOption, match="the environment is not recorded"):
-        record_episodes(Countdown(), bytes=1)
+        assert gym_trace.record_episodes(env, bytes=20_000).bytes >= 20_000
 
 
-def test_a_recorded_run_is_the_run_that_was_not_recorded(tmp_path: Path) -> None:
-    plain, recorded = Countdown(), Countdown()
-    record_episodes(plain, steps=33, seed=3)
-    with gym_trace.TraceRecordingWrapper(recorded, tmp_path) as env:
-        record_episodes(env, steps=33, seed=3)
-    assert (plain.seeds, plain.actions) == (recorded.seeds, recorded.actions)
+def test_the_trace_has_the_actions_and_seeds_that_the_environment_got(tmp_path: Path) -> None:
+    played = Countdown()
+    with gym_trace.TraceRecordingWrapper(played, tmp_path) as env:
+        gym_trace.record_episodes(env, steps=33, seed=3)
     trace = gym_trace.open_trace(tmp_path)
-    assert [episode.actions.tolist() for episode in trace] == plain.actions
-    assert [episode.seed for episode in trace] == plain.seeds
+    assert [episode.actions.tolist() for episode in trace] == played.actions
+    assert [episode.seed for episode in trace] == played.seeds
     assert trace[-1].outcome == "closed"
+
+
+def test_an_environment_without_a_recorder_is_refused() -> None:
+    env = Countdown()
+    with pytest.raises(InvalidOption, match=r"env: is not recorded; wrap it: TraceRecordingWrapper\(env, directory\)"):
+        gym_trace.record_episodes(env, episodes=1)
+    envs = gymnasium.vector.SyncVectorEnv([Countdown])
+    with pytest.raises(InvalidOption, match="wrap it: TraceRecordingVectorWrapper"):
+        gym_trace.record_episodes(envs, episodes=1)
+    assert env.seeds == envs.envs[0].unwrapped.seeds == []
+
+
+def test_a_vector_environment_of_recorded_lanes_is_recorded(tmp_path: Path) -> None:
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gym_trace.TraceRecordingWrapper(Countdown(), tmp_path)] * 2)
+    assert gym_trace.record_episodes(envs, episodes=4, seed=0).episodes == 4
+    envs.close()
+    assert len(gym_trace.open_trace(tmp_path).select('outcome == "terminated"')) == 4
