@@ -40,8 +40,6 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", prose(page)):
         linked = (page.parent / target).resolve() if target else page
-        if linked.name == "cli.md":  # docs/hooks.py makes it from the commands
-            continue
         assert linked.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
 
@@ -162,3 +160,20 @@ def test_no_two_pages_write_the_same_file_or_directory() -> None:
                     pages.setdefault(name, set()).add(page.name)
     assert len(pages) > 100
     assert {name: shared for name, shared in pages.items() if len(shared) > 1} == {}
+
+
+def test_the_public_import_paths_are_there_and_pages_use_no_other() -> None:
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`(gym_trace[\w.]*)`", page.partition("## Import paths")[2]))
+    for path in paths - {"gym_trace"}:
+        assert (ROOT / path.replace(".", "/")).is_dir() or (ROOT / f"{path.replace('.', '/')}.py").is_file(), path
+    assert {f"gym_trace.{name}" for name in gym_trace._MODULES} <= paths
+    code = "\n".join(block.code for page in DOCUMENTS for block in blocks(page.read_text(encoding="utf-8")))
+    imported = re.findall(r"^ *(?:from (gym_trace[\w.]*) import (\w+)|import (gym_trace[\w.]*))", code, re.M)
+    assert len(imported) > 50
+    for source, name, module in imported:
+        assert {source, f"{source}.{name}", module} & paths or source.startswith("gym_trace.adapters."), (
+            source,
+            name,
+            module,
+        )
