@@ -653,8 +653,8 @@ class Trace:
             cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's cache directory,
                 mapped into memory, reused, and extended when the trace has grown; None: nowhere, parts of the trace are
                 decoded again in each epoch, in shuffled order; "auto": in memory if they fit.
-            cache_bytes: limit of memory or disk. A stream takes the size of one decoded chunk if that is more
-                (recorders write up to 24 MiB).
+            cache_bytes: limit of memory or disk, with the positions of episodes, about 70 bytes each. A stream takes
+                these and one decoded chunk (recorders write up to 24 MiB) if that is more.
             follow: take in new data from live writers, at most once per this number of seconds. This refreshes the
                 trace; rows in memory are not decoded again. None: the episodes of the trace as it is now.
             most_steps: with follow, keep only the episodes that started last, up to this number of steps.

@@ -143,14 +143,17 @@ class Batches:
     def _made(self, rows: Rows) -> Items:
         made = self._make(rows, self._order.seed)
         if not made.items:
-            problem = "no episode is long enough" if len(self.trace.episodes) else "the trace or view has no episodes"
-            raise InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
+            raise self._nothing()
         return made
+
+    def _nothing(self) -> InvalidOption:
+        problem = "no episode is long enough" if len(self.trace.content) else "the trace or view has no episodes"
+        return InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
 
     def _weighted(self, made: Items) -> None:
         weights = self._order.weights
         if weights is not None and (self._tree is None or self._tree.items != made.items):
-            self._tree = SumTree(made.weights(weights, self.trace.episodes["steps"]))
+            self._tree = SumTree(made.weights(weights, self.trace.content["steps"]))
 
     @property
     def items(self) -> int:

@@ -106,7 +106,8 @@ def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
     if not chosen.any():
         return
     block = max(1, _BLOCK_BYTES // max(1, plan.step_bytes))
-    for pieces in plan.blocks(block, 0, 0):
+    for block_of in plan.blocks(block, 0, 0):
+        pieces = block_of()
         mine = chosen[pieces.episode]
         if mine.any():
             some = Pieces(*(column[mine] for column in pieces))

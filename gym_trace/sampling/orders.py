@@ -62,7 +62,7 @@ def batches_of(trace: Recorded, kind: Kind, order: Order, report: OnDamage) -> B
     trace = copy(trace)  # whose episodes stay the same when the caller refreshes
     plan = planned(trace, order.roots, on_damage)
     if cache == "auto":
-        cache = "memory" if plan.size <= order.cache_bytes else None
+        cache = "memory" if plan.held + plan.size <= order.cache_bytes else None
     if cache == "memory":
         return Batches(trace, order, make, decoded, plan, on_damage)
     if cache == "disk":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from gym_trace.reading.assembly import as_rewards
 from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.reading.episode_scan import OnDamage, without_damage
-from gym_trace.reading.episode_table import Parts, step_offsets
+from gym_trace.reading.episode_table import Columns, Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.writer_reader import WriterReader
 
@@ -26,6 +27,7 @@ Room = Callable[[Path, int, Form | None], Array]  # makes an array for N rows of
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
 _FEW = 8  # mean rows per run below which rows are copied one by one
 _VALUE_BYTES = 64  # estimate for a value of any kind
+_PIECE_BYTES = 192  # estimate of what a run of steps takes in Rows and Items, without its rows
 
 
 class Pieces(NamedTuple):
@@ -78,11 +80,12 @@ class Plan:
     Attributes:
         directory: of the trace. readers: of its writers.
         forms: form of each wanted column; None: values of any kind.
-        table: the episodes, or their parts around damage, without a last step that led to an unknown observation and
-            did not terminate the episode. place: index of each in the trace. begin: its first step there.
-        first: (episodes + 1,) int64, where the steps of each episode begin among all.
+        table: columns of the episodes, or of their parts around damage.
+        first: (episodes + 1,) int64, where the steps of each episode begin among all. A last step that led to an
+            unknown observation and did not terminate the episode is left out.
         repeated: (episodes,) how many steps at its begin repeat the episode that it branches from.
         step_bytes: approximate size of a decoded step.
+        held: bytes of the plan itself.
     """
 
     def __init__(
@@ -107,33 +110,39 @@ class Plan:
         if missing := {root for root in roots if root.startswith("annotations.")} - noted:
             raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(noted)}")
         self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
-        table, rows = trace.episodes.view(np.ndarray), trace.rows
-        self.table, self.place, parts = table, np.arange(len(table)), [reader.parts for reader in self.readers]
+        content, rows, parts = trace.content, trace.rows, [reader.parts for reader in self.readers]
+        # Of each part around damage: the index of its episode, and its first step there. None: there are no parts.
+        self._parts: tuple[Array, Array] | None = None
+        self.table: Columns = content
         if on_damage is not None:
             read = frozenset(str(path[0]) for path in self.forms)
-            self.table, self.place, rows, parts = _left(self.readers, read, table, rows, on_damage)
-        self.begin = self.table["first_step"] - table["first_step"][self.place]
-        self._all_known, shorter = True, np.zeros(len(self.table), np.bool_)
-        if not self.table["has_final_observation"].all():
-            if not to_the_end:
-                shorter = _without_end(self.readers, parts, self.table, rows)
-                self.table = self.table.copy()
-                self.table["steps"][shorter] -= 1
-                self.table["has_final_observation"][shorter] = True
-            self._all_known = bool(self.table["has_final_observation"].all())
-        self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
-        self.repeated = repeated_steps(self.table, self.readers)
+            whole = trace.episodes.view(np.ndarray)
+            self.table, place, rows, parts = _left(self.readers, read, whole, rows, on_damage)
+            self._parts = place, self.table["first_step"] - whole["first_step"][place]
+        writer, steps = self.table["writer"], self.table["steps"].astype(np.int64)
+        known, shorter = self.table["has_final_observation"], np.zeros(0, np.int64)
+        if not known.all() and not to_the_end:
+            shorter = _without_end(self.readers, parts, writer, steps, known, rows)
+            steps[shorter] -= 1
+            known = known.copy()  # of a table that is the user's
+            known[shorter] = True
+        self._known = None if known.all() else known
+        self.first = np.append(0, np.cumsum(steps))
+        self.repeated = np.minimum(repeated_steps(self.table, self.readers), steps)
         self.step_bytes = sum(_VALUE_BYTES if form is None else form.row_size for form in self.forms.values())
-        self._stored = self.table["writer"].astype(np.int64) * (rows.max(initial=0) + 1) + rows
+        is_whole = content.chosen is None and on_damage is None
+        self._stored = None if is_whole else writer.astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
         for number, reader in enumerate(self.readers):
-            places = np.flatnonzero(self.table["writer"] == number)
+            places = np.flatnonzero(writer == number)
             while len(places):  # an episode that a view has several times is stored once for each
-                _, firsts = np.unique(rows[places], return_index=True)
-                mine = places[np.sort(firsts)]
-                cut = rows[mine[shorter[mine]]]
+                mine = places
+                if not is_whole:
+                    _, firsts = np.unique(rows[places], return_index=True)
+                    mine = places[np.sort(firsts)]
+                cut = rows[mine[np.isin(mine, shorter)]]
                 self._writers.append(_Writer(reader, parts[number], rows[mine], mine, self.first, cut))
-                places = np.setdiff1d(places, mine)
+                places = places[:0] if is_whole else np.setdiff1d(places, mine)
 
     @property
     def total(self) -> int:
@@ -142,32 +151,57 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of all decoded steps."""
-        return self.total * self.step_bytes
+        """Approximate bytes of all episodes, decoded."""
+        return self.size_of(self.total, len(self.first) - 1)
+
+    def size_of(self, steps: int, pieces: int) -> int:
+        """Return approximately how many bytes this number of steps takes, decoded, in runs."""
+        seen = sum(it.row_size for path, it in self.forms.items() if it is not None and path[0] == "observations")
+        return steps * self.step_bytes + pieces * (seen + _PIECE_BYTES)
+
+    @property
+    def held(self) -> int:
+        arrays = [self.first, self.repeated, self._stored, self._known, *(self._parts or ())]
+        own: int = sum(array.nbytes for array in arrays if array is not None)
+        return own + sum(writer.held for writer in self._writers)
+
+    def place(self, episodes: Array) -> Array:
+        """Return the index in the trace of these episodes, or of those whose parts they are."""
+        return episodes if self._parts is None else self._parts[0][episodes]
 
     def distinct(self) -> tuple[Array, Array]:
         """Return places in order that have each episode of a view once; and for each episode the index of its place."""
+        if self._stored is None:
+            return (everything := np.arange(len(self.first) - 1)), everything
         _, firsts, again = np.unique(self._stored, return_index=True, return_inverse=True)
         order = np.argsort(firsts)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         return firsts[order], rank[again]
 
-    def episodes(self, places: Array | None = None) -> Pieces:
+    def episodes(self, places: Array | range | None = None) -> Pieces:
         """All steps of these episodes, whose places ascend. None: of all."""
-        places = np.arange(len(self.first) - 1) if places is None else places
+        places = range(len(self.first) - 1) if places is None else places
+        places = np.arange(places.start, places.stop) if isinstance(places, range) else places
         lengths = self.first[places + 1] - self.first[places]
         none = np.zeros_like(places)
         return Pieces(places, none, lengths, none, lengths)
 
-    def blocks(self, steps: int, back: int, ahead: int, most: int | None = None) -> Iterator[Pieces]:
+    def blocks(self, steps: int, back: int, ahead: int, most: int | None = None) -> Iterator[Callable[[], Pieces]]:
         """Yield all steps in blocks of at most `steps` steps that are stored together: whole chunks. A larger chunk is
-        cut into parts of at most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes."""
+        cut into parts of at most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes.
+
+        A block is a function that returns its pieces: those of all blocks together take more memory than the plan.
+        """
         for writer in self._writers:
-            for place, low, high in writer.blocks(steps, steps if most is None else most):
-                lengths = self.first[place + 1] - self.first[place]
-                offset = np.maximum(low - back, 0)
-                yield Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
+            for span in writer.spans(steps, steps if most is None else most):
+                yield partial(self._block, writer, span, back, ahead)
+
+    def _block(self, writer: _Writer, span: _Span, back: int, ahead: int) -> Pieces:
+        place, low, high = writer.steps_of(span)
+        lengths = self.first[place + 1] - self.first[place]
+        offset = np.maximum(low - back, 0)
+        return Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
 
     def decode(self, pieces: Sequence[Pieces], room: Room) -> Rows:
         """The rows of pieces. room: called once for each column. Raises CorruptTrace."""
@@ -201,11 +235,10 @@ class Plan:
         episode, repeated = pieces.episode, self.repeated[pieces.episode]
         low = np.minimum(np.maximum(pieces.low, repeated - pieces.offset), pieces.high)
         own = np.stack([low, pieces.high], axis=1)
-        whole, begin = np.diff(self.first)[episode], self.begin[episode]
-        reach = pieces.offset + pieces.lengths
-        known = None if self._all_known else self.table["has_final_observation"][episode] | (reach < whole)
-        place, offset = self.place[episode], pieces.offset
-        lengths = pieces.lengths
+        whole = self.first[episode + 1] - self.first[episode]
+        begin = np.zeros_like(episode) if self._parts is None else self._parts[1][episode]
+        known = None if self._known is None else self._known[episode] | (pieces.offset + pieces.lengths < whole)
+        place, offset, lengths = self.place(episode), pieces.offset, pieces.lengths
         return Rows(columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known)
 
 
@@ -236,14 +269,18 @@ def _left(
     return left[order], place[order], np.concatenate(found)[order], everything
 
 
-def _without_end(readers: list[WriterReader], parts: list[Parts], table: Array, rows: Array) -> Array:
-    """Return which episodes lose their last step: it led to an unknown observation and did not terminate them."""
-    shorter = ~table["has_final_observation"] & (table["steps"] > 0)
+def _without_end(
+    readers: list[WriterReader], parts: list[Parts], writer: Array, steps: Array, known: Array, rows: Array
+) -> Array:
+    """Return the places of the episodes that lose their last step: it led to an unknown observation and did not
+    terminate them."""
+    shorter = np.flatnonzero(~known & (steps > 0))
+    terminated = np.zeros(len(shorter), np.bool_)
     for number, reader in enumerate(readers):
-        mine = np.flatnonzero(shorter & (table["writer"] == number))
-        flags = reader.fragments.flags[parts[number].last_of(rows[mine])]
-        shorter[mine[flags & wire.TERMINATED > 0]] = False
-    return shorter
+        mine = writer[shorter] == number
+        flags = reader.fragments.flags[parts[number].last_of(rows[shorter[mine]])]
+        terminated[mine] = flags & wire.TERMINATED > 0
+    return shorter[~terminated]
 
 
 def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) -> Plan:
@@ -256,55 +293,88 @@ def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) 
         return Plan(trace, roots, on_damage)
 
 
+class _Span(NamedTuple):
+    """Consecutive steps of a writer as they are stored: those of fragments begin to end, from low to high."""
+
+    begin: int
+    end: int
+    low: int
+    high: int
+
+
 class _Writer:
     """Positions of the rows of one writer, by fragment."""
 
     def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array, cut: Array):
         """cut: the rows of episodes that do without their last step."""
         self._reader = reader
-        place_of = np.full(len(parts) + 1, -1)
+        place_type = np.dtype(np.int32 if len(first) <= np.iinfo(np.int32).max else np.int64)
+        place_of = np.full(len(parts) + 1, -1, place_type)
         place_of[rows] = places
-        owner = np.repeat(np.arange(len(parts)), np.diff(parts.first))
-        own = parts.fragments
-        steps, leads = reader.fragments.steps.astype(np.int64), reader.fragments.flags & wire.LEADS > 0
+        sizes = np.diff(parts.first)
+        own, heads = parts.fragments, parts.first[:-1]
         opens = np.zeros(len(own), np.bool_)
-        opens[parts.first[:-1]] = True
-        trimmed = parts.trimmed[owner] if len(own) else opens
-        place = place_of[owner]
-        count = len(steps)
-        self._place = np.full(count, -1)
+        opens[heads] = True
+        trimmed = np.repeat(parts.trimmed, sizes)
+        place = np.repeat(place_of[:-1], sizes)
+        count = len(reader.fragments)
+        self._place = np.full(count, -1, place_type)
         self._place[own] = place
-        self._skipped = np.zeros(count, np.int64)  # steps at its begin that are left out
-        self._skipped[own[opens & trimmed]] = 1
-        before = np.cumsum(steps[own]) - steps[own]
-        before -= np.repeat(before[parts.first[:-1]], np.diff(parts.first)) if len(own) else 0
+        self._skipped = np.zeros(count, np.bool_)  # whether its first step is left out
+        self._skipped[own[opens & trimmed]] = True
+        self._cut = np.zeros(count, np.bool_)  # and its last one
+        self._cut[parts.last_of(cut)] = True
+        steps = reader.fragments.steps[own]
+        before = np.cumsum(steps, dtype=np.int64)
+        before -= steps
+        before -= np.repeat(before[heads], sizes)
+        before -= trimmed & ~opens
+        before += first[place]
         self._at = np.zeros(count, np.int64)  # its first step among all
-        self._at[own] = first[place] + before - (trimmed & ~opens)
-        self._count = steps - self._skipped
-        self._count[parts.last_of(cut)] -= 1
-        self._row_before = leads | (self._skipped > 0)  # whether its first row is the observation before its steps
+        self._at[own] = before
         self._first = first
-        chunks = np.repeat(np.arange(reader.chunk_count), np.diff(reader.chunk_bounds))
-        taken = self._place >= 0
+        taken = np.flatnonzero(self._place >= 0)
+        chunks = np.searchsorted(reader.chunk_bounds, taken, side="right") - 1
         self._low = np.full(reader.chunk_count, np.iinfo(np.int64).max)  # of each chunk, the places of its episodes
         self._high = np.full(reader.chunk_count, -1)
-        np.minimum.at(self._low, chunks[taken], self._place[taken])
-        np.maximum.at(self._high, chunks[taken], self._place[taken])
+        np.minimum.at(self._low, chunks, self._place[taken])
+        np.maximum.at(self._high, chunks, self._place[taken])
 
-    def blocks(self, steps: int, most: int) -> Iterator[tuple[Array, Array, Array]]:
-        """Return the ascending episodes of each block, with begin and end of their steps."""
-        fragments = np.flatnonzero((self._place >= 0) & (self._count > 0))
-        place, count = self._place[fragments], self._count[fragments]
+    @property
+    def held(self) -> int:
+        """Bytes of its arrays, and of what a reader keeps of its fragments to make them."""
+        arrays = self._place, self._skipped, self._cut, self._at, self._low, self._high
+        own: int = sum(array.nbytes for array in arrays)
+        return own + 8 * len(self._place)
+
+    def _count(self, begin: int, end: int) -> Array:
+        """Return the numbers of steps of consecutive fragments."""
+        steps = self._reader.fragments.steps[begin:end].astype(np.int64)
+        steps -= self._skipped[begin:end]
+        steps -= self._cut[begin:end]
+        return steps
+
+    def spans(self, steps: int, most: int) -> Iterator[_Span]:
+        """Yield all steps in spans of at most `steps` steps of whole chunks, or `most` of one."""
+        ends = self._count(0, len(self._place))
+        ends[self._place < 0] = 0
+        ends = np.append(0, np.cumsum(ends))
+        for begin, end in pairwise(_cuts(np.unique(ends[self._reader.chunk_bounds]).tolist(), steps, most)):
+            head = int(ends.searchsorted(begin, side="right")) - 1
+            yield _Span(head, int(ends.searchsorted(end)), begin - int(ends[head]), end - int(ends[head]))
+
+    def steps_of(self, span: _Span) -> tuple[Array, Array, Array]:
+        """Return the ascending episodes of a span, with begin and end of their steps."""
+        count = self._count(span.begin, span.end)
+        mine = np.flatnonzero((self._place[span.begin : span.end] >= 0) & (count > 0))
+        fragments, count = span.begin + mine, count[mine]
+        place = self._place[fragments].astype(np.int64)
         low = self._at[fragments] - self._first[place]
-        ends = np.append(0, np.cumsum(count))
-        cuts = _cuts(np.unique(ends[np.searchsorted(fragments, self._reader.chunk_bounds)]).tolist(), steps, most)
-        for begin, end in pairwise(cuts):
-            here = slice(int(ends.searchsorted(begin, side="right")) - 1, int(ends.searchsorted(end)))
-            from_ = low[here] + np.maximum(begin - ends[here], 0)
-            until = low[here] + np.minimum(end - ends[here], count[here])
-            order = np.argsort(place[here], kind="stable")
-            places, heads = np.unique(place[here][order], return_index=True)
-            yield places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
+        at = np.cumsum(count) - count
+        from_, until = low + np.maximum(span.low - at, 0), low + np.minimum(span.high - at, count)
+        order = np.argsort(place, kind="stable")
+        places, heads = np.unique(place[order], return_index=True)
+        return places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
 
     def fill(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> None:
         """Copy its rows of these pieces. steps, seen: their first rows. Raises CorruptTrace."""
@@ -318,10 +388,11 @@ class _Writer:
             found = np.minimum(np.searchsorted(episode, place), len(episode) - 1)
             which = np.flatnonzero(episode[found] == place)
             piece = found[which]
-            at, count = self._at[begin:end][which], self._count[begin:end][which]
+            at, count = self._at[begin:end][which], self._count(begin, end)[which]
             from_ = self._first[place[which]] + offset[piece]  # among all steps, where the piece begins
             low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
-            lead = self._row_before[begin:end][which]
+            flags = self._reader.fragments.flags[begin + which]
+            lead = (flags & wire.LEADS > 0) | self._skipped[begin:end][which]  # its first row is the observation before
             # Observations lie behind the step that led to them: of steps low to high those from low + 1 to high.
             low_seen = np.where(lead & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
             high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
@@ -333,7 +404,6 @@ class _Writer:
             in_seen = o[:-1][which] - ~lead
             of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
             ends = (high == at + count) & (high > low)  # the last step of the fragment is there
-            flags = self._reader.fragments.flags[begin + which]
             for flag, bit in _FLAGS.items():
                 if flag in columns:
                     columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True

@@ -111,14 +111,15 @@ def _used_and_size(directory: FilePath) -> tuple[float, int]:
 
 def identified(plan: Plan) -> Array:
     """Return the key of each episode; its writer is a number that is the same in all processes."""
-    table = plan.table
+    table, writer = plan.table, plan.table["writer"]
     found = np.zeros(len(table), KEPT)
     for number, reader in enumerate(plan.readers):
         name = f"{reader.key} {reader.about_or_empty.created}"
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-        found["writer"][table["writer"] == number] = int.from_bytes(digest[:7], "little")
-    for name in _NAMES[1:]:
+        found["writer"][writer == number] = int.from_bytes(digest[:7], "little")
+    for name in ("episode_id", "first_step"):
         found[name] = table[name]
+    found["steps"] = np.diff(plan.first)
     return found
 
 
@@ -264,7 +265,7 @@ class Growing:
         episodes, places = identified(plan), np.arange(len(plan.table))
         if self._most_steps is not None:
             order = np.argsort(plan.table["start_time"].astype(np.int64), kind="stable")[::-1]
-            count = int(np.cumsum(plan.table["steps"][order]).searchsorted(self._most_steps, side="right"))
+            count = int(np.cumsum(np.diff(plan.first)[order]).searchsorted(self._most_steps, side="right"))
             places = np.sort(order[: max(1, count)])
         if plan.forms != self._forms:
             self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, KEPT))

@@ -11,7 +11,9 @@ blocks of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -63,13 +65,13 @@ class _Epoch(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a trace for one rank.
+    """The blocks of a trace for one rank, as functions that return their pieces.
 
     counts: number of items of each block. at_once: blocks of a group. ahead: True if the next groups fit into memory.
     """
 
     plan: Plan
-    blocks: list[Pieces]
+    blocks: list[Callable[[], Pieces]]
     counts: Array
     at_once: int
     strands: int
@@ -98,7 +100,10 @@ class Stream(Batches):
         self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Items]] = {}
         self._thread: ThreadPoolExecutor | None = None
-        super().__init__(trace, order, make, decoded, plan, on_damage)
+        super().__init__(trace, order, make, decoded, None, on_damage)
+        self._plan = plan
+        if not self._blocks().counts.any():
+            raise self._nothing()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cut": None, "_ordered": None, "_held": {}, "_thread": None}
@@ -111,23 +116,27 @@ class Stream(Batches):
         if self._cut is None:
             plan = self._plan or Plan(self.trace, self._order.roots, self._on_damage)
             self._plan = plan
-            budget = self._order.cache_bytes
+            budget = max(0, self._order.cache_bytes - plan.held)
             share = budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
-            row = max(1, plan.step_bytes)
+            row = max(1, plan.size // max(1, plan.total))
             fair = plan.total if self._world_size == 1 else -(-plan.total // (_LEAST_BLOCKS * self._world_size))
             steps, most = (max(1, min(bound // row, fair)) for bound in (size, max(size, share, _MOST_BYTES)))
+            blocks: list[Callable[[], Pieces]]
             if self._margins is not None:
                 blocks = list(plan.blocks(steps, *self._margins, most))
             else:
                 cuts = np.append(plan.first.searchsorted(np.arange(0, plan.total, steps)), len(plan.first) - 1)
-                blocks = [plan.episodes(np.arange(*ends)) for ends in pairwise(np.unique(cuts).tolist())]
-            largest = max(1, max((int(block.lengths.sum()) for block in blocks), default=0) * row)
+                blocks = [partial(plan.episodes, range(*ends)) for ends in pairwise(np.unique(cuts).tolist())]
+            largest, counts = 1, np.zeros(len(blocks), np.int64)
+            for number, block in enumerate(blocks):
+                pieces = block()
+                largest = max(largest, plan.size_of(int(pieces.lengths.sum()), len(pieces.episode)))
+                counts[number] = self._make(_without_columns(plan, pieces), self._order.seed).items
             held = max(1, min(share // largest, -(-len(blocks) // self._world_size)))
             strands = next(strands for strands in _STRANDS if held >= strands * _MIXED or strands == 1)
-            counts = [self._make(_without_columns(plan, block), self._order.seed).items for block in blocks]
             ahead = largest * _AT_ONCE <= budget
-            self._cut = _Blocks(plan, blocks, np.array(counts, np.int64), held // strands, strands, ahead)
+            self._cut = _Blocks(plan, blocks, counts, held // strands, strands, ahead)
         return self._cut
 
     @property
@@ -210,7 +219,7 @@ class Stream(Batches):
         return order.strands // math.gcd(self._workers, order.strands)
 
     def _decoded(self, cut: _Blocks, group: Array) -> Items:
-        rows = cut.plan.decode([cut.blocks[number] for number in group.tolist()], in_memory)
+        rows = cut.plan.decode([cut.blocks[number]() for number in group.tolist()], in_memory)
         return self._make(rows, self._order.seed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_blocks_of_a_trace_have_together_what_the_whole_has(
         except ValueError:  # nothing to be drawn
             return []
 
-    blocks = list(plan.blocks(steps, 0, length - 1))
+    blocks = [block() for block in plan.blocks(steps, 0, length - 1)]
     assert all(0 < (block.high - block.low).sum() <= steps for block in blocks)
     whole = sorted(found(plan.decode([plan.episodes()], in_memory)))
     assert sorted(pair for one in blocks for pair in found(plan.decode([one], in_memory))) == whole
@@ -205,7 +206,7 @@ def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> No
 @pytest.mark.parametrize("n_frames", [1, 3])
 def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: int, n_frames: int) -> None:
     plan = Plan(trace, roots_of(None))
-    blocks = list(plan.blocks(8, n_frames - 1, n_steps))
+    blocks = [block() for block in plan.blocks(8, n_frames - 1, n_steps)]
     for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in blocks)):
         for batch in transitions(trace, rows, n_steps=n_steps, n_frames=n_frames):
             for i, (place, t) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
@@ -337,6 +338,24 @@ def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
     monkeypatch.setattr(stream, "_LEAST_BYTES", sizes.get("block", 200))
     monkeypatch.setattr(stream, "_BLOCKS", sizes.get("blocks", 2))
     monkeypatch.setattr(stream, "_MOST_BYTES", sizes.get("block", 200))
+
+
+@pytest.mark.parametrize("kind", ["windows", "transitions", "trajectories"])
+def test_batches_of_many_short_episodes_keep_to_cache_bytes(tmp_path: Path, kind: str) -> None:
+    record_lengths(tmp_path, [2] * 30_000)
+    trace = open_trace(tmp_path)
+    args = (1, 256) if kind == "windows" else (256,)
+    next(getattr(trace, kind)(*args))  # imports
+    made = {}
+    for megabytes in (6, 12):
+        tracemalloc.start()
+        batches = getattr(trace, kind)(*args, cache_bytes=megabytes << 20)
+        for _ in range(300):
+            next(batches)
+        assert tracemalloc.get_traced_memory()[1] < megabytes << 20
+        tracemalloc.stop()
+        made[megabytes] = type(batches).__name__
+    assert made == {6: "Stream", 12: "Batches"}
 
 
 @pytest.mark.parametrize("block", [1, 200, 1000])

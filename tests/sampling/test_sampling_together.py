@@ -93,7 +93,7 @@ def test_workers_that_take_turns_have_what_one_has_and_can_be_resumed_by_others(
     options: dict[str, Any] = {"cache": cache, "replacement": replacement, "batch_size": 5}
 
     def made() -> Batches:
-        return windows(trace, 2, cache_bytes=9999, **options)
+        return windows(trace, 2, cache_bytes=40_000, **options)
 
     one = made()
     expected = [next(one)["first_step"].tolist() for _ in range(len(one) - 1)]
@@ -122,7 +122,7 @@ def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytes
         stream.Stream, "_decoded", lambda self, cut, group: decoded.append(len(group)) or decode(self, cut, group)
     )
     for worker in range(4):
-        batches = windows(trace, 2, cache=None, cache_bytes=9999)
+        batches = windows(trace, 2, cache=None, cache_bytes=40_000)
         batches.take_turns(worker, 4)
         list(batches)
     blocks = len(batches._blocks().blocks)  # type: ignore[attr-defined]
