@@ -326,17 +326,6 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     return fd
 
 
-def shared_with_others(directory: str | os.PathLike[str]) -> str:
-    """Return why other users may have put files into a directory, for messages; empty if only this user can have."""
-    if os.name != "posix":
-        return ""
-    link, status = os.lstat(directory), os.stat(directory)  # a link, too, may be another user's
-    for one in (link, status):
-        if one.st_uid != os.geteuid():
-            return f"belongs to another user (uid {one.st_uid})"
-    return "writable by other users" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
-
-
 @contextlib.contextmanager
 def alone(directory: str | os.PathLike[str], is_needed: bool = False) -> Iterator[bool]:
     """Hold the lock of a directory, which stays the one of this name. Yield False where directories have no locks.
@@ -381,6 +370,17 @@ def open_to_others(status: os.stat_result, is_sticky_fine: bool = False) -> str:
         return ""
     shared = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
     return "writable by others" if shared else ""
+
+
+def shared_with_others(directory: str | os.PathLike[str]) -> str:
+    """Say why other users may have put files into a directory, or into one that they link to; return "" if they cannot.
+
+    Raises OSError.
+    """
+    status = os.lstat(directory)
+    if stat.S_ISLNK(status.st_mode) and os.name == "posix" and status.st_uid not in (0, os.geteuid()):
+        return f"is a link of another user (uid {status.st_uid})"
+    return open_to_others(os.stat(directory))
 
 
 def _is_own_group(group: int) -> bool:
