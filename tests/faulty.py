@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, ClassVar
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -10,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     """failures: one per call, in order: an exception is raised; "lost" stores and then raises; "short" loses the end.
 
-    calls: what was asked for. ranges: bytes that were asked for.
+    calls: what was asked for. fetched: bytes of answers. tags: what it lists as ETag: "md5", as S3, or "opaque".
     """
 
     protocol = ("faulty",)
@@ -20,6 +21,7 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     failures: ClassVar[list[Any]] = []
     calls: ClassVar[list[tuple[str, str]]] = []
     fetched = 0
+    tags = ""
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -30,7 +32,7 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     def reset(cls, *failures: Any) -> None:
         cls.failures[:] = failures
         cls.calls.clear()
-        cls.fetched = 0
+        cls.fetched, cls.tags = 0, ""
 
     def _fail(self, call: str, path: str) -> Any:
         type(self).calls.append((call, path.rpartition("/")[2]))
@@ -41,7 +43,17 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         self._fail("ls", path)
-        return super().ls(path, detail=detail, **options)
+        found = super().ls(path, detail=detail, **options)
+        return [self._tagged(one) for one in found] if detail else found
+
+    def info(self, path: str, **options: Any) -> Any:
+        return self._tagged(super().info(path, **options))
+
+    def _tagged(self, info: dict[str, Any]) -> dict[str, Any]:
+        if not self.tags or info["type"] != "file":
+            return info
+        digest = hashlib.md5(self.store[info["name"]].getvalue()).hexdigest()
+        return {**info, "ETag": f'"{digest}"' if self.tags == "md5" else f'"0x{digest[:16]}"'}
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
         failure = self._fail("get", path)

@@ -64,7 +64,7 @@ def heal_trace(directory: TraceLike, on_progress: Progress | None = None) -> Hea
     for number, (name, checksums) in enumerate(names, 1):
         path, size = storage.path(name), report.bytes
         try:
-            _heal(storage, name, checksums.get(name), report)
+            heal_batch(storage, name, checksums.get(name), report)
         except FileNotFoundError:
             pass  # an edit has replaced the trace
         except (CorruptTrace, UnsupportedTrace) as error:
@@ -76,7 +76,11 @@ def heal_trace(directory: TraceLike, on_progress: Progress | None = None) -> Hea
     return report
 
 
-def _heal(storage: Storage, name: str, checksum: object, report: HealReport) -> None:
+def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport) -> None:
+    """Restore a sealed batch, and report it. checksum: of the file, as the manifest has it; None: unknown.
+
+    Raises CorruptTrace, UnsupportedTrace, OSError.
+    """
     path = storage.path(name)
     with storage.open(name) as file:
         report.files += 1

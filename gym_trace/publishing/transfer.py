@@ -6,19 +6,31 @@ manifest only grows: the longer one is the newer one. Manifests come last, and n
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceExists, TraceNotFound
+from gym_trace.errors import (
+    CorruptTrace,
+    InvalidOption,
+    RemoteError,
+    TraceError,
+    TraceExists,
+    TraceNotFound,
+    UnsupportedTrace,
+)
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
+from gym_trace.format.kernels import crc32
+from gym_trace.integrity.healing import HealReport, heal_batch
 from gym_trace.integrity.rings import take_in_rings
 from gym_trace.publishing import hub
 from gym_trace.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
@@ -26,11 +38,12 @@ from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
-from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, persistently
+from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, is_tagged, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 
 WORKERS = 4
+_AT_ONCE = 8 << 20  # bytes
 _DATA, _TEXT = ("batch", "video", "ring"), ("manifest", "facts")  # kinds of files, in the order of copying
 Progress = Callable[[int, int], None]
 
@@ -44,7 +57,7 @@ class TransferReport:
         pushed, pulled: names of the copied files.
         bytes: their bytes.
         same: number of files that were the same in both places.
-        remarks: what was left out, and why.
+        remarks: what was left out, replaced or restored, and why; and files that were compared by size and ends only.
     """
 
     directory: str
@@ -129,7 +142,9 @@ class Transfer:
     Attributes:
         report: what is copied.
 
-    writer: copy only its files; None: the whole trace.
+    writer: copy only its files; None: the whole trace. known: batches at the URL that were compared with the local
+    files, in the versions that were; confirmed() adds to it. None: where the store has no checksums, compare sizes and
+    ends instead of what the files hold.
     """
 
     def __init__(
@@ -139,11 +154,13 @@ class Transfer:
         ways: Sequence[str],
         dry_run: bool,
         writer: str | None = None,
+        known: dict[str, Stored] | None = None,
     ):
         refuse_url(directory)
         if not is_url(url):
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
         self._url, self._ways, self._dry_run, self._writer = url_of(url), ways, dry_run, writer
+        self._known = known
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
             raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
@@ -170,6 +187,8 @@ class Transfer:
                 self._add("push", _Copy(name, outgoing[name], True))
             elif size is None:
                 self._add("pull", _Copy(name, stored.size, True))
+            elif stored.size == size and self._is_known(name, stored):
+                self.report.same += 1
             elif kind_of(name) in _TEXT:
                 self._compare_text(name, stored)
             elif stored.size == size:
@@ -178,7 +197,7 @@ class Transfer:
                 self._add("push" if size > stored.size else "pull", _Copy(name, max(size, stored.size), False))
             else:
                 raise self._conflict(name)
-        self._compare_ends(alike)
+        self._compare_contents(alike)
         self.report.pushed, self.report.pulled = (_sorted_names(copies) for copies in (self._push, self._pull))
         self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
 
@@ -221,7 +240,7 @@ class Transfer:
     def _compare_text(self, name: str, stored: Stored) -> None:
         with self._storage.open(name) as file:
             here = file.read(0, file.size)
-        there = b"".join(pieces(self._store, self.report.url, name, stored))
+        there = b"".join(self._pieces(name, stored))
         is_facts = kind_of(name) == "facts"
         if here == there:
             self.report.same += 1
@@ -235,18 +254,92 @@ class Transfer:
         else:
             raise self._conflict(name)
 
-    def _compare_ends(self, names: list[str]) -> None:
-        """Compare files of the same size by their first and last bytes: of batches these have the id of the file."""
+    def _compare_contents(self, names: list[str]) -> None:
+        """Compare files of the same size that are not known to be the same."""
+        by_ends = [name for name in names if self._known is None and _says_nothing(self._there[name])]
+        others = self._with_other_ends(by_ends)
+        if same := len(by_ends) - len(others):
+            self.report.same += same
+            self.report.remarks.append(
+                f"{same} files: compared by size, first and last bytes, as {self.report.url} lists no checksums; "
+                f"'gym-trace check {self.report.url}' reads them"
+            )
+        wanted = [name for name in names if name not in by_ends or name in others]
+        with ThreadPoolExecutor(WORKERS, "gym-trace-compare") as pool:
+            for name, crc in zip(wanted, pool.map(self._crc_unless_same, wanted)):
+                if crc is None:
+                    self.report.same += 1
+                else:
+                    self._settle(name, crc)
+
+    def _with_other_ends(self, names: list[str]) -> list[str]:
+        """Return those whose first or last bytes differ: of batches these have the id of the file."""
         wanted = []
         for name in names:
             stored = self._there[name]
             ends = {0, max(0, stored.size - wire.HEADER_SIZE)}
             wanted += [Wanted(name, stored, at, min(wire.HEADER_SIZE, stored.size - at)) for at in sorted(ends)]
+        differing = []
         for one, data in zip(wanted, fetched(lambda: self._store, wanted, self.report.url)):
             with self._storage.open(one.name) as file:
                 if file.read(one.offset, one.length) != data:
-                    raise self._conflict(one.name)
-        self.report.same += len(names)
+                    differing.append(one.name)
+        return differing
+
+    def _settle(self, name: str, there: int) -> None:
+        """Replace a file that its own manifest contradicts by the other one, which is what that manifest lists.
+
+        there: checksum of the object. Raises TraceExists if neither is contradicted, CorruptTrace if the local file may
+        not be replaced.
+        """
+        remote, path = RemoteStorage(self._url, MemoryBlocks()), self._storage.path(name)
+        with self._storage.open(name) as file:
+            size, here = size_and_crc(file)
+        if here == _listed_crcs(remote, [name]).get(name):
+            what = f"{remote.path(name)}: damaged; "
+            if "push" in self._ways:
+                self._add("push", _Copy(name, size, False))
+                self.report.remarks.append(what + "the intact file here replaces it")
+            else:
+                self.report.remarks.append(what + "the file here is intact, and 'gym-trace push' puts it there")
+        elif there == (listed := _listed_crcs(self._storage, [name]).get(name)):
+            if "pull" not in self._ways:
+                check_crc(here, listed, path)
+            self._add("pull", _Copy(name, size, False))
+            self.report.remarks.append(f"{path}: damaged; the intact file at the URL replaces it")
+        else:
+            raise self._conflict(name)
+
+    def _is_known(self, name: str, stored: Stored) -> bool:
+        """Return True if the local file is known to begin with an object, without reading that."""
+        if self._known is not None and self._known.get(name) == stored:
+            return True
+        md5 = md5_of(stored)
+        if md5 is None:
+            return False
+        digest = hashlib.md5(usedforsecurity=False)
+        with self._storage.open(name) as file:
+            for at in range(0, stored.size, _AT_ONCE):
+                digest.update(file.read(at, min(_AT_ONCE, stored.size - at)))
+        return digest.hexdigest() == md5
+
+    def _crc_unless_same(self, name: str, stored: Stored | None = None) -> int | None:
+        """Read an object; return None if the local file begins with it, otherwise its checksum."""
+        at, crc, is_same = 0, 0, True
+        with self._storage.open(name) as file:
+            for piece in self._pieces(name, stored or self._there[name]):
+                is_same = is_same and file.read(at, len(piece)) == piece
+                at, crc = at + len(piece), crc32(piece, crc)
+        return None if is_same else crc
+
+    def _pieces(self, name: str, stored: Stored) -> Iterator[bytes]:
+        try:
+            yield from pieces(self._store, self.report.url, name, stored)
+        except (FileNotFoundError, Overwritten):
+            raise self._changed(name) from None
+
+    def _changed(self, name: str) -> RemoteError:
+        return RemoteError(f"{self.report.url}/{name}: changed while it was read; try again")
 
     def _conflict(self, name: str) -> TraceError:
         return TraceExists(
@@ -286,9 +379,17 @@ class Transfer:
 
     def confirmed(self) -> dict[str, int]:
         """Return the local files whose copies a push has left at the URL, with their sizes. Asks the store again."""
-        now = persistently(self._store.entries, self.report.url)
-        pushed = self._outgoing_files.items()
-        return {name: size for name, size in pushed if name in now and now[name].size == size}
+        now, found, pushed = persistently(self._store.entries, self.report.url), {}, set(self.report.pushed)
+        for name, size in self._outgoing_files.items():
+            stored = now.get(name)
+            if stored is None or stored.size != size:
+                continue
+            is_compared = stored == self._there.get(name) if name not in pushed else md5_of(stored) is None
+            if is_compared or self._is_known(name, stored) or self._crc_unless_same(name, stored) is None:
+                found[name] = size
+                if self._known is not None and kind_of(name) not in _TEXT and not name.endswith(PART):
+                    self._known[name] = stored
+        return found
 
     def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         content: Path | bytes = self._directory / copy.name
@@ -302,10 +403,21 @@ class Transfer:
 
     def _download(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         target, crc = self._directory / copy.name, crcs.get(copy.name)
+        restore = partial(self._restore, copy.name, crc)
         try:
-            download(self._store, self.report.url, copy.name, self._there[copy.name], target, crc, add)
+            download(self._store, self.report.url, copy.name, self._there[copy.name], target, crc, restore, add)
         except (FileNotFoundError, Overwritten):
-            raise RemoteError(f"{self.report.url}/{copy.name}: changed while it was copied; try again") from None
+            raise self._changed(copy.name) from None
+
+    def _restore(self, name: str, crc: int | None, staged: Path) -> bool:
+        """Restore a fetched batch by its parity; return False where that does not make it what the manifest lists."""
+        healed = HealReport()
+        with suppress(CorruptTrace, UnsupportedTrace):
+            heal_batch(LocalStorage(staged.parent), staged.name, crc, healed)
+        if healed.hopeless or not healed.healed:
+            return False
+        self.report.remarks.append(f"{self.report.url}/{name}: damaged; the copy here is restored by parity")
+        return True
 
 
 def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
@@ -313,7 +425,12 @@ def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
     return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
 
 
-def _listed_crcs(storage: ReadStorage | None, copies: Iterable[_Copy]) -> dict[str, int]:
+def _says_nothing(stored: Stored) -> bool:
+    """Return True if a store gives an object a tag of its own making; where it has a time, reading costs little."""
+    return is_tagged(stored) and md5_of(stored) is None
+
+
+def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dict[str, int]:
     """Return the checksums of files that the manifests of their writers list."""
     if storage is None or not copies:
         return {}

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 from faulty import FaultyFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from runs import play, recorded
 from shell import run
 from vectors import TraceRecordingVectorWrapper
@@ -306,3 +307,34 @@ def test_a_batch_that_did_not_arrive_stays_in_the_spool(
             play(env, 3)
     assert {name for name in left(tmp_path) if name[0] == "w"} == {"w.000000.gtb", "w.manifest.jsonl"}
     assert len(open_trace(spool.spool_of(url))) == 3
+
+
+@pytest.mark.parametrize("tags", ["", "md5", "opaque"])
+def test_a_damaged_copy_is_replaced_before_the_spool_gives_its_batch_up(tmp_path: Path, url: str, tags: str) -> None:
+    FaultyFileSystem.reset(*[None] * 2, *[ConnectionResetError()] * 100_000)
+    with pytest.warns(RuntimeWarning, match="push --resume"), TraceRecordingWrapper(CountingEnv(), url, uid="w") as env:
+        play(env, 3)
+    batch = (spool.spool_of(url) / "w.000000.gtb").read_bytes()
+    damaged = batch[:1000] + bytes([batch[1000] ^ 1]) + batch[1001:]
+    manifest = (spool.spool_of(url) / "w.manifest.jsonl").read_bytes()
+    for name, data in (("w.000000.gtb", damaged), ("w.manifest.jsonl", manifest)):
+        MemoryFileSystem.pipe_file(FaultyFileSystem(), f"{url}/{name}", data)  # which does not fail
+    FaultyFileSystem.tags = tags
+    FaultyFileSystem.failures.clear()
+    resume_until_published()
+    assert FaultyFileSystem().cat_file(f"{url}/w.000000.gtb") == batch
+    assert [name for name in left(tmp_path) if name[0] == "w"] == []
+
+
+def test_published_batches_are_read_back_once_at_most(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
+    FaultyFileSystem.tags = "opaque"
+    with TraceRecordingWrapper(CountingEnv(), url, uid="w") as env:
+        for _ in range(4):
+            play_and_flush(env, 3)
+            while spool.publish(spool.spool_of(url)) is None:
+                time.sleep(0.01)
+    read = [name for call, name in FaultyFileSystem.calls if call == "get" and name.endswith(".gtb")]
+    assert len(read) == len(set(read))

@@ -18,6 +18,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RemoteError, TraceExis
 from gym_trace.format.facts import add_facts
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote import objects
+from gym_trace.storage.remote.address import url_of
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
 
@@ -132,12 +133,93 @@ def test_a_damaged_batch_is_not_pushed(trace: Path, url: str) -> None:
         push(trace, url)
 
 
-def test_a_damaged_object_is_not_pulled(trace: Path, tmp_path: Path) -> None:
+def flipped(data: bytes, at: int = 200, count: int = 1) -> bytes:
+    return data[:at] + bytes(byte ^ 1 for byte in data[at : at + count]) + data[at + count :]
+
+
+def flip(url: str, name: str, count: int = 1) -> None:
+    """Flip bits in an object, which keeps its size."""
+    fs, root = fsspec.url_to_fs(url)
+    fs.pipe_file(f"{root}/{name}", flipped(fs.cat_file(f"{root}/{name}"), count=count))
+
+
+@pytest.mark.parametrize("tags", ["", "md5", "opaque"])
+def test_a_damaged_object_is_replaced_by_push_and_never_called_the_same(trace: Path, tmp_path: Path, tags: str) -> None:
+    url = f"faulty:/{tmp_path}/bucket"
+    push(trace, url)
+    FaultyFileSystem.tags = tags
+    flip(url, "a.000001.gtb", count=1 if tags != "opaque" else 10**9)
+    words = f"{url_of(url)}/a.000001.gtb: damaged; the intact file here replaces it"
+    assert words in push(trace, url, dry_run=True).remarks
+    report = push(trace, url)
+    assert report.pushed == ["a.000001.gtb"]
+    assert report.same == len(files(trace)) - 1
+    assert words in report.remarks
+    assert check_trace(url).damages == []
+    again = push(trace, url)
+    assert (again.pushed, again.same) == ([], len(files(trace)))
+    assert [remark for remark in again.remarks if "compared by size, first and last bytes" in remark] == (
+        again.remarks if tags == "opaque" else []
+    )
+
+
+@pytest.mark.parametrize("tags", ["", "md5", "opaque"])
+def test_a_damaged_local_file_is_replaced_by_pull_and_not_by_push(trace: Path, tmp_path: Path, tags: str) -> None:
+    url, path = f"faulty:/{tmp_path}/bucket", trace / "a.000001.gtb"
+    push(trace, url)
+    whole = path.read_bytes()
+    path.write_bytes(flipped(whole, 0, 10**9))
+    FaultyFileSystem.tags = tags
+    with pytest.raises(CorruptTrace, match="in the manifest"):
+        push(trace, url)
+    for call in (lambda: pull(url, trace), lambda: sync(trace, url)):
+        path.write_bytes(flipped(whole, 0, 10**9))
+        report = call()
+        assert (report.pulled, report.pushed) == (["a.000001.gtb"], [])
+        assert f"{path}: damaged; the intact file at the URL replaces it" in report.remarks
+        assert path.read_bytes() == whole
+
+
+def test_pull_keeps_an_intact_file_whose_object_is_damaged(trace: Path, url: str) -> None:
+    push(trace, url)
+    before = files(trace)
+    flip(url, "a.000001.gtb")
+    report = pull(url, trace)
+    assert (report.pulled, files(trace)) == ([], before)
+    assert "damaged; the file here is intact, and 'gym-trace push' puts it there" in str(report.remarks)
+
+
+def test_an_object_that_no_manifest_at_the_url_lists_is_not_overwritten(trace: Path, url: str) -> None:
+    push(trace, url)
+    fs, root = fsspec.url_to_fs(url)
+    fs.rm_file(f"{root}/a.manifest.jsonl")
+    flip(url, "a.000001.gtb")
+    before = fs.cat_file(f"{root}/a.000001.gtb")
+    with pytest.raises(TraceExists, match="differs from the file of this name"):
+        push(trace, url)
+    assert fs.cat_file(f"{root}/a.000001.gtb") == before
+
+
+def test_push_asks_for_no_batch_where_the_store_lists_md5(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/bucket"
+    push(trace, url)
+    FaultyFileSystem.reset()
+    FaultyFileSystem.tags = "md5"
+    assert push(trace, url).same == len(files(trace))
+    assert FaultyFileSystem.calls == [("ls", "bucket")]
+
+
+def test_a_damaged_object_is_restored_by_its_parity_when_it_is_pulled(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    flip(url, "a.000001.gtb")
+    report = pull(url, tmp_path / "copy")
+    assert "a.000001.gtb: damaged; the copy here is restored by parity" in str(report.remarks)
+    assert files(tmp_path / "copy") == files(trace)
+
+
+def test_a_damaged_object_that_parity_does_not_restore_is_not_pulled(trace: Path, tmp_path: Path) -> None:
     push(trace, (tmp_path / "bucket").as_uri())
-    path = tmp_path / "bucket" / "a.000001.gtb"
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
+    flip((tmp_path / "bucket").as_uri(), "a.000001.gtb", count=10**9)
     with pytest.raises(CorruptTrace, match="in the manifest"):
         pull((tmp_path / "bucket").as_uri(), tmp_path / "copy")
     assert not (tmp_path / "copy" / "a.000001.gtb").exists()

@@ -19,6 +19,8 @@ TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0  # seconds; doubled after each failure
 _STATUS = re.compile(r"(?:status(?: code)?:?|HTTP(?:/\d(?:\.\d)?)?|code=|status=)\s*(\d{3})", re.IGNORECASE)
 _CODE = re.compile(r"<Code>([A-Za-z]{3,40})</Code>")
+_MD5 = re.compile(r"""(?:[A-Za-z0-9_-]+=)?"?([0-9a-f]{32})"?""", re.IGNORECASE)
+_TAG = re.compile(r"""(?:W/)?"|(?:etag|e_tag|md5|content_md5|content-md5|blob_id|oid)=""", re.IGNORECASE)
 _REASONS = {  # words in what a store says, and what we say instead
     "timed out": "timed out",
     "timeout": "timed out",
@@ -44,6 +46,17 @@ class Stored(NamedTuple):
 
     size: int
     version: str
+
+
+def md5_of(stored: Stored) -> str | None:
+    """Return what may be the MD5 of an object: most S3 servers have it as ETag. None: the store lists none."""
+    found = _MD5.fullmatch(stored.version)
+    return None if found is None else found[1].lower()
+
+
+def is_tagged(stored: Stored) -> bool:
+    """Return True if the version is one that the store made of the content, and not a time."""
+    return _TAG.match(stored.version) is not None
 
 
 class Wanted(NamedTuple):
