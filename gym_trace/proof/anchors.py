@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from gym_trace.errors import InvalidOption, RecordingError, ReplayDiverged
 from gym_trace.format.manifest import json_of
 from gym_trace.proof.chain import Chain
 from gym_trace.proof.result import Proof
+from gym_trace.recording.provenance import inert_git
 
 GIT_NOTE = "git-note"
 _REF = "gym-trace"
@@ -75,12 +75,11 @@ def _anchors(where: str) -> list[dict[str, Any]]:
 
 
 def _git(*arguments: str) -> str:
-    """Run git in the current directory. Raises InvalidOption."""
-    env = {**os.environ, "LC_ALL": "C"}
+    """Run git in the current directory, whose repository is untrusted. Raises InvalidOption."""
     try:
-        ended = subprocess.run(["git", *arguments], capture_output=True, text=True, env=env, check=False)
+        ended = subprocess.run(**inert_git(*arguments), capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise InvalidOption(f"{GIT_NOTE}: git cannot be run: {error.strerror}") from error
     if ended.returncode:
         raise InvalidOption(f"{GIT_NOTE}: git: {ended.stderr.strip()}")
-    return ended.stdout
+    return str(ended.stdout)

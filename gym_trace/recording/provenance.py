@@ -89,6 +89,12 @@ def policy_name(policy: Any) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def inert_git(*words: str) -> dict[str, Any]:
+    """Return the arguments of subprocess.run() that run git, and no program that an untrusted repository names."""
+    env = {**os.environ, **_WITHOUT_FETCH, "LC_ALL": "C"}
+    return {"args": ["git", *_INERT, *words], "env": env, "stdin": subprocess.DEVNULL}
+
+
 def _of_repository(diff: bool) -> dict[str, Any]:
     """Return commit, dirty and, on request, diff, as far as git can tell without running other programs.
 
@@ -144,7 +150,7 @@ class _Git:
         self._said: bytes | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_late = False
-        self._command = ["git", *_INERT, *words]
+        self._command = inert_git(*words)
         self._thread = threading.Thread(target=self._run, name="gym-trace git", daemon=True)
         with contextlib.suppress(RuntimeError):  # without a thread, only the commit is unknown
             self._thread.start()
@@ -161,10 +167,8 @@ class _Git:
         return self._said
 
     def _run(self) -> None:
-        settings = {**os.environ, **_WITHOUT_FETCH}
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         try:
-            with subprocess.Popen(self._command, env=settings, **pipes) as process:
+            with subprocess.Popen(**self._command, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
                 self._process = process
                 if self._is_late:
                     process.kill()

@@ -22,6 +22,9 @@ from troubled import Seeded
 import gym_trace
 from gym_trace import collect, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.proof.anchors import GIT_NOTE, check_anchor, write_anchor
+from gym_trace.proof.chain import Chain
+from gym_trace.proof.result import Proof
 from gym_trace.recording import provenance
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
@@ -151,11 +154,15 @@ def a_strangers_repository(here: Path) -> Path:
             "remote.origin.url": str(here),
             "remote.origin.promisor": "true",
             "remote.origin.uploadpack": marking(here, "uploadpack"),
+            "remote.other.url": "ssh://nowhere/there",
+            "remote.other.promisor": "true",
+            "core.sshCommand": marking(here, "ssh"),
+            "core.editor": marking(here, "editor"),
         }
         for name, value in settings.items():
             git("-C", str(folder), "config", name, value)
     (here / "hooks").mkdir()
-    for hook in ("post-index-change", "fsmonitor-watchman"):
+    for hook in ("post-index-change", "fsmonitor-watchman", "reference-transaction"):
         (here / "hooks" / hook).write_text(f"#!/bin/sh\ntouch {here}/ran/{hook}\n")
         (here / "hooks" / hook).chmod(0o755)
     return data
@@ -178,6 +185,29 @@ def test_no_program_is_run_that_the_configuration_of_a_repository_names(
         assert "+++ b/c.md" in found["diff"]
         assert "a.txt" not in found["diff"]
         assert found["diff_is_whole"] is False
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_an_anchor_in_git_notes_runs_no_program_of_the_repository(
+    here: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    data = a_strangers_repository(here)
+    (here / "proof.json").write_text("{}")
+    chain = Chain(here / "proof.json")
+    with chain.open() as log:
+        log.append("start", {})
+    monkeypatch.chdir(data)
+    if missing:  # which a promisor is asked for
+        (data / ".git" / "refs" / "notes").mkdir()
+        (data / ".git" / "refs" / "notes" / "gym-trace").write_text("1" * 40 + "\n")
+        for ask in (lambda: check_anchor(chain, GIT_NOTE, Proof()), lambda: write_anchor(chain, GIT_NOTE)):
+            with pytest.raises(InvalidOption, match="git-note: git: "):
+                ask()
+    else:
+        write_anchor(chain, GIT_NOTE)
+        check_anchor(chain, GIT_NOTE, proof := Proof())
+        assert proof.proved == ["log: continues the anchor of git-note"]
+    assert not list((here / "ran").iterdir())
 
 
 def test_a_filter_that_cannot_be_turned_off_leaves_it_open_whether_files_were_changed(
