@@ -10,13 +10,49 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, add_completion_class
 
 _MOST = 200  # directories, or modules, to search
 _REGISTERING = ("ale_py", "minigrid")  # packages that register environments on import
 _POLICIES = ("random", "sb3:", "onnx:", "run:")
 _LAST_NAME = re.compile(r"[\w./]*$")
+_PLAIN = re.compile(r"[\w./][\w./:@%+,=-]*")  # names that no shell reads as anything else
 _TRACE = (".manifest.jsonl", ".gtb", ".gtb.part")
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion in bash, which inserts what it gets as it is: quote it like the word that was begun."""
+
+    source_template = BashComplete.source_template.replace("read type", "read -r type").replace(
+        "($value)", '("$value")'
+    )
+
+    def format_completion(self, item: CompletionItem) -> str:
+        if item.type != "plain":
+            return super().format_completion(item)
+        words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+        return f"plain,{_quoted(item.value, ''.join(words[at : at + 1])[:1])}"
+
+
+def _quoted(value: str, quote: str) -> str:
+    if quote == "'":
+        return value.replace("'", r"'\''")
+    if quote == '"':
+        return re.sub(r'([\\$`"])', r"\\\1", value).replace("!", "\"'!'\"")
+    return re.sub(r"([^\w./:@%+,=~-])", r"\\\1", value)
+
+
+@add_completion_class
+class Fish(FishComplete):
+    """Completion in fish, of values with commas, too."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+def _items(names: Iterable[str], start: str = "") -> list[CompletionItem]:
+    """Return the names that begin like this; those of files may be made to run something, so only plain ones."""
+    return [CompletionItem(name) for name in names if name.startswith(start) and _PLAIN.fullmatch(name)]
 
 
 class TraceDirectory(click.Path):
@@ -30,7 +66,7 @@ class TraceDirectory(click.Path):
         except OSError:
             names = []
         shown = [os.path.join(head, name) for name in names if start or not name.startswith(".")]
-        if shown and len(shown) <= _MOST and all(map(_is_trace, shown)):
+        if shown and len(shown) <= _MOST and all(name.isprintable() and _is_trace(name) for name in shown):
             return [CompletionItem(path) for path in shown]
         return [CompletionItem(incomplete, type="dir")]  # the shell completes paths itself, also after a slash
 
@@ -53,15 +89,12 @@ def environment_ids(ctx: click.Context, param: click.Parameter, incomplete: str)
         except Exception:  # not installed, or broken
             continue
     start = incomplete.lower()
-    return [CompletionItem(name) for name in sorted(gymnasium.registry) if name.lower().startswith(start)]
+    return _items(name for name in sorted(gymnasium.registry) if name.lower().startswith(start))
 
 
 def policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Policy kinds, and functions of modules in the current directory, which are not imported."""
-    known = [name for name in _POLICIES if name.startswith(incomplete)]
-    if not incomplete.startswith(_POLICIES):
-        known += [name for name in _functions_here() if name.startswith(incomplete)]
-    return [CompletionItem(name) for name in known]
+    return _items([*_POLICIES, *(() if incomplete.startswith(_POLICIES) else _functions_here())], incomplete)
 
 
 def _functions_here() -> Iterator[str]:
@@ -79,7 +112,7 @@ def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     from gym_trace.formats import registry as known
 
     names = known.exporters() if ctx.info_name == "export" else known.importers()
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return _items(names, incomplete)
 
 
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -107,4 +140,4 @@ def _with_last_name(incomplete: str, names: Iterable[str]) -> list[CompletionIte
     last = _LAST_NAME.search(incomplete)
     start = incomplete if last is None else last[0]
     before = incomplete[: len(incomplete) - len(start)]
-    return [CompletionItem(before + name) for name in names if name.startswith(start)]
+    return [CompletionItem(before + item.value) for item in _items(names, start) if before.isprintable()]

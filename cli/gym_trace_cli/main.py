@@ -128,6 +128,8 @@ class Commands(Group):
             formatter.write_dl(list(TABLE.items()))
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
+        if "_GYM_TRACE_COMPLETE" in os.environ:
+            importlib.import_module("gym_trace_cli.completion")  # registers shells
         try:
             code = super().main(*args, **options | {"standalone_mode": False})
         except click.ClickException as error:
