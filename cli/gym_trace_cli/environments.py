@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import click
@@ -117,6 +116,24 @@ class NamedEnvironment:
         module, colon, _ = (self.env_id or "").partition(":")
         return (*self.imports, module) if colon else self.imports
 
+    @property
+    def as_recorded(self) -> dict[str, Any] | None:
+        """Recipe of the factory, stored in the trace; None without one."""
+        from gym_trace.envs.recipe import factory_recipe
+
+        if self.factory is None:
+            return None
+        steps: dict[str, Any] = {"max_episode_steps": self.max_episode_steps}
+        limits = [] if self.max_episode_steps is None else [("gymnasium.wrappers:TimeLimit", steps)]
+        return factory_recipe(self.factory, self.env_args, [*limits, *((name, {}) for name in self.wrappers)])
+
+    def replaying(self) -> list[str]:
+        """Return the options that make it again for a trace of it, as words of a command line."""
+        if self.factory is not None and self.wrappers:  # no option names these there
+            return ["--trust"]
+        given = RecordedEnvironment(None, self.factory, tuple(self.env_args.items()), self.imports, False)
+        return given.words() if self.factory is not None else given._replace(env_args=()).words()
+
     def command_line(self) -> str:
         steps = self.max_episode_steps
         words = ["--make", self.factory] if self.factory is not None else [str(self.env_id)]
@@ -219,12 +236,12 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
 
     from gym_trace.envs.agents import is_of_agents
     from gym_trace.envs.dm_env import gymnasium_view
+    from gym_trace.envs.make import takes_render_mode
 
     make = NamedCallable().convert(factory, None, None)
+    if not takes_render_mode(make):
+        render_mode = {}
     try:
-        parameters = signature(make).parameters.values()
-        if not any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters):
-            render_mode = {}
         env = gymnasium_view(make(**env_args, **render_mode))
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error

@@ -159,14 +159,16 @@ def command(
             stop=lambda: bool(stop.received),
             **options,
         )
-    _summarize(played, directory, named.imports, seed, quiet, as_json)
+    _summarize(played, directory, named.replaying(), seed, quiet, as_json)
     if not stop.received:
         return FINE
     click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)
     return stop.exit_code
 
 
-def _summarize(played: Played, directory: Path, imports: Sequence[str], seed: int, quiet: bool, as_json: bool) -> None:
+def _summarize(
+    played: Played, directory: Path, environment: Sequence[str], seed: int, quiet: bool, as_json: bool
+) -> None:
     if played.left:
         click.echo(f"warning: discarded episodes are still in the trace: {show.printable(played.left)}", err=True)
     if as_json:
@@ -189,4 +191,4 @@ def _summarize(played: Played, directory: Path, imports: Sequence[str], seed: in
         speed = f", {show.number(played.fps)} per second" if played.fps else ""
         click.echo(f"{kept} kept{discarded}; {show.count(played.steps, 'step')} played{speed}")
         click.echo(f"{show.printable(directory)}: seed {seed}\n")
-        show.next_commands(directory, imports)
+        show.next_commands(directory, environment)

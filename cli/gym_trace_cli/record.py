@@ -282,7 +282,7 @@ def command(
             env = named(num_envs, vectorization, autoreset)
         recording["metadata"] = {**given, "seed": seed}
         done = _record_here(env, named, acting, directory, watch, facts, private, {"seed": seed, **limits}, recording)
-    return _summarize(done, watch.stop, directory, named.imports, quiet, as_json)
+    return _summarize(done, watch.stop, directory, named.replaying(), quiet, as_json)
 
 
 @contextmanager
@@ -437,7 +437,7 @@ def _table(progress: Collected) -> Any:
 
 
 def _summarize(
-    done: Any, stop: StopSignals, directory: Path, imports: Sequence[str], quiet: bool, as_json: bool
+    done: Any, stop: StopSignals, directory: Path, environment: Sequence[str], quiet: bool, as_json: bool
 ) -> int:
     """Print the result, and why the run ended early; return the exit code."""
     several = hasattr(done, "workers")
@@ -446,7 +446,7 @@ def _summarize(
 
         show.json_line({**list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
     elif not quiet and (done.episodes or not several):
-        _print_summary(done, directory, imports, several)
+        _print_summary(done, directory, environment, several)
     if several and done.stopped == "failed":
         return _abandoned(done)
     if not (done.stopped == "interrupted" if several else stop.received):
@@ -456,7 +456,7 @@ def _summarize(
     return stop.exit_code
 
 
-def _print_summary(done: Any, directory: Path, imports: Sequence[str], several: bool) -> None:
+def _print_summary(done: Any, directory: Path, environment: Sequence[str], several: bool) -> None:
     from gym_trace.storage.local import LocalStorage
 
     episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
@@ -476,7 +476,7 @@ def _print_summary(done: Any, directory: Path, imports: Sequence[str], several: 
         click.echo(show.returns(returns, lately=episodes > 100))
     size = "" if is_url(directory) else f"{show.size(LocalStorage(directory).allocated())}, "
     click.echo(f"{show.printable(directory)}: {size}seed {done.seed}\n")
-    show.next_commands(directory, imports)
+    show.next_commands(directory, environment)
 
 
 def _abandoned(done: Collected) -> int:

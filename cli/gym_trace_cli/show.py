@@ -231,8 +231,9 @@ def leading_commands(directory: Path, episode: int, step: int, environment: Sequ
         click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")
 
 
-def next_commands(directory: Path, imports: Sequence[str]) -> None:
-    """Print the next commands for a recorded trace. imports: modules that register its environment."""
-    where = printable(shlex.quote(str(directory)))
-    importing = "".join(f" --import {printable(shlex.quote(module))}" for module in imports)
-    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}{importing}")
+def next_commands(directory: Path, environment: Sequence[str]) -> None:
+    """Print the next commands for a recorded trace. environment: options to make its environment with."""
+    click.echo("next:")
+    # Without a terminal, replay takes no such options.
+    for words in (["stats", str(directory)], ["verify" if environment else "replay", str(directory), *environment]):
+        click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")

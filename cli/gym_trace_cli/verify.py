@@ -210,7 +210,7 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
         click.echo(f"skipped: {show.damage(**damage)}", err=True)
     after = [f"{index} ({show.count(number)} before it)" for index, number in outcome.needing.items() if number]
     alone = [str(index) for index, number in outcome.needing.items() if not number]
-    for which, where in ((after, "after others of its lane"), (alone, "by itself, in a fresh environment")):
+    for which, where in ((after, "after others of the same lane"), (alone, "by itself, in a fresh environment")):
         if which:
             match = "episode matches" if len(which) == 1 else "episodes match"
             listed = ", ".join(which[:_TOLD] + ["…"] * (len(which) > _TOLD))

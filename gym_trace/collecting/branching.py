@@ -253,5 +253,5 @@ def _provenance(
 ) -> dict[str, Any]:
     origin = {"writer": recorded.writer, "episode_id": recorded.episode_id, "step": step}
     described = trace.writer_of(recorded.index).about.environment
-    imports = {"imports": described["imports"]} if "imports" in described else {}
-    return {**provenance_of(command, policy), **imports, "branch": origin if seed is None else {**origin, "seed": seed}}
+    making: dict[str, Any] = {name: described[name] for name in ("imports", "factory") if name in described}
+    return {**provenance_of(command, policy), **making, "branch": origin if seed is None else {**origin, "seed": seed}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -170,13 +171,19 @@ def installed_versions(recorded: Mapping[str, Collection[str]]) -> dict[str, str
 
 
 def _version(name: str) -> str | None:
-    version = getattr(sys.modules.get(name), "__version__", None)
+    """Return the version of a package, the same whether it is imported or not."""
+    loaded, known = getattr(sys.modules.get(name), "__version__", None), _distributed(name)
+    # PyTorch's own, such as 2.14.1+cu130, is known only where it is imported.
+    return loaded if isinstance(loaded, str) and loaded.partition("+")[0] != known else known
+
+
+@functools.lru_cache(maxsize=256)  # each recorder asks for the same ones
+def _distributed(name: str) -> str | None:
     try:
         # Older Pythons accept no empty name.
-        version = version or (importlib.metadata.version(name.replace("_", "-")) if name else None)
+        return importlib.metadata.version(name.replace("_", "-")) if name else None
     except (importlib.metadata.PackageNotFoundError, ValueError):  # a trace may name anything
         return None
-    return version if isinstance(version, str) else None
 
 
 def packages_of(description: Mapping[str, Any]) -> set[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,6 +23,7 @@ from gym_trace.envs.consent import (
     called,
     checked_arguments,
     harmless_wrapper,
+    import_named,
     is_left_out,
     is_of_gymnasium,
     named,
@@ -38,6 +40,8 @@ from gym_trace.envs.recipe import (
     Recipe,
     Wrappers,
     argument,
+    is_whole,
+    recorded_factory,
     recorded_recipe,
     recorded_wrappers,
     wrappers_around,
@@ -63,7 +67,9 @@ def make_environment(
     Raises:
         EnvironmentUnavailable: the message says what is missing, or what needs trust.
     """
-    recipe = recorded_recipe(description, lane)
+    recipe, factory = _recipes(description, lane)
+    if factory is not None:
+        return completed(_made_by(factory, dict(kwargs or {}), trust), description, lane)
     if recipe is None:
         said = description.get("note") or "made by unknown functions"
         kind = description.get("class") or description.get("id")
@@ -98,7 +104,8 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
 
     Other render modes stay, because an observation may be made of what is rendered.
     """
-    recipe = recorded_recipe(description, lane)
+    recipe, factory = _recipes(description, lane)
+    recipe = factory or recipe
     if recipe is None or "render_mode" not in recipe.kwargs:  # not all know the argument
         return {}
     try:
@@ -130,6 +137,48 @@ def completed(env: Any, description: Mapping[str, Any], lane: int = 0) -> gymnas
             return own
         made = _around(made, name, arguments)
     return made
+
+
+def takes_render_mode(make: Callable[..., Any]) -> bool:
+    """Return True if a function that makes an environment accepts render_mode=."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "render_mode" or p.kind == p.VAR_KEYWORD for p in parameters)
+
+
+def _recipes(description: Mapping[str, Any], lane: int) -> tuple[Recipe | None, Recipe | None]:
+    """Return the recipe of an environment, and the function to make it with instead where that recipe has gaps."""
+    recipe = recorded_recipe(description, lane)
+    others = None if recipe is None else [wrapper for wrapper in recipe.wrappers if not is_left_out(wrapper[0])]
+    if recipe is not None and is_whole(recipe._replace(wrappers=others or [])):
+        return recipe, None
+    return recipe, recorded_factory(description)
+
+
+def _made_by(factory: Recipe, kwargs: dict[str, Any], trust: bool) -> Any:
+    """Call the function that made the recorded environment. Raises EnvironmentUnavailable."""
+    factory = factory._replace(kwargs={name: stored for name, stored in factory.kwargs.items() if name not in kwargs})
+    wrappers = [wrapper for wrapper in factory.wrappers if not is_left_out(wrapper[0])]
+    call = str(factory.entry_point)
+    if not trust:
+        own = f"import {named(call.partition(':')[0])} and call {called(call, factory.kwargs)}"
+        raise _untrusted(factory, together([own, *_asked_of_wrappers(wrappers)]))
+    make = import_named(call)
+    arguments = {**_made(factory.kwargs, call), **kwargs}
+    if "render_mode" in kwargs and not takes_render_mode(make):
+        del arguments["render_mode"]
+    try:
+        env = gymnasium_view(make(**arguments))
+        for name, given in wrappers:
+            env = (harmless_wrapper(name) or import_named(name))(env, **_made(_known(name, given), name))
+    except TraceError:
+        raise
+    except Exception as error:  # of any kind: foreign code runs here
+        problem = f"{shown(call, plain=True)}: {type(error).__name__}: {error}"
+        raise EnvironmentUnavailable(f"{problem}; {_WAYS}{opengl_hint(error)}") from error
+    return env
 
 
 def _imports(description: Mapping[str, Any]) -> list[str]:

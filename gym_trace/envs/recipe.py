@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -265,6 +265,45 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
     made = _made(description, lane)
     if made is None or (isinstance(made, Mapping) and made.get("id") is None):
         return None
+    return _recipe_from(made)
+
+
+def factory_recipe(
+    call: str, kwargs: Mapping[str, Any], wrappers: Iterable[tuple[str, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Return as plain data how a function, MODULE:FUNCTION, makes an environment; see recorded_factory()."""
+    around = [[name, _stored(arguments)] for name, arguments in wrappers]
+    return {"id": call, "entry_point": call, "kwargs": _stored(kwargs), "wrappers": around}
+
+
+def recorded_factory(description: Mapping[str, Any]) -> Recipe | None:
+    """Return the function that made the environment, as the user named it, in the form of a recipe; None without one.
+
+    Raises:
+        EnvironmentUnavailable: the description is malformed.
+    """
+    factory = description.get("factory")
+    return None if factory is None else _recipe_from(factory)
+
+
+def is_whole(recipe: Recipe) -> bool:
+    """Return True if all arguments could be stored, but for those that the registry has."""
+    spec = gymnasium.registry.get(recipe.id)
+    registered = {} if spec is None else spec.kwargs
+    try:
+        for name, stored in recipe.kwargs.items():
+            argument(stored, registered.get(name))
+        for _, arguments in recipe.wrappers:
+            if arguments is None:
+                return False
+            for stored in arguments.values():
+                argument(stored)
+    except (LookupError, CorruptTrace):
+        return False
+    return True
+
+
+def _recipe_from(made: Any) -> Recipe:
     try:
         name, entry_point, kwargs = made["id"], made["entry_point"], made["kwargs"]
         wrappers, class_name = _wrappers_in(made), made.get("class")

@@ -203,7 +203,7 @@ def new_schema(
         recorder: description of the recorder, in addition to record_infos.
     """
     origin = provenance.current()
-    imports = {"imports": origin.pop("imports")} if "imports" in origin else {}  # needed to rebuild the environment
+    making = {name: origin.pop(name) for name in ("imports", "factory") if name in origin}  # rebuild the environment
     branch = {"branch": origin.pop("branch")} if "branch" in origin else {}
     return {
         "format": [wire.MAJOR, wire.MINOR],
@@ -212,7 +212,7 @@ def new_schema(
         "split": options.split,
         "observation_space": _described(observation_space),
         "action_space": _described(action_space),
-        "environment": {**environment.describe_environment(env), **imports},
+        "environment": {**environment.describe_environment(env), **making},
         "versions": environment.versions_of(env),
         "host": socket.gethostname(),
         "pid": os.getpid(),

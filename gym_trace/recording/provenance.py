@@ -58,13 +58,16 @@ def provenance_of(
     Args:
         argv: also store the full command line.
         diff: also store the uncommitted changes, and diff_is_whole: False if they are truncated or incomplete.
-        make_env: the environment factory; its attribute `imported`, if any, lists the modules that it imports.
+        make_env: the environment factory; its attribute `imported`, if any, lists the modules that it imports, and
+            `as_recorded` is its recipe (see recorded_factory).
     """
     found: dict[str, Any] = {"command": command, "policy": policy, "gym_trace": gym_trace.__version__}
     if policy is None:
         del found["policy"]
     if imports := list(getattr(make_env, "imported", ())):
         found["imports"] = imports
+    if (factory := getattr(make_env, "as_recorded", None)) is not None:
+        found["factory"] = factory
     found |= _of_repository(diff)
     if argv:
         found["argv"] = list(map(str, sys.argv))

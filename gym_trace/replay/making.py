@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import gymnasium
 
-from gym_trace.envs.make import completed, headless_arguments, make_environment
+from gym_trace.envs.make import completed, headless_arguments, make_environment, takes_render_mode
 from gym_trace.envs.opengl import choose_opengl
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
@@ -72,7 +71,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
         choose_opengl()
     wanted = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
-        made = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
+        made = making.make_env(**(wanted if takes_render_mode(making.make_env) else {}))
         env = completed(made, description, lane.lane)
         if render_mode is None or getattr(env, "render_mode", None) == render_mode:
             return env
@@ -94,11 +93,3 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
         shows = "render text to name.cast" if "ansi" in modes else "use --from observations to show recorded images"
         instead = f"; {shows}"
     raise EnvironmentUnavailable(f"{description.get('id')}: no render mode {render_mode!r}, only {known}{instead}")
-
-
-def _takes_render_mode(make: MakeEnv) -> bool:
-    try:
-        parameters = signature(make).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters)

@@ -37,7 +37,7 @@ def test_the_next_commands_import_what_registers_the_environment(here: Path) -> 
         "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
     )
     output = ok("record", "Mine-v0", "--import", "registering", "-o", "t", "--episodes", 1).output
-    assert "gym-trace replay t --import registering\n" in output
+    assert "gym-trace verify t --import registering\n" in output
 
 
 def test_record_without_a_limit_records_ten_episodes_with_a_seed_that_it_tells(here: Path) -> None:

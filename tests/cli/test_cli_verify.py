@@ -30,6 +30,9 @@ def painted(render_mode=None):
     import painted
     return painted.painted(length=4, render_mode=render_mode)
 
+def halved(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
+
 def nothing():
     return 3
 
@@ -124,6 +127,37 @@ def test_a_function_that_makes_the_environment_can_be_named_everywhere(tmp_path:
     ok("render", "painted", "-o", "film.gif", "--make", "factories:painted")
     ok("render", "painted", "-o", "again.gif", "--env", "painted:Painted-v0", "--env-arg", "length=4")
     assert "render_mode='rgb_array'" in run("render", trace, "-o", "none", "--make", "factories:clock").stderr
+
+
+def test_a_factory_and_its_arguments_are_stored_and_need_trust() -> None:
+    arguments = ("--make", "factories:clock", "--env-arg", "length=7", "--max-episode-steps", 5)
+    told = ok("record", *arguments, "-o", "own", "--episodes", 2).stdout
+    (verify,) = (line for line in told.splitlines() if "gym-trace verify" in line)
+    ok(*shlex.split(verify)[1:])
+    assert [len(episode) for episode in gym_trace.open_trace("own")] == [5, 5]
+    refused = run("verify", "own")
+    assert refused.exit_code == 4
+    assert (
+        "would import factories and call factories:clock(length=7). If you trust this trace, pass --trust"
+        in refused.stderr
+    )
+    assert "2 identical" in ok("verify", "own", "--trust").stdout
+    assert "2 identical" in ok("verify", "own", "--trust", "--workers", 2).stdout
+    assert run("verify", "own", "--trust", "--env-arg", "length=3").exit_code == 3
+    ok("branch", "own", "--trust", "--step", 3, "--episodes", 1, "-o", "if", "--quiet")
+    ok("verify", "if", "--trust")
+    ok("record", *arguments, "-o", "many", "-j", 1, "--episodes", 2, "--quiet")
+    ok("verify", "many", "--trust")
+
+
+def test_a_factory_inside_wrappers_is_made_again_with_them() -> None:
+    told = ok(
+        "record", "--make", "factories:clock", "--wrapper", "factories:halved", "-o", "own", "--episodes", 2
+    ).stdout
+    assert "gym-trace verify own --trust\n" in told
+    assert "import and call the wrapper factories:halved()" in run("verify", "own").stderr
+    assert "2 identical" in ok("verify", "own", "--trust").stdout
+    assert gym_trace.open_trace("own")[0].rewards[0] == 0.5
 
 
 def test_lanes_are_made_by_a_function_too() -> None:

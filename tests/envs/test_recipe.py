@@ -19,7 +19,7 @@ from zoo import OddSpace, ScriptedEnv, Told
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
-from gym_trace.envs.identity import installed_versions
+from gym_trace.envs.identity import installed_versions, versions_of
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
 from gym_trace.model.values import Unstored
 from gym_trace.video.simulate import play_for_humans
@@ -316,6 +316,15 @@ def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without
     env.close()
     assert verdicts(tmp_path) == {"identical"}
     assert verdicts(tmp_path, make_env=lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)) == {"identical"}
+
+
+def test_a_version_is_the_same_whether_its_package_is_imported_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's, which says more when it is imported."""
+    here = np.__version__
+    monkeypatch.setattr(np, "__version__", f"{here}+cu130")
+    assert versions_of(None)["numpy"] == here
+    monkeypatch.setattr(np, "__version__", "0.1+cu130")  # another distribution's
+    assert versions_of(None)["numpy"] == "0.1+cu130"
 
 
 def test_the_version_of_a_module_is_found_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
