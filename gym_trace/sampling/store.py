@@ -22,7 +22,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
 from gym_trace.reading.forms import Form
 from gym_trace.sampling.rows import Plan, Rows, in_memory
-from gym_trace.storage.local import lock
+from gym_trace.storage.local import lock, shared_with_others
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
@@ -41,10 +41,17 @@ def decoded(plan: Plan) -> Rows:
 
 
 def default_root() -> FilePath:
-    """Return the cache directory: $GYM_TRACE_CACHE, or the user's."""
-    if given := os.environ.get("GYM_TRACE_CACHE"):
-        return FilePath(given)
-    return FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace"
+    """Return the cache directory, made if missing: $GYM_TRACE_CACHE, or the user's.
+
+    Raises InvalidOption where others could replace its files, which are believed, and written to by name.
+    """
+    given = os.environ.get("GYM_TRACE_CACHE")
+    root = FilePath(given or FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace")
+    with suppress(OSError):  # reported where it is written to
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        if why := shared_with_others(root):
+            raise InvalidOption(f"{root}: {why}; set GYM_TRACE_CACHE to a directory that only you can write to")
+    return root
 
 
 @dataclass(frozen=True)

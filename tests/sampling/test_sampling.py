@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -18,6 +19,7 @@ from zoo import CountingEnv
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
 from gym_trace.sampling.batches import Batches, roots_of
@@ -440,6 +442,24 @@ def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: 
     file.write_bytes(b"x" + file.read_bytes()[1:])
     assert found(open_trace(tmp_path / "trace")) == pairs([4, 0, 7, 3, 2])
     assert [len(pieces.episode) for pieces in read] == [3, 2, 5]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_a_cache_where_others_can_plant_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_lengths(tmp_path / "trace", [4, 7])
+    trace, root = open_trace(tmp_path / "trace"), tmp_path / "cache"
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(root))
+    next(trace.windows(2, cache="disk"))
+    (tmp_path / "mine").write_text("kept")
+    for path in root.rglob("*.*"):
+        path.unlink()
+        if path.suffix == ".rows":
+            path.symlink_to(tmp_path / "mine")
+    root.chmod(0o777)
+    for call in (lambda: next(trace.windows(2, cache="disk")), lambda: trace.normalization()):
+        with pytest.raises(InvalidOption, match="cache: writable by others; set GYM_TRACE_CACHE to"):
+            call()
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
