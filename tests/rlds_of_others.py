@@ -14,10 +14,18 @@ from gym_trace.model.values import Array
 _BOOL = Feature("tensor", np.dtype(np.bool_), ())
 
 
-def write(target: Path, actions: list[Array], rewards: list[Array], terminal: bool = True) -> Path:
+def write(
+    target: Path,
+    actions: list[Array],
+    rewards: list[Array],
+    terminal: bool = True,
+    discount: float | None = None,
+    template: str = "",
+    shard: str = "robot-train.tfrecord-00000-of-00001",
+) -> Path:
     """Writes episodes of which row t has the observation t, an action and a reward; the last one is_last.
 
-    actions, rewards: of each episode, (rows, 2) and (rows,).
+    actions, rewards: of each episode, (rows, 2) and (rows,). discount: of each step. shard: the name of the file.
     """
     target.mkdir()
     number = Feature("tensor", np.dtype(np.float32), ())
@@ -26,8 +34,9 @@ def write(target: Path, actions: list[Array], rewards: list[Array], terminal: bo
         "action": tensor(np.dtype(np.float32), (2,)),
         "reward": number,
         **dict.fromkeys(("is_first", "is_last", "is_terminal"), _BOOL),
+        **({} if discount is None else {"discount": number}),
     }
-    shard = RecordWriter(target / "robot-train.tfrecord-00000-of-00001")
+    records = RecordWriter(target / shard)
     example = ExampleWriter(target)
     for acted, rewarded in zip(actions, rewards):
         rows = len(acted)
@@ -39,11 +48,13 @@ def write(target: Path, actions: list[Array], rewards: list[Array], terminal: bo
         example.integers("steps/is_first", np.arange(rows) == 0)
         example.integers("steps/is_last", last)
         example.integers("steps/is_terminal", last & terminal)
-        example.finish(shard, 1 << 30)
-    shard.close()
+        if discount is not None:
+            example.floats("steps/discount", np.full(rows, discount, np.float32))
+        example.finish(records, 1 << 30)
+    records.close()
     example.clear()
     (target / "features.json").write_text(features_json({"steps": steps}, "steps"))
-    split = {"name": "train", "shardLengths": [str(len(actions))], "filepathTemplate": ""}
+    split = {"name": "train", "shardLengths": [str(len(actions))], "filepathTemplate": template}
     said = {"name": "robot", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}
     (target / "dataset_info.json").write_text(json.dumps(said))
     return target

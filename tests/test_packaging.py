@@ -1,18 +1,26 @@
 """The wheel, as a user gets it."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from longer import LONG
+from packaging.requirements import Requirement
 
 import gym_trace
 from gym_trace.recording import core
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 
@@ -116,6 +124,20 @@ def test_the_declared_dependencies_are_the_six_we_promise_and_what_newer_pythons
     assert [line for line in lines if ";" in line] == ["tomli>=2; python_version < '3.11'"]
     names = {line.partition(">")[0] for line in lines if ";" not in line}
     assert names == {"click", "gymnasium", "msgpack", "numpy", "rich", "zstandard"}
+
+
+def test_extras_need_the_releases_that_the_page_on_security_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted: dict[str, set[str]] = {}
+    for line in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        one = Requirement(line)
+        wanted.setdefault(one.name, set()).update(part.version for part in one.specifier if part.operator == ">=")
+    page = (ROOT / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
+    table = page[page.index("| oldest release |") : page.index("h5py 3.16 bundles")]
+    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", table, re.MULTILINE)
+    assert len(rows) > 5
+    for name, told in rows:
+        assert wanted[name] == set(re.findall(r"[\d.]+", re.sub(r"Python [\d.]+", "", told))), name
 
 
 def test_the_citation_names_the_version_and_licence_of_the_package() -> None:

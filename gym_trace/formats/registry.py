@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound
+from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound, told
 from gym_trace.format.directory import find_writers
 from gym_trace.formats.contract import Exporter, Importer
 from gym_trace.printable import printable
@@ -67,6 +67,8 @@ _IMPORTERS: dict[str, Entry] = {
         "gym_trace.formats.parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"
     ),
 }
+# What packages that are installed, but damaged or of versions that do not go together, raise when they are imported.
+_UNUSABLE = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 _LAST = "table"  # which takes any Parquet for its own
 
 
@@ -85,9 +87,9 @@ ENDINGS = {
 def format_for(out: Path) -> str:
     """Return the format for the ending of a file name. Raises InvalidOption."""
     if (name := ENDINGS.get(out.suffix.lower())) is None:
-        told = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
-        known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
-        raise InvalidOption(f"{printable(out)}: {told}; pass --to FORMAT (format=) or use one of {known}")
+        ending = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
+        known = ", ".join(f"{known} ({name})" for known, name in ENDINGS.items())
+        raise InvalidOption(f"{printable(out)}: {ending}; pass --to FORMAT (format=) or use one of {known}")
     return name
 
 
@@ -114,8 +116,8 @@ def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
 def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
     known = _options(made)
     if unknown := [option for option in options if option not in known]:
-        told = f"choose from {', '.join(known)}" if known else "it takes no options"
-        raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
+        hint = f"choose from {', '.join(known)}" if known else "it takes no options"
+        raise InvalidOption(f"{name} has no option {unknown[0]!r}; {hint}")
     return made(**options)
 
 
@@ -128,14 +130,15 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
 
     Raises TraceNotFound, MissingExtra, InvalidOption.
     """
-    missing, other = [], {}
+    missing: dict[str, MissingExtra] = {}
+    other = {}
     if not path.exists():
         raise TraceNotFound(f"{path}: not found")
     for name in sorted(importers(), key=lambda name: name == _LAST):
         try:
             made = _loaded(name, importers(), "import from")
-        except MissingExtra:
-            missing.append(name)
+        except MissingExtra as error:
+            missing[name] = error
             continue
         if not set(options) <= set(_options(made)):
             other[name] = made
@@ -148,12 +151,22 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
             _made(name, made, options)  # raises for the unknown option
     if path.is_dir() and find_writers(LocalStorage(path)):
         raise TraceNotFound(f"{path}: already a trace; open it directly")
-    told = f" (not checked, as packages are missing: {', '.join(missing)})" if missing else ""
     alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
     raise TraceNotFound(
-        f"{path}: unknown format{told}; pass --from FORMAT (format=), one of "
+        f"{path}: unknown format{_unchecked(missing)}; pass --from FORMAT (format=), one of "
         f"{', '.join(importers())}. Exports as {alone} cannot be imported"
     )
+
+
+def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
+    """Return which formats could not be tried, and what to install for them."""
+    if not missing:
+        return ""
+    absent = [name for name, error in missing.items() if isinstance(error.__cause__, ModuleNotFoundError)]
+    extras = dict.fromkeys(importers()[name].extra for name in absent if importers()[name].extra)
+    hints = [f"pip install 'gym-trace[{','.join(extras)}]'"] if extras else []
+    hints += [str(error) for name, error in missing.items() if importers()[name].extra not in extras]
+    return f"; formats not checked, as their packages are missing: {', '.join(missing)}: {'; '.join(hints)}"
 
 
 def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -167,16 +180,25 @@ def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
         if doing == "import from" and name in exporters():
             raise InvalidOption(f"{name!r}: export only; importable formats are {', '.join(entries)}")
         near = difflib.get_close_matches(name, entries, n=1)
-        told = f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(entries)}"
-        raise InvalidOption(f"{name!r}: unknown format to {doing}{told}")
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(entries)}"
+        raise InvalidOption(f"{name!r}: unknown format to {doing}; {hint}")
     entry = entries[name]
     module, _, made = entry.where.partition(":")
     try:
         return getattr(importlib.import_module(module), made)
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] == "gym_trace" or not entry.extra:
+    except _UNUSABLE as error:
+        root = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+        if root == "gym_trace" or (not entry.extra and module.partition(".")[0] == "gym_trace"):
             raise
-        missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+        if not entry.extra:
+            missing = f"to {doing} {name}, {entry.what}: cannot be imported ({told(error)}); install it again"
+        elif isinstance(error, ModuleNotFoundError):
+            missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+        else:
+            missing = (
+                f"to {doing} {name} takes {root or 'packages'} that cannot be imported here ({told(error)}): "
+                f"pip install --force-reinstall 'gym-trace[{entry.extra}]'"
+            )
         raise MissingExtra(missing) from error
 
 

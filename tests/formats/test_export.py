@@ -116,6 +116,42 @@ def test_a_missing_package_names_its_pip_command(
 
 
 @pytest.mark.parametrize(
+    "problem",
+    ["ImportError('libarrow.so: cannot open shared object file')", "ValueError('numpy.dtype size changed')",
+     "AttributeError('_ARRAY_API not found')", "ImportError('no lib', name='pyarrow.lib')"],
+)  # fmt: skip
+def test_an_import_passes_over_a_package_that_cannot_be_used(
+    traces: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: str
+) -> None:
+    (tmp_path / "broken_package.py").write_text(f"raise {problem}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours = registry._IMPORTERS
+    monkeypatch.setattr(registry, "_IMPORTERS", {"odd": registry.Entry("broken_package:X", "hdf5", ""), **ours})
+    export(traces["vectors"], tmp_path / "steps.jsonl", "jsonl")
+    assert import_trace(tmp_path / "steps.jsonl", tmp_path / "again").format == "jsonl"
+    with pytest.raises(MissingExtra, match=r"cannot be imported here .*force-reinstall 'gym-trace\[hdf5\]'"):
+        import_trace(tmp_path / "steps.jsonl", tmp_path / "other", "odd")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        TraceNotFound, match=r"not checked, as their packages are missing: odd.*cannot be imported here"
+    ):
+        import_trace(tmp_path / "empty", tmp_path / "other")
+
+
+def test_an_unknown_format_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "needs_package.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = {
+        name: registry.Entry("needs_package:X", extra, "") for name, extra in {"a": "x", "b": "y", "c": "x"}.items()
+    }
+    monkeypatch.setattr(registry, "_IMPORTERS", entries)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceNotFound) as caught:
+        import_trace(tmp_path / "empty", tmp_path / "other")
+    assert "not checked, as their packages are missing: a, b, c: pip install 'gym-trace[x,y]';" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("form", "options", "told"),
     [
         ("plian", {}, "did you mean 'plain'"),

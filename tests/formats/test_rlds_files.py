@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,53 @@ def robot_data(tmp_path: Path, last: float) -> Path:
     """Three episodes of four rows; the last row of each has this as action and reward."""
     rows = np.append(np.ones(3), last)
     return rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3)
+
+
+SEQUENTIAL = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # of SequentialWriter in TFDS, which envlogger uses
+
+
+@pytest.mark.parametrize(
+    ("template", "shard"),
+    [
+        (SEQUENTIAL, "robot-train.tfrecord-00000"),
+        ("{SPLIT}_{SHARD_INDEX}_of_{NUM_SHARDS}.{FILEFORMAT}", "train_00000_of_00001.tfrecord"),
+    ],
+)
+def test_shards_have_the_names_of_their_template(tmp_path: Path, template: str, shard: str) -> None:
+    rows = np.append(np.ones(3), 0)
+    made = {"template": template, "shard": shard}
+    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3, **made)
+    report = gym_trace.import_trace(path, tmp_path / "trace")
+    assert (report.episodes, report.steps) == (3, 9)
+    assert not any("does not list" in note for note in report.notes)
+    if template == SEQUENTIAL:
+        (path / "robot-train.tfrecord-00001").touch()
+        report = gym_trace.import_trace(path, tmp_path / "again")
+        assert any(note.startswith("robot-train.tfrecord-00001 skipped") for note in report.notes)
+
+
+@pytest.mark.parametrize("template", ["../{SHARD_INDEX}", "{OTHER}", "{SHARD_INDEX:>99}", ".", 3])
+def test_templates_of_other_names_are_refused(tmp_path: Path, template: Any) -> None:
+    rows = np.ones(4)
+    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)], [rows], template=template)
+    with pytest.raises(UnreadableRecording, match="unsupported names of shards"):
+        gym_trace.import_trace(path, tmp_path / "trace", "rlds")
+
+
+def test_a_recorded_discount_is_the_discount_of_rlds(tmp_path: Path) -> None:
+    rows = np.append(np.ones(3), 0)
+    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 2, [rows] * 2, discount=0.5)
+    gym_trace.import_trace(path, tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
+    [shard] = (tmp_path / "out").glob("*.tfrecord-*")
+    with shard.open("rb") as file:
+        found = [
+            RowReader(lists_in(*record)["steps/discount"]).floats(4).tolist()
+            for record in records_in(file, shard.stat().st_size)
+        ]
+    assert found == [[0.5, 0.5, 0.5, 0]] * 2
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "again")
+    assert_same(gym_trace.open_trace(tmp_path / "again"), gym_trace.open_trace(tmp_path / "trace"))
 
 
 def test_last_steps_with_an_action_and_a_reward_are_steps(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def refusal(path: Path, **options: Any) -> str:
         import_trace(path, path.parent / "refused", **options)
     assert not (path.parent / "refused").exists()
     return str(caught.value)
+
+
+def test_a_table_is_imported_without_pandas(tmp_path: Path) -> None:
+    """In a new process, as Arrow looks for it once; pyarrow 23 needs it to name dtypes."""
+    path = written(tmp_path / "a.parquet", **usual())
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "pandas.py").write_text("raise ModuleNotFoundError('pandas')")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import gym_trace; gym_trace.import_trace(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, tmp_path / "without", path, tmp_path / "trace"]
+    subprocess.run(command, check=True, timeout=120)
+    assert open_trace(tmp_path / "trace")[0].observations.dtype == np.float32
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8192])

@@ -17,7 +17,16 @@ from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
 from gym_trace.formats.minari.plan import FILE
 from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
-from gym_trace.formats.parquet.tables import batches, is_list, is_number, located, numbers_in, parquet_file, row_size
+from gym_trace.formats.parquet.tables import (
+    batches,
+    dtype_of,
+    is_list,
+    is_number,
+    located,
+    numbers_in,
+    parquet_file,
+    row_size,
+)
 from gym_trace.formats.rows import custom, infos_of
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
@@ -232,7 +241,7 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
         shape, kind = (kind.list_size,), kind.value_type
     if not is_number(kind):
         return custom(str(kind)[:100])
-    return widest(np.dtype(kind.to_pandas_dtype()), shape)
+    return widest(dtype_of(kind), shape)
 
 
 def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:

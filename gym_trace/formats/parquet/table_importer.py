@@ -16,7 +16,16 @@ import pyarrow as pa
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, in_parts, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.parquet.tables import Table, is_list, is_number, is_text, located, numbers_in, parquet_files
+from gym_trace.formats.parquet.tables import (
+    Table,
+    dtype_of,
+    is_list,
+    is_number,
+    is_text,
+    located,
+    numbers_in,
+    parquet_files,
+)
 from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.trees import cut, leaves_of, mapped
@@ -180,7 +189,7 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         kind = kind.value_type
     if not is_number(kind):
         return None
-    leaf = _Leaf(dtype_from(np.dtype(kind.to_pandas_dtype()).str), shape)
+    leaf = _Leaf(dtype_from(dtype_of(kind).str), shape)
     return leaf if math.prod(shape) <= _MOST_ELEMENTS else None
 
 

@@ -173,6 +173,12 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
+def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the dtype of a type of numbers; Arrow's own way needs pandas."""
+    found: Array = pa.array([], kind).to_numpy(zero_copy_only=False)
+    return found.dtype
+
+
 def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 

@@ -124,7 +124,9 @@ class _Columns:
             if (tree := self._tree(layout, f"steps/{name}")) is not None:
                 self.features[name] = tree
         self.features["reward"] = self._leaf(("rewards",), "steps/reward")
-        self.features["discount"] = Feature("tensor", _FLOAT, doc="0 where the action led to a terminal state")
+        self.features["discount"] = Feature(
+            "tensor", _FLOAT, doc="as annotated, or 0 if the action led to a terminal state"
+        )
         if ("infos",) in source.forms:
             self.features["info"] = Feature("text", doc="JSON: what the action was answered with")
         notes = sorted(str(path[1]) for path in source.forms if path[0] == "annotations")
@@ -192,6 +194,9 @@ class _Columns:
         discounts = np.ones(window.steps + window.closes, np.float32)
         discounts[window.steps :] = 0
         discounts[window.steps - is_terminal : window.steps] = 0
+        for step, given in enumerate(window.columns.get(("annotations", "discount"), ())):
+            if isinstance(given, int | float | np.number):
+                discounts[step] = given
         example.floats("steps/discount", discounts)
 
     def _rows(self, example: ExampleWriter, path: LeafPath, rows: Array, last: bool) -> None:

@@ -89,8 +89,8 @@ class _DataSet:
         metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)
         self.about = about if isinstance(about, str) else None
-        self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
         self.notes = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
+        self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
 
     def _split(self, said: Any) -> _Split:
         said = said if isinstance(said, dict) else {}
@@ -102,13 +102,15 @@ class _DataSet:
             raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {told}")
         if not re.fullmatch(r"[\w.-]+", name) or not re.fullmatch(r"\w+", dataset):
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60}: invalid name of a split")
-        if said.get("filepathTemplate", TEMPLATE) not in (TEMPLATE, "") or len(lengths) > _MOST_SHARDS:
+        template = said.get("filepathTemplate") or TEMPLATE
+        names = _shard_names(template, dataset, name, len(lengths))
+        if names is None:
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
+        *_, following = _shard_names(template, dataset, name, len(lengths) + 1) or [""]
+        if following and (self.path / following).is_file():
+            self.notes.append(f"{following} skipped: dataset_info.json does not list it; its writer was not closed")
         counts = [int(text) for length in lengths if (text := str(length)).isdecimal() and len(text) < 16]
-        shards = [
-            self.path / f"{dataset}-{name}.tfrecord-{number:05}-of-{len(lengths):05}" for number in range(len(lengths))
-        ]
-        return _Split(name, shards, sum(counts))
+        return _Split(name, [self.path / name for name in names], sum(counts))
 
     def imported(self, last_step: str) -> Imported:
         if self.about is not None:
@@ -142,6 +144,21 @@ class _DataSet:
             "final observation alone, as RLDS defines it"
         )
         return "step"
+
+
+def _shard_names(template: Any, dataset: str, split: str, count: int) -> list[str] | None:
+    """Return the file names of a split, as ShardedFileTemplate of TFDS has them; None if they are not plain names."""
+    if count > _MOST_SHARDS or not isinstance(template, str):
+        return None
+    of_all = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord", "NUM_SHARDS": f"{count:05}"}
+    names = []
+    for number in range(count):
+        known = {**of_all, "SHARD_INDEX": f"{number:05}", "SHARD_X_OF_Y": f"{number:05}-of-{count:05}"}
+        parts = re.split(r"\{(\w+)\}", template)  # every second one is a key
+        names.append("".join(known.get(part, "/") if place % 2 else part for place, part in enumerate(parts)))
+    if len(set(names)) < count or not all(re.fullmatch(r"[\w-][\w.-]*", name) for name in names):
+        return None
+    return names
 
 
 def _noting(segments: Iterator[Any], reader: _Reader, notes: list[str]) -> Iterator[Any]:
