@@ -111,7 +111,7 @@ class Leftover(PlainExporter):
     """Writes next to its place."""
 
     def write(self, source: Source, target: Target) -> None:
-        target.staged.with_name("leftover").write_text("x")
+        target.final.with_name("leftover").write_text("x")
         super().write(source, target)
 
 
