@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,9 +91,7 @@ class NamedEnvironment:
             mode = vectorization or "sync"
             return gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args)
         except gymnasium.error.UnregisteredEnv as error:
-            module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), None)
-            way = f"Pass --import {module}" if module else "Pass --import MODULE, the module that registers it"
-            raise EnvironmentUnavailable(f"{_one_line(error)} {way}") from error
+            raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_way_to(env_id, error)}") from error
         except EnvironmentUnavailable:
             raise
         except Exception as error:  # any constructor
@@ -265,6 +266,23 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
             raise EnvironmentUnavailable(f"--wrapper {name}: {type(error).__name__}: {_one_line(error)}") from error
         env = wrapped
     return env
+
+
+def _way_to(env_id: str, error: Exception) -> str:
+    """Return what to do about an id that is not registered; "" if Gymnasium has said it."""
+    import gymnasium
+
+    module, colon, name = env_id.partition(":")
+    if colon:
+        if hasattr(sys.modules.get(module), name):
+            return f" Pass --make {env_id}"
+        return f" Pass an id that {module} registers, or --make {module}:FUNCTION"
+    if known := next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), None):
+        return f" Pass --import {known}"
+    proposed = [word.lower() for word in re.findall(r"Did you mean: `(.+?)`", str(error))]
+    if isinstance(error, gymnasium.error.VersionNotFound) or difflib.get_close_matches(env_id.lower(), proposed):
+        return ""
+    return " Pass --import MODULE, the module that registers it"
 
 
 def _one_line(error: Exception) -> str:

@@ -58,6 +58,10 @@ class Column(NamedTuple):
         return [list(self.path), self.dtype, list(self.shape), *self[3:]]
 
     @property
+    def name(self) -> str:
+        return "/".join(map(str, self.path))
+
+    @property
     def row_size(self) -> int:
         return math.prod(self.shape) * item_size(self.dtype)
 
@@ -92,9 +96,10 @@ def parse_column(descriptor: Any) -> Column:
     if not is_path(column.path):
         raise CorruptTrace("malformed column path")
     if len(column.shape) > wire.MAX_DIMENSIONS:
-        raise CorruptTrace(f"column with rows of {len(column.shape)} dimensions; the limit is {wire.MAX_DIMENSIONS}")
+        dimensions = f"{len(column.shape)} dimensions a row"
+        raise CorruptTrace(f"column {column.name} has {dimensions}; the limit is {wire.MAX_DIMENSIONS}")
     if rows > wire.MAX_ROWS:
-        raise CorruptTrace(f"column declares {rows} rows; the limit is {wire.MAX_ROWS}")
+        raise CorruptTrace(f"column {column.name} declares {rows} rows; the limit is {wire.MAX_ROWS}")
     if encoding > 31 or (not encoding & ZSTD and stored != raw):
         raise CorruptTrace("malformed column encoding")
     if dtype == MSGPACK:
@@ -102,7 +107,7 @@ def parse_column(descriptor: Any) -> Column:
             raise CorruptTrace("malformed msgpack column")
         size = rows * wire.VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
         if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
-            raise CorruptTrace(f"msgpack column declares {raw} bytes; the limit is {wire.MAX_VALUES}")
+            raise CorruptTrace(f"msgpack column {column.name} declares {raw} bytes; the limit is {wire.MAX_VALUES}")
     else:
         is_table = dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")
         if is_table and rows > wire.MAX_TABLE:
@@ -118,7 +123,7 @@ def parse_column(descriptor: Any) -> Column:
         if not fits:
             raise CorruptTrace("the size of a column does not match its rows")
     if max(size, raw) > wire.MAX_COLUMN:
-        raise CorruptTrace(f"column declares {max(size, raw)} bytes; the limit is {wire.MAX_COLUMN}")
+        raise CorruptTrace(f"column {column.name} declares {max(size, raw)} bytes; the limit is {wire.MAX_COLUMN}")
     return column
 
 
@@ -140,7 +145,11 @@ def decode(column: Column, blob: bytes | memoryview) -> Array:
         # Equal values are unpacked again: they must not share memory.
         return objects([unpack(view[a:b], containers) for a, b in bounds])
     except MemoryError as error:
-        raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
+        raise memory_error(column) from error
+
+
+def memory_error(column: Column) -> CorruptTrace:
+    return CorruptTrace(f"column {column.name} declares {column.full_size} bytes, more than the available memory")
 
 
 def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:

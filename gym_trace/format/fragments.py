@@ -8,9 +8,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, wire
-from gym_trace.format.columns import CONSTANT, SHUFFLE, XOR, Column, Piece, decode, inflated_pieces
+from gym_trace.format.columns import CONSTANT, SHUFFLE, XOR, Column, Piece, decode, inflated_pieces, memory_error
 from gym_trace.model.values import Array
 
 _LEAST_ROWS = 4096  # smaller tables take less time decoded
@@ -79,7 +78,7 @@ def read_fragments(column: Column, blob: Piece) -> Fragments:
         try:
             return [_shortened(p) for i, p in enumerate(inflated_pieces(column, blob, _SIZE)) if i in wanted]
         except MemoryError as error:
-            raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
+            raise memory_error(column) from error
 
     return Fragments([Planes(planes(range(_FIRST)), lambda: planes(range(_FIRST, _SIZE)))])
 

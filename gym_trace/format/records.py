@@ -94,5 +94,5 @@ def checked(file: Reader, offset: int, column: Column) -> Piece:
         blob = np.empty(min(column.stored, max(0, file.size - offset)), np.uint8).data
         blob = blob[: file.read_into(offset, blob)]
     if len(blob) != column.stored or crc32(blob) != column.crc:
-        raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
+        raise CorruptTrace(f"checksum mismatch in column {column.name}")
     return blob

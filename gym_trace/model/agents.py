@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.model.other_names import OF_EPISODE, KnowsOtherNames
 from gym_trace.model.trees import mapped
 from gym_trace.model.values import Array, densified, objects, row_of
 from gym_trace.printable import shown
@@ -151,7 +152,7 @@ def _gathered(rows: Any) -> tuple[list[Name], dict[str, Any]]:
     return names, told
 
 
-class AgentEpisode:
+class AgentEpisode(KnowsOtherNames):
     """The steps of one agent in an episode of many: N steps, as a single-agent episode has them.
 
     Of a parallel environment, a step is each step of the environment before which the agent was there. Of an AEC
@@ -168,6 +169,8 @@ class AgentEpisode:
             agent had no further turn. The last row of observations is then NaN, 0 or None, and the last reward is
             what had come by then.
     """
+
+    _OTHER_NAMES = OF_EPISODE
 
     def __init__(self, episode: Any, columns: JointColumns, name: Name):
         if name not in columns.names:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.model.agents import AgentEpisode, JointColumns, Name, appeared
+from gym_trace.model.other_names import OF_EPISODE, KnowsOtherNames
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
@@ -32,7 +33,7 @@ class Source(Protocol):
         """Return the action that was still running at its end, or None."""
 
 
-class Episode:
+class Episode(KnowsOtherNames):
     """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
 
     Arrays are decoded on first access and are yours to modify. A slice, such as ``episode[100:164]``, has those steps
@@ -56,6 +57,7 @@ class Episode:
         start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
+    _OTHER_NAMES = OF_EPISODE
     __slots__ = ("_cache", "_prefix", "_record", "_source", "_steps", "split", "writer")
 
     def __init__(

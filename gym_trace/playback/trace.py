@@ -16,6 +16,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceErr
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
+from gym_trace.model.other_names import OF_TRACE, KnowsOtherNames
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import SCANNED
@@ -121,7 +122,7 @@ def writable_storage_of(trace: TraceLike) -> Storage:
     return storage
 
 
-class Trace:
+class Trace(KnowsOtherNames):
     """A recorded trace: a sequence of episodes.
 
     Opening reads only indexes; steps are read and decoded on access, chunk by chunk.
@@ -143,6 +144,8 @@ class Trace:
         writers: ids of the writers.
         damage: damage found so far, as (path, start, end, problem).
     """
+
+    _OTHER_NAMES = OF_TRACE
 
     def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
         self._opened = Opened(absolute(storage_at(directory)))

@@ -19,6 +19,7 @@ from gym_trace.printable import printable
 from gym_trace.reading.agent_returns import AgentReturns, agent_returns
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import OUTCOME_CODE, Columns, outcome_codes
+from gym_trace.reading.step_columns import STEP_NAMES
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
 
@@ -58,6 +59,8 @@ class EpisodeColumns:
         if name not in COLUMNS:
             near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
+            if name in STEP_NAMES:
+                instead = "it is a column of steps; use gym-trace cat --steps-where, or find_steps()"
             raise InvalidOption(f"no column {name!r}; {instead}")
         if name == "return" and len(keys) == 1 and self._agents.names:
             return self._of_agent(keys[0])

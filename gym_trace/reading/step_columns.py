@@ -26,6 +26,7 @@ _SINGULAR = {"observation": "observations", "action": "actions", "reward": "rewa
 _FLAGS = {"terminated": wire.TERMINATED, "truncated": wire.TRUNCATED}
 _STORED = ("observations", "actions", "rewards", "annotations", "infos")
 STEP_COLUMNS = (*_STORED, *_FLAGS, "step", "episode")
+STEP_NAMES = frozenset((*STEP_COLUMNS, *_SINGULAR))
 
 
 def steps_where(content: Content, condition: str, on_damage: OnDamage | None = None) -> Array:

@@ -150,6 +150,23 @@ def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
     return wrapper
 
 
+# What records environments of other interfaces, by the package of a class that they inherit from.
+_RECORDED_BY = {
+    "stable_baselines3": "make_vec_env(…, wrapper_class=TraceRecordingWrapper, wrapper_kwargs={'directory': …}) "
+    "records each environment",
+    "pettingzoo": "use gym_trace.pettingzoo.record",
+    "dm_env": "use gym_trace.dm_env.record",
+}
+
+
+def demand_gymnasium(env: Any, kind: type, called: str) -> None:
+    """Raise InvalidOption if env is not a kind of environment of Gymnasium. called: the kind, for the message."""
+    if not isinstance(env, kind):
+        packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
+        way = next((way for package, way in _RECORDED_BY.items() if package in packages), "pass one")
+        raise InvalidOption(f"{type(env).__name__}: is not {called} of Gymnasium; {way}")
+
+
 @contextlib.contextmanager
 def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Iterator[Path]:
     """Prepare the directory of a trace for writing; None creates a temporary one and logs its path.

@@ -9,16 +9,17 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Any
 
-from gym_trace.errors import RecordingError, raise_if_of_signal
+from gym_trace.errors import RecordingError, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.manifest import SUFFIX
+from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import is_readable, pack, pack_lenient
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import unstored
@@ -376,3 +377,12 @@ _INNER: set[str] = {__file__}  # source files whose frames mean that the recorde
 def not_to_be_interrupted(file: str) -> None:
     """Make flush() defer to the next step while code of this source file is using the recorder."""
     _INNER.add(file)
+
+
+def largest_row(leaves: Iterable[Leaf]) -> int:
+    """Return the bytes of the largest row. Raises UnstorableValue if it is too large to be stored."""
+    largest = max(leaves, key=lambda leaf: leaf.row_size, default=None)
+    if largest is not None and largest.row_size > wire.MAX_COLUMN // 4:
+        name = "/".join(map(str, largest.path))
+        raise UnstorableValue(f"{name}: {largest.row_size} bytes a row; the limit is {wire.MAX_COLUMN // 4}")
+    return 0 if largest is None else largest.row_size

@@ -148,6 +148,13 @@ def test_the_episodes_of_a_trace_are_a_line_each_as_they_are_selected() -> None:
     assert [line.split()[0] for line in table[1:3]] == ["5", "34"]
 
 
+@pytest.mark.parametrize("condition", ["abs(observations[2]) > 0.1", "reward > 1", "infos.lives == 3"])
+def test_a_where_condition_on_steps_names_steps_where(condition: str) -> None:
+    result = run("ls", SAMPLES / "cartpole", "--where", condition)
+    assert result.exit_code == 2
+    assert "it is a column of steps; use gym-trace cat --steps-where, or find_steps()" in result.stderr
+
+
 def test_ls_without_traces_is_an_error(tmp_path: Path) -> None:
     assert run("ls", tmp_path).stderr == (
         f"error: {tmp_path}: no traces here, nor in the directories up to three levels below\n"

@@ -109,6 +109,10 @@ def test_a_policy_that_is_not_there_is_a_usage_error_and_nothing_is_recorded(her
     [
         (["Nope-v1"], "--import MODULE"),
         (["BabyAI-Nope-v0"], "--import minigrid"),
+        (["Cartpole-v1"], "Did you mean: `CartPole`?\n"),
+        (["CartPole-v999"], "Environment version `v999`"),
+        (["clicks:Clock"], "Pass --make clicks:Clock\n"),
+        (["clicks:Nope-v0"], "or --make clicks:FUNCTION\n"),
         (["CartPole-v1", "--env-arg", "nope=1"], "CartPole-v1 cannot be made: "),
         (["CartPole-v1", "--import", "nowhere"], "--import nowhere: No module named 'nowhere'"),
     ],

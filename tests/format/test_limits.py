@@ -15,6 +15,7 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
+from gym_trace.format.columns import parse_column
 from gym_trace.ring.chunk_builder import readable
 from gym_trace.ring.segment import Segment
 
@@ -147,6 +148,27 @@ def test_metadata_beyond_the_limit_raises_before_recording(tmp_path: Path, monke
     with pytest.raises(errors.UnstorableValue, match="the limit is 10000"):
         TraceRecordingWrapper(CountingEnv(), tmp_path / "t", metadata="x" * 10_000)
     assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_a_value_beyond_the_limit_is_named_before_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_COLUMN", 400)
+    space = spaces.Dict({"image": spaces.Box(0, 255, (10, 11), np.uint8), "speed": spaces.Box(0, 1, (2,))})
+    with pytest.raises(errors.UnstorableValue, match="observations/image: 110 bytes a row; the limit is 100"):
+        TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), []), tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "told"),
+    [
+        ((1,) * 65, 1, "has 65 dimensions a row"),
+        ((2,), (1 << 24) + 1, "declares .* rows"),
+        ((3 << 30,), 1, "declares .* bytes"),
+    ],
+)
+def test_a_column_beyond_the_limits_is_named_by_readers(shape: tuple[int, ...], rows: int, told: str) -> None:
+    size = rows * int(np.prod(shape, dtype=object))
+    with pytest.raises(errors.CorruptTrace, match=f"column observations/image {told}; the limit is"):
+        parse_column([["observations", "image"], "|u1", list(shape), rows, 0, size, size, 0])
 
 
 def fragments_of(runs: list[tuple[bool, bool, int, bool]]) -> Any:

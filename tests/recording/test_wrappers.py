@@ -18,7 +18,8 @@ from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics, Ti
 from runs import acted, outcomes, play, recorded, warned
 from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, scripted
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace.errors import InvalidOption
 
 # -- a wrapped run is the unwrapped run --------------------------------------------------------------------------------
 
@@ -292,6 +293,25 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
     env.env.annotate(value=1.0)
     acted(env, 0, "close")
     assert open_trace(tmp_path)[0].annotations["value"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kind", [TraceRecordingWrapper, TraceRecordingVectorWrapper])
+@pytest.mark.parametrize(
+    ("package", "way"),
+    [
+        ("stable_baselines3.common.vec_env", "make_vec_env.*wrapper_class=TraceRecordingWrapper"),
+        ("pettingzoo.utils.env", "use gym_trace.pettingzoo.record"),
+        ("dm_env", "use gym_trace.dm_env.record"),
+        ("nowhere", "pass one"),
+    ],
+)
+def test_an_environment_of_another_library_says_how_to_record_it(
+    kind: Any, package: str, way: str, tmp_path: Path
+) -> None:
+    env = type("Theirs", (type("Base", (), {"__module__": package}),), {})()
+    with pytest.raises(InvalidOption, match=f"Theirs: is not an? .*environment of Gymnasium; {way}"):
+        kind(env, tmp_path / "trace")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.deltas import DeltaPacker
 from gym_trace.model.layout import Layout, Leaf, as_kept, integer_bytes, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
 from gym_trace.recording.core import changed_words
+from gym_trace.recording.recorder import largest_row
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
 from gym_trace.ring.row_layout import RowLayout
 
@@ -96,7 +96,5 @@ class RowPackers:
 
 def chunk_bytes_of(layout: RowLayout) -> int:
     """Return the raw size of a chunk of these rows. Raises UnstorableValue if values are too large to be stored."""
-    largest = max((leaf.row_size for leaf in layout.leaves), default=0)
-    if largest > wire.MAX_COLUMN // 4:
-        raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
+    largest = largest_row(layout.leaves)
     return LARGE_CHUNK if layout.delta_leaves or largest >= wire.LARGE_ROW else SMALL_CHUNK

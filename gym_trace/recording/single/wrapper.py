@@ -18,7 +18,13 @@ from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.newest import KeepIf
-from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
+from gym_trace.recording.options import (
+    RecordingOptions,
+    demand_gymnasium,
+    new_schema,
+    opened_directory,
+    with_documented_options,
+)
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
 from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.video.schedules import Schedule
@@ -71,6 +77,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
             raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
+        demand_gymnasium(env, gymnasium.Env, "an environment")
         self._options = options = RecordingOptions.of(locals())
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
         RecordConstructorArgs.__init__(

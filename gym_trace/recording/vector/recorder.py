@@ -16,7 +16,7 @@ from gym_trace.model.values import Array
 from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
+from gym_trace.recording.recorder import Recorder, largest_row, not_to_be_interrupted
 from gym_trace.ring.lanes import slab as lane_slab
 from gym_trace.ring.lanes.autoreset import SAME_STEP, after_step
 from gym_trace.ring.lanes.contents import Contents
@@ -64,9 +64,7 @@ class LaneRecorder(Recorder):
         leaves = list(observation.leaves()), list(action.leaves())
         self._trees = observation, action
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
-        sizes = [leaf.row_size for leaf in itertools.chain(*leaves)]
-        if max(sizes, default=0) > wire.MAX_COLUMN // 4:
-            raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
+        largest_row(itertools.chain(*leaves))
         row_size = row_bytes([*leaves[0], *leaves[1]])
         capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
         times = max(1, capacity // (count * row_size))

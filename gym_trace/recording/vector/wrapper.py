@@ -19,7 +19,13 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import KeepIf
-from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
+from gym_trace.recording.options import (
+    RecordingOptions,
+    demand_gymnasium,
+    new_schema,
+    opened_directory,
+    with_documented_options,
+)
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.steps import LaneSteps, packed_note
 from gym_trace.ring.chunk_builder import PACKED_ABSENT
@@ -91,6 +97,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     ):
         if isinstance(envs, gymnasium.Env) and not isinstance(envs, vector.VectorEnv):
             raise InvalidOption(f"{type(envs).__name__}: is a single environment; use TraceRecordingWrapper")
+        demand_gymnasium(envs, vector.VectorEnv, "a vector environment")
         self._options = options = RecordingOptions.of(locals())
         super().__init__(envs)
         demand_all_lanes(envs)
