@@ -266,7 +266,11 @@ class Transfer:
             )
         wanted = [name for name in names if name not in by_ends or name in others]
         with ThreadPoolExecutor(WORKERS, "gym-trace-compare") as pool:
-            for name, crc in zip(wanted, pool.map(self._crc_unless_same, wanted)):
+            try:
+                crcs: Iterable[int | None] = pool.map(self._crc_unless_same, wanted)
+            except RuntimeError:  # the interpreter is about to end, and begins no threads
+                crcs = map(self._crc_unless_same, wanted)
+            for name, crc in zip(wanted, crcs):
                 if crc is None:
                     self.report.same += 1
                 else:

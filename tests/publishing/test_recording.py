@@ -21,16 +21,18 @@ import pytest
 from faulty import FaultyFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from runs import play, recorded
+from shelf import ShelfFileSystem
 from shell import run
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace
+from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace, push
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.publishing import spool
 from gym_trace.storage.remote import objects
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
 
 KILLED = """
 import os, sys, fsspec
@@ -338,3 +340,22 @@ def test_published_batches_are_read_back_once_at_most(
                 time.sleep(0.01)
     read = [name for call, name in FaultyFileSystem.calls if call == "get" and name.endswith(".gtb")]
     assert len(read) == len(set(read))
+
+
+def test_a_recording_left_open_is_published_at_exit_beside_old_batches(tmp_path: Path) -> None:
+    url = f"shelf:/{tmp_path}/bucket/t"
+    recorded(tmp_path / "old", uid="old")
+    push(tmp_path / "old", url)
+    for path in (tmp_path / "old").iterdir():  # as after a kill between publishing and removing
+        (spool.spool_of(url) / path.name).write_bytes(path.read_bytes())
+    code = (
+        "import sys, shelf; from runs import play; from zoo import CountingEnv; from gym_trace import *;"
+        "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1], on_exist='append', uid='new'); play(env, 3)"
+    )
+    paths = {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, url], env={**os.environ, **paths}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {episode.writer for episode in open_trace(url)} == {"old", "new"}
+    assert [name for name in left(tmp_path) if "gtb" in name] == []
