@@ -469,11 +469,12 @@ class Trace(KnowsOtherNames):
 
         Args:
             columns: the columns to read: "observations", "actions", "rewards", "terminations", "truncations", "infos",
-                "annotations", "states". None: all.
+                "annotations", "states". None: those that episodes are asked for, each when it is asked for the first
+                time in a chunk; from a URL, those that the episodes before were asked for are fetched ahead.
             episodes: a slice, indices, or a boolean mask; yielded in this order. None: all. If the order does not
                 ascend, as in a sorted view, each episode is read by itself, and each column on access.
-            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: episodes that lost a chunk come in parts,
-                a warning describes what was skipped, and .damage lists it.
+            on_damage: "raise" CorruptTrace when a damaged chunk is read, or "skip" it: all columns are read in advance,
+                episodes that lost a chunk come in parts, a warning describes what was skipped, and .damage lists it.
         """
         roots = _checked_columns(columns)
         if on_damage not in ("raise", "skip"):
@@ -488,7 +489,7 @@ class Trace(KnowsOtherNames):
         runs = np.split(wanted, np.flatnonzero(np.diff(places) <= 0) + 1)
         return chain.from_iterable(self._scan(content, roots, run, True) for run in runs)
 
-    def _scan(self, content: Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
+    def _scan(self, content: Content, roots: frozenset[str] | None, wanted: Array, skip: bool) -> Iterator[Episode]:
         yield from scan_content(content, roots, wanted, self._report if skip else None)
         for damage in self.damage if skip else ():
             self._report(damage)
@@ -805,9 +806,9 @@ def _tables() -> Any:
         raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
 
 
-def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:
+def _checked_columns(columns: Iterable[str] | None) -> frozenset[str] | None:
     if columns is None:
-        return frozenset(SCANNED)
+        return None
     roots = frozenset([columns] if isinstance(columns, str) else columns)
     if unknown := roots - set(SCANNED):
         raise InvalidOption(f"columns: unknown columns {sorted(unknown)}; choose from {', '.join(SCANNED)}")

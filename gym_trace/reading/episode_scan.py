@@ -15,9 +15,11 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import SCANNED
 from gym_trace.reading.assembly import Piece, assemble
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import Parts, parts_of
+from gym_trace.reading.on_demand import Asked, ChunkOnDemand
 from gym_trace.reading.opened import Scanned
 from gym_trace.reading.writer_reader import WriterReader
 
@@ -28,12 +30,15 @@ _JOINED = 1 << 20  # bytes of episodes that are joined at once: an array that is
 
 
 def scan_content(
-    content: Content, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None
+    content: Content, roots: frozenset[str] | None, wanted: Array, on_damage: OnDamage | None
 ) -> Iterator[Episode]:
     """Yield the episodes at these indices, which ascend in the whole trace, with their columns under roots.
 
+    roots: None: all columns; without on_damage, each is read when an episode is asked for it.
     on_damage: see scan_episodes(). Raises CorruptTrace.
     """
+    asked = Asked() if not roots and on_damage is None else None
+    roots = frozenset(SCANNED) if roots is None else roots
     whole = wanted if content.chosen is None else content.chosen[wanted]
     everything = content.chosen is None and len(wanted) == len(content)
     skip = on_damage is not None
@@ -46,14 +51,14 @@ def scan_content(
             continue
         if writer.damage and not skip:
             raise writer.damage[0].error()
-        for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage):
+        for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage, asked):
             index = begin + row
             if parts is not writer.parts:  # a part of a damaged episode
                 index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
             record = content.record(index if content.chosen is None else int(wanted[np.searchsorted(whole, index)]))
             if parts is not writer.parts:
                 record = _of_part(parts, row, record)
-            source = Scanned(writer, parts, row, pieces, roots, skip)
+            source = Scanned(writer, parts, row, pieces, roots, skip, asked)
             yield Episode(record, writer.writer, writer.split, source, prefix=writer.about.prefix)
 
 
@@ -65,20 +70,25 @@ def _of_part(parts: Parts, row: int, whole: Any) -> Any:
 
 
 def scan_episodes(
-    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None
+    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None, asked: Asked | None = None
 ) -> Iterator[tuple[Parts, int, list[Piece]]]:
     """Yield each wanted episode of a writer as (parts, row, pieces), reading each chunk once.
 
     on_damage: called with damaged chunks, which are then skipped as if they did not exist; None: raises CorruptTrace.
+    asked: what episodes were asked for before; the chunks are ChunkOnDemand then. None: chunks with all of roots.
     """
     parts = writer.parts
     pending: dict[int, list[tuple[int, Piece]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     needed = roots if on_damage is None else roots | {"starts"}
-    walk = writer.ahead(writer.blocks(wanted, parts=parts), needed, attrgetter("number"))
+    walk = writer.ahead(writer.blocks(wanted, parts=parts), needed if asked is None else asked, attrgetter("number"))
     while (block := next(walk, None)) is not None:
         try:
-            chunk = writer.chunk(block.number, needed)
+            if asked is None:
+                chunk = writer.chunk(block.number, needed)
+            else:
+                asked.turn()
+                chunk = ChunkOnDemand(writer, block.number, asked)
             if on_damage is not None:
                 chunk.decode_all()
         except CorruptTrace as error:

@@ -18,6 +18,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.trees import cut
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.episode_table import Parts
+from gym_trace.reading.on_demand import STARTS, Asked, read
 from gym_trace.reading.origins import presented
 from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import ReadStorage
@@ -254,25 +255,36 @@ class OnDisk:
 
 
 class Scanned:
-    """An episode whose chunks have been read. Pickled, it takes its arrays along."""
+    """An episode of a scan, whose chunks have been read, or are read on demand. Pickled, it takes its arrays along."""
 
-    __slots__ = ("_parts", "_pieces", "_roots", "_row", "_skip", "_writer")
+    __slots__ = ("_asked", "_parts", "_pieces", "_roots", "_row", "_skip", "_writer")
 
     def __init__(
-        self, writer: WriterReader, parts: Parts, row: int, pieces: list[Piece], roots: frozenset[str], skip: bool
+        self,
+        writer: WriterReader,
+        parts: Parts,
+        row: int,
+        pieces: list[Piece],
+        roots: frozenset[str],
+        skip: bool,
+        asked: Asked | None,
     ):
+        """asked: what the episodes of the scan were asked for, if their chunks are read on demand."""
         self._writer, self._parts, self._row, self._pieces = writer, parts, row, pieces
-        self._roots, self._skip = roots, skip
+        self._roots, self._skip, self._asked = roots, skip, asked
 
     def column(self, name: str, steps: range | None) -> Any:
         if name not in self._roots:
             raise TraceError(f"{name} not requested; name them in scan(columns=...)")
         trimmed, layouts = bool(self._parts.trimmed[self._row]), self._writer.layouts
-        if steps is None:
-            return assemble(name, self._pieces, layouts, trimmed, copy=False)
-        return assemble(name, cut_down(self._pieces, steps.start, steps.stop, trimmed), layouts, False, copy=True)
+        pieces = self._pieces if steps is None else cut_down(self._pieces, steps.start, steps.stop, trimmed)
+        if self._asked is not None:
+            pieces = read(pieces, name, self._writer)
+        return assemble(name, pieces, layouts, trimmed and steps is None, copy=steps is not None)
 
     def start(self) -> dict[str, Any]:
+        if self._asked is not None:
+            self._asked.add(STARTS)
         try:
             return self._writer.start_of(self._row, self._parts)
         except CorruptTrace:

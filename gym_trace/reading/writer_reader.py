@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from copy import copy
 from functools import partial
 from itertools import accumulate, groupby
@@ -352,10 +352,12 @@ class WriterReader:
             if batch is not self.tail.batch:
                 batch.expect([i for _, i in places], lambda path: path[0] in roots or path in roots)
 
-    def ahead(
-        self, blocks: Iterator[_Item], roots: frozenset[str | Path], number: Callable[[_Item], int]
-    ) -> Iterator[_Item]:
-        """Yield items, while what chunk() reads of the next ones is fetched. number: of the chunk of an item."""
+    def ahead(self, blocks: Iterator[_Item], roots: Set[str | Path], number: Callable[[_Item], int]) -> Iterator[_Item]:
+        """Yield items, while what chunk() reads of the next ones is fetched.
+
+        roots: what is read of them; it may change. Nothing is fetched while it is empty.
+        number: returns the number of the chunk of an item.
+        """
         storage = self.files.storage
         if not storage.ahead:
             yield from blocks
@@ -364,19 +366,24 @@ class WriterReader:
         group: list[int] = []
         held = asked = 0
         for item in blocks:
+            if not roots and not waiting:
+                yield item
+                continue
             batch, i = self.chunk_places[number(item)]
             size = int(batch.chunks["length"][i])
             waiting.append((item, size))
             group.append(number(item))
             held, asked = held + size, asked + size
             if asked >= min(_GROUP, storage.ahead // 4) or len(group) == _MOST_AHEAD:
-                storage.soon(partial(self.expect, group, roots))
+                if roots:
+                    storage.soon(partial(self.expect, group, frozenset(roots)))
                 group, asked = [], 0
             while held > storage.ahead or len(waiting) > 4 * _MOST_AHEAD:
                 item, size = waiting.popleft()
                 held -= size
                 yield item
-        storage.soon(partial(self.expect, group, roots))
+        if roots:
+            storage.soon(partial(self.expect, group, frozenset(roots)))
         yield from (item for item, _ in waiting)
 
     def columns_of(self, number: int) -> list[Column]:

@@ -343,6 +343,7 @@ def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
         recorder.flush()
     recorder.close()
     (whole,) = open_trace(tmp_path / "t")
+    actions, rewards, observations = list(whole.actions), list(whole.rewards), list(whole.observations)
     batch = tmp_path / "t" / "w.000000.gtb"
     start, end = chunks_of(batch)[8]
     flip(batch, (start + end) // 2)
@@ -350,10 +351,10 @@ def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
     assert_clean(tmp_path / "r")
     for part in open_trace(tmp_path / "r"):
         mine = slice(part.first_step, part.first_step + len(part))
-        assert list(map(repr, part.actions)) == list(map(repr, list(whole.actions)[mine]))
-        assert list(map(repr, part.rewards)) == list(map(repr, list(whole.rewards)[mine]))
+        assert list(map(repr, part.actions)) == list(map(repr, actions[mine]))
+        assert list(map(repr, part.rewards)) == list(map(repr, rewards[mine]))
         seen = slice(mine.start, mine.stop + 1)
-        assert list(map(repr, part.observations)) == list(map(repr, list(whole.observations)[seen]))
+        assert list(map(repr, part.observations)) == list(map(repr, observations[seen]))
 
 
 def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):

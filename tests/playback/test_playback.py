@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -86,6 +88,37 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
     trace[17].rewards.sum()
     counts_of(trace[17])
     assert len(read) <= 4  # what was read is remembered
+
+
+def test_iterating_reads_each_column_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_lengths(tmp_path, [10] * 30, flush_after=25)
+    trace = open_trace(tmp_path)
+    chunks = trace.readers[0].chunk_count
+    assert chunks > 4
+    read = watched_chunks(monkeypatch)
+    assert sum(len(episode) for episode in trace) == 300
+    assert not read
+    for episode in trace:
+        assert episode.rewards.tolist() == list(range(1, 11))
+        assert episode.terminations.tolist() == [False] * 10
+    assert read == [(number, {"rewards"}) for number in range(chunks - 1)]  # the last one says how an episode ended
+    read.clear()
+    for episode in trace:
+        assert len(episode.actions) == len(episode.rewards) == 10
+    # What was asked for in the chunk before is read together.
+    assert [roots for _, roots in read[:2]] == [{"actions"}, {"rewards"}]
+    assert [roots for _, roots in read[-4:]] == [{"actions", "rewards"}] * 4
+    read.clear()
+    with pytest.raises(TraceError, match="actions not requested"):
+        [episode.actions for episode in trace.scan(columns=())]
+    assert not read
+
+
+def test_an_episode_of_a_scan_takes_its_arrays_along(tmp_path: Path) -> None:
+    record_lengths(tmp_path / "t", [3, 4], flush_after=2)
+    packed = [pickle.dumps(episode) for episode in open_trace(tmp_path / "t")]
+    shutil.rmtree(tmp_path / "t")
+    assert [counts_of(pickle.loads(episode)) for episode in packed] == [list(range(4)), list(range(5))]
 
 
 def test_the_cache_of_random_access_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from runs import in_a_child, play, recorded
 from shell import run
 from storage_contract import ReadContract
 from web import QuietHandler, Web, serving
+from zoo import small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize
@@ -323,13 +324,38 @@ def test_traces_below_a_url_are_listed(tmp_path: Path, web: Web, kind: str) -> N
     assert "nothing there" in missing.output or "lists no files there" in missing.output
 
 
+def test_iterating_fetches_only_the_columns_that_are_asked_for(tmp_path: Path, web: Web) -> None:
+    wide(tmp_path)
+    trace = open_trace(served(tmp_path, web))
+    rewards = [episode.rewards for episode in trace]
+    assert web.sent < sum(map(len, web.files.values())) / 10
+    for found, episode in zip(rewards, open_trace(tmp_path), strict=True):
+        np.testing.assert_array_equal(found, episode.rewards)
+
+
+def test_iterating_fetches_ahead_what_was_asked_for_before(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_blocks(rows=40, chunk=1 << 16):
+        wide(tmp_path)
+    trace = open_trace(served(tmp_path, web))
+    ahead: list[set[str]] = []
+    monkeypatch.setattr(RemoteStorage, "soon", lambda self, call: ahead.append(set(call.args[1])))
+    monkeypatch.setattr("gym_trace.reading.writer_reader._MOST_AHEAD", 1)
+    for episode in trace:
+        if episode.index < 4:
+            assert len(episode.rewards) == len(episode.actions) == 40
+    assert ahead
+    assert all(roots == {"rewards", "actions"} for roots in ahead)
+
+
 def test_an_object_overwritten_while_it_is_read_raises(tmp_path: Path, web: Web) -> None:
     wide(tmp_path / "one", uid="w")
     wide(tmp_path / "other", uid="w", seed=5)
     trace = open_trace(served(tmp_path / "one", web))
     served(tmp_path / "other", web)
     with pytest.raises(TraceError, match="was overwritten while it was read; open the trace again"):
-        list(trace)
+        [episode.observations for episode in trace]
 
 
 def test_new_batches_and_a_longer_manifest_are_seen_by_a_refresh(tmp_path: Path) -> None:
