@@ -33,7 +33,8 @@ class CoreBuildHook(BuildHookInterface):
             for place in places.values():
                 (ROOT / place).unlink(missing_ok=True)
         try:
-            built = compiled(tempfile.mkdtemp(prefix="gym-trace-core-"))
+            self.folder = tempfile.TemporaryDirectory(prefix="gym-trace-core-")
+            built = compiled(self.folder.name)
         except Unavailable as reason:
             self.app.display_warning(f"gym-trace: no C core ({reason}); pure Python does the same, slower")
             return
@@ -45,6 +46,9 @@ class CoreBuildHook(BuildHookInterface):
         if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        self.folder.cleanup()
 
 
 class Unavailable(Exception):

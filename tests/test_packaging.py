@@ -90,7 +90,9 @@ def test_the_wheel_has_the_core_where_it_can_be_compiled(wheel: Path) -> None:
 def test_without_a_compiler_the_wheel_is_pure_python_and_says_so_in_a_line(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    wheel, said = built(tmp_path, **environ)
+    (tmp_path / "tmp").mkdir()
+    wheel, said = built(tmp_path, TMPDIR=str(tmp_path / "tmp"), **environ)
+    assert list((tmp_path / "tmp").iterdir()) == []
     assert wheel.name.endswith("-py3-none-any.whl")
     assert libraries_in(wheel) == []
     (line,) = [line for line in said.splitlines() if "no C core" in line]

@@ -89,7 +89,7 @@ class NamedEnvironment:
             if self.wrappers:
                 env_args = {**env_args, "wrappers": [NamedCallable().convert(w, None, None) for w in self.wrappers]}
             mode = vectorization or "sync"
-            return gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args)
+            return _wrapped(gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args), ())
         except gymnasium.error.UnregisteredEnv as error:
             raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_way_to(env_id, error)}") from error
         except EnvironmentUnavailable:
@@ -238,12 +238,14 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
     from gym_trace.envs.agents import is_of_agents
     from gym_trace.envs.dm_env import gymnasium_view
     from gym_trace.envs.make import takes_render_mode
+    from gym_trace.envs.opengl import log_mujoco_warnings
 
     make = NamedCallable().convert(factory, None, None)
     if not takes_render_mode(make):
         render_mode = {}
     try:
         env = gymnasium_view(make(**env_args, **render_mode))
+        log_mujoco_warnings()
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
     if not (isinstance(env, gymnasium.Env) or is_of_agents(env)):
@@ -255,6 +257,9 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
     """Wrap env; close it on failure. Raises EnvironmentUnavailable."""
     import gymnasium
 
+    from gym_trace.envs.opengl import log_mujoco_warnings
+
+    log_mujoco_warnings()
     for name in wrappers:
         wrapper = NamedCallable().convert(name, None, None)
         try:

@@ -96,6 +96,8 @@ class EnvArg(TextOption):
             return key, json.loads(text)
         except ValueError:
             return key, text
+        except RecursionError:
+            self.fail(f"{key}: lists in lists, too deep to be read", param, ctx)
 
 
 class NamedCallable(TextOption):

@@ -60,8 +60,9 @@ _LARGEST = {
 # Names of one thing: steps per step, and frames in a row, whose product counts over all wrappers.
 _SAME = {"frame_skip": "skip", "num_repeats": "skip", "num_stack": "stack_size"}
 _WIDENING = frozenset(("FlattenObservation", "FrameStack", "FrameStackObservation"))
-# Limits on environment arguments: a single number, the elements of a shape, and a step of time or space.
-_LARGEST_NUMBER, _MOST_ELEMENTS, _SMALLEST = 1 << 12, 1 << 24, 1e-7
+# Limits on environment arguments: a single number, the elements of a shape, letters and items in all, and a step of
+# time or space. FrozenLake takes 1.4 kB for each letter of its map.
+_LARGEST_NUMBER, _MOST_ELEMENTS, _MOST_ITEMS, _SMALLEST = 1 << 12, 1 << 24, 1 << 16, 1e-7
 _MOST_SHOWN = 1 << 14  # characters of what a trace would bring about
 _NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
@@ -140,15 +141,31 @@ def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
 
 
 def takes_much(name: Any, value: Any, known: Any = None) -> bool:
-    """Return True if a number in an argument or a reset option may take much memory or time.
+    """Return True if a number in an argument or a reset option, or its length, may take much memory or time.
 
     known: what is registered under its name, which it may be as large as. A seed may be any number.
     """
+    return _items(value) > max(_MOST_ITEMS, _items(known)) or _is_large(name, value, known)
+
+
+def _items(value: Any) -> int:
+    """Return the number of letters and items in a value."""
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSU":
+        return value.size
+    if isinstance(value, Mapping):
+        return 1 + sum(_items(key) + _items(item) for key, item in value.items())
+    several = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(several, (list, tuple)):
+        return 1 + sum(map(_items, several))
+    return len(value) if isinstance(value, (str, bytes)) else 1
+
+
+def _is_large(name: Any, value: Any, known: Any = None) -> bool:
     if str(name).endswith("seed"):
         return False
     if isinstance(value, Mapping):
         inner = known if isinstance(known, Mapping) else {}
-        return any(takes_much(key, item, inner.get(key)) or takes_much("", key) for key, item in value.items())
+        return any(_is_large(key, item, inner.get(key)) or _is_large("", key) for key, item in value.items())
     largest = max([_LARGEST_NUMBER, *_magnitudes(known)])
     if any(0 < size < _SMALLEST or size > largest for size in _magnitudes(value)):
         return True
@@ -156,7 +173,7 @@ def takes_much(name: Any, value: Any, known: Any = None) -> bool:
     if not isinstance(several, (list, tuple)):
         return False
     sizes = [size for size in several if type(size) is int]  # (640, 480) is a shape; a long list is none
-    return (len(sizes) <= 4 and abs(math.prod(sizes)) > _MOST_ELEMENTS) or any(takes_much("", item) for item in several)
+    return (len(sizes) <= 4 and abs(math.prod(sizes)) > _MOST_ELEMENTS) or any(_is_large("", item) for item in several)
 
 
 def _magnitudes(value: Any) -> Iterable[float]:

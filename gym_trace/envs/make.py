@@ -34,7 +34,7 @@ from gym_trace.envs.consent import (
 from gym_trace.envs.dm_env import gymnasium_view
 from gym_trace.envs.factories import ENTRY_POINT, asked_of_factory, is_known_factory
 from gym_trace.envs.monitor import REPLACED, Monitor
-from gym_trace.envs.opengl import opengl_hint
+from gym_trace.envs.opengl import log_mujoco_warnings, opengl_hint
 from gym_trace.envs.recipe import (
     Arguments,
     Recipe,
@@ -291,7 +291,10 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymn
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
     kwargs = {**spec.kwargs, **arguments}
-    return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT))
+    spec = dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT)
+    env = gymnasium.make(spec)
+    log_mujoco_warnings()
+    return env
 
 
 def _wrapped(

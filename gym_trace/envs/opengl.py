@@ -1,14 +1,17 @@
-"""OpenGL without a display, for environments that MuJoCo renders."""
+"""MuJoCo on this machine: OpenGL without a display, and its warnings."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
+_log = logging.getLogger("gym_trace")
 _VARIABLE = "MUJOCO_GL"
 _BACKENDS = ("egl", "osmesa")
 _OPENGL = re.compile(r"\bgl[A-Z]\w+|OpenGL|\bE?GL\b|OSMesa|GLFW|glfw")  # in the text of an error
@@ -28,6 +31,20 @@ def choose_opengl() -> None:
         backend = next(filter(_works, _BACKENDS), None)
         if backend is not None:
             os.environ[_VARIABLE] = backend
+
+
+def log_mujoco_warnings() -> None:
+    """Log the warnings of MuJoCo if it is loaded and they go nowhere else.
+
+    By itself it prints them to stdout and appends them to MUJOCO_LOG.TXT in the current directory.
+    """
+    mujoco: Any = sys.modules.get("mujoco")
+    if hasattr(mujoco, "set_mju_user_warning") and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_log_warning)
+
+
+def _log_warning(text: str | bytes) -> None:
+    _log.warning("MuJoCo: %s", text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
 def opengl_hint(error: Exception) -> str:

@@ -87,6 +87,14 @@ def test_arguments_of_the_environment_are_json_or_else_text(text: str, pair: tup
     assert EnvArg().convert(text, None, None) == pair
 
 
+def test_an_argument_of_lists_nested_too_deeply_is_a_usage_error() -> None:
+    brackets = "[" * 60_000 + "]" * 60_000
+    done = run("record", "CartPole-v1", "-o", "t", "--env-arg", f"x={brackets}")
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (
+        2, "error: invalid value for '--env-arg': x: lists in lists, too deep to be read"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("policy", "actions"), [("ones", [1, 1, 1, 1]), ("Alternating", [0, 1, 0, 1]), ("Plain", [1, 1, 1, 1])]
 )

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gym_trace.envs import opengl
-from gym_trace.envs.opengl import choose_opengl, opengl_hint
+from gym_trace.envs.opengl import choose_opengl, log_mujoco_warnings, opengl_hint
 
 NO_PLATFORM = "mujoco.FatalError: an OpenGL platform library has not been loaded into this process"
 
@@ -81,3 +83,34 @@ def test_a_recording_of_mujoco_is_rendered_without_a_display_or_says_what_to_do(
         assert (rendered.returncode, (tmp_path / "it.gif").exists()) == (0, True), rendered.stderr
     else:
         assert "MUJOCO_GL" in rendered.stderr
+
+
+def test_warnings_of_mujoco_are_logged_unless_the_user_handles_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers: list[Any] = []
+    fake = SimpleNamespace(
+        get_mju_user_warning=lambda: handlers[-1] if handlers else None, set_mju_user_warning=handlers.append
+    )
+    monkeypatch.setitem(sys.modules, "mujoco", fake)
+    log_mujoco_warnings()
+    handlers[0](b"Nan in QPOS")
+    assert caplog.messages == ["MuJoCo: Nan in QPOS"]
+    log_mujoco_warnings()
+    assert len(handlers) == 1
+    monkeypatch.delitem(sys.modules, "mujoco")
+    log_mujoco_warnings()
+
+
+def test_an_unstable_simulation_writes_no_file_into_the_current_directory(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    script = (
+        "import mujoco; from gym_trace_cli.environments import NamedEnvironment\n"
+        "env = NamedEnvironment('InvertedPendulum-v5', None, {})().unwrapped\n"
+        "env.data.qpos[:] = 1e20\n"
+        "mujoco.mj_step(env.model, env.data)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "MuJoCo: Nan, Inf or huge value in QPOS" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ import gym_trace
 import gym_trace.replay_env
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs import consent, identity, seeding
+from gym_trace.envs.consent import asked_of_argument
 from gym_trace.envs.make import completed, make_environment
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.video.simulate import play_for_humans
@@ -201,6 +202,13 @@ def test_a_registered_id_ignores_the_recorded_entry_point(forge: Forge) -> None:
 def test_arguments_that_may_name_a_file_or_module_are_asked_for(forge: Forge, arguments: Any) -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"may name a file or a module.*--trust"):
         open_trace(forge(**arguments)).make_env()
+
+
+@pytest.mark.parametrize("desc", ["S" * 70_000, ["SF" * 500] * 70, [[b"S"] * 300] * 300, [[]] * 70_000, [{}] * 70_000])
+def test_arguments_of_very_many_letters_or_items_are_asked_for(desc: Any) -> None:
+    assert asked_of_argument("desc", desc) == "may take much memory or time"
+    assert asked_of_argument("desc", desc[:60]) == ""
+    assert asked_of_argument("desc", desc, desc) == ""
 
 
 def test_options_of_a_reset_that_may_name_a_module_are_asked_for(tmp_path: Path, forge: Forge) -> None:
