@@ -213,7 +213,7 @@ def _print_table(windows: Iterator[Window], choice: Choice) -> None:
         if number > 1:
             click.echo()
         rows = (row for columns in parts for row in zip(*columns.values()))
-        show.table([show.printable(name) for name in names], rows, fitted=True)
+        show.table([show.printable(name) for name in names], rows, fitted=True, keys=2)
     if not number:
         show.table(["episode", "step"], [])
 

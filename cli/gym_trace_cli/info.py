@@ -218,7 +218,7 @@ def _health(info: Info) -> Iterator[str]:
 def card(directory: str, output: str | None) -> None:
     """Show or write a dataset card: Markdown with Hugging Face metadata.
 
-    It combines 'gym-trace record --author --licence --description --tag' and
+    It combines 'gym-trace record --author --license --description --tag' and
     'gym-trace edit annotate' with environment, spaces, returns and provenance.
     It omits stored command lines and uncommitted changes.
 

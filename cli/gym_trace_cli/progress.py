@@ -28,13 +28,14 @@ _SCALAR_SECONDS = 5.0
 class ProgressLine:
     """One line on stderr with progress and the time left; a context manager.
 
-    On a terminal the line is redrawn, and removed at the end; elsewhere a line is printed every few seconds; quiet
-    hides it.
+    On a terminal the line is redrawn, and removed at the end and before other output; elsewhere a line is printed every
+    few seconds; quiet hides it.
     """
 
     def __init__(self, *, quiet: bool = False):
         self._quiet = quiet
         self._live: Live | None = None
+        self._replaced: dict[str, Any] = {}
         self._redrawn = -math.inf
         self._due = time.monotonic() + _PLAIN_SECONDS
         self._began: tuple[float, float] | None = None  # time and fraction
@@ -44,18 +45,14 @@ class ProgressLine:
             from rich.console import Console
             from rich.live import Live
 
-            # Other output goes above the line, but a redirected stdout stays redirected.
+            console = Console(file=sys.stderr, highlight=False)
             self._live = Live(
-                console=Console(stderr=True, highlight=False),
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=is_terminal(sys.stdout),
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-            try:
-                self._live.start()
-            except BaseException:
-                self._live.stop()  # which shows the cursor again
-                raise
+            for name in ("stdout", "stderr"):
+                if is_terminal(stream := getattr(sys, name)):
+                    self._replaced[name] = stream
+                    setattr(sys, name, _Above(stream, self._live))
         return self
 
     def update(
@@ -73,6 +70,7 @@ class ProgressLine:
             from rich.console import Group
 
             drawn = _drawn([*left, text], fraction, self._live.console.width)
+            self._live.start()
             self._live.update(drawn if table is None else Group(drawn, table()), refresh=True)
         elif not self._quiet and (at_once or time.monotonic() >= self._due):
             self._due = time.monotonic() + _PLAIN_SECONDS
@@ -105,9 +103,26 @@ class ProgressLine:
             self.update(f"{count(done)} done")
 
     def __exit__(self, *_: object) -> None:
+        for name, stream in self._replaced.items():
+            setattr(sys, name, stream)
         if self._live is not None:
-            self._live.stop()
+            self._live.stop()  # which shows the cursor again
             self._live = None
+
+
+class _Above:
+    """A stream of a terminal with a progress line, which is removed before anything else is written."""
+
+    def __init__(self, stream: Any, live: Live):
+        self._stream, self._live = stream, live
+
+    def write(self, text: str) -> int:
+        self._live.stop()
+        written: int = self._stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _percent(fraction: float | None) -> list[str]:

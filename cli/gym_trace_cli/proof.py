@@ -31,7 +31,7 @@ def command() -> None:
 @click.argument("directory", type=PATH)
 @section(
     "Proof",
-    option("--make M:F", "MODULE:FUNCTION that returns parts, learn. Required.", NamedCallable(), required=True),
+    option("--make M:F", "MODULE:FUNCTION that returns parts, learn.", NamedCallable(), required=True),
     option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
     option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
     option("--no-replay", "Do not play the episodes again."),

@@ -54,7 +54,7 @@ fact_options = bundle(
     "facts",
     dict,
     option("--author TEXT", _FACTS),
-    option("--licence, --license ID", _FACTS, name="license"),
+    option("--license ID", _FACTS),
     option("--description TEXT", _FACTS),
     option("--tag WORD", _FACTS, name="tags", multiple=True),
 )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         "--format FORMAT", "mp4, gif, png, cast. Default: by OUT, else mp4.", ["mp4", "gif", "png", "cast"], name="form"
     ),
     option("--json", "Print JSON lines, one per file.", name="as_json"),
+    option("--quiet", "Hide progress."),
 )
 @selection_options
 @section(
@@ -56,6 +57,7 @@ def command(
     comparison: dict[str, Any],
     source: str,
     as_json: bool,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Make videos of episodes.
@@ -78,7 +80,7 @@ def command(
     chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
-    with ProgressLine() as line:
+    with ProgressLine(quiet=quiet) as line:
 
         def count_frame() -> None:
             nonlocal frames

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -165,10 +165,11 @@ def folded(text: str, indent: int, stream: TextIO) -> str:
     return f"\n{' ' * indent}".join(textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""])
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False) -> None:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False, keys: int = 0) -> None:
     """Print rows under headings, figures flush right. Memory does not grow with the rows.
 
     fitted: shorten text to the width of a terminal, the widest columns first.
+    keys: columns at the left that name a row. With them, a row is a block of lines where headings would not fit.
     """
     room = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
     rows = ([printable(cell) for cell in row] for row in rows)
@@ -176,6 +177,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool =
     right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
     widths = [len(heading) for heading in headings]
     shown = _fitted(_widened(widths, block), block, right, room)
+    if keys and room is not None and (sum(shown) + 2 * len(shown) - 2 > room or any(map(int.__lt__, shown, widths))):
+        for row in chain(block, rows):
+            title("  ".join(f"{heading} {cell}" for heading, cell in zip(headings[:keys], row)))
+            facts(list(zip(headings, row))[keys:])
+        return
     lines = [click.style(_line(headings, shown, right), bold=is_terminal(sys.stdout))]
     while block:
         widths = _fitted(_widened(widths, block), block, right, room)

@@ -24,7 +24,7 @@ from runs import record_lengths, record_nested, recorded
 from shell import ok, process, run, strict_json
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
-from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
+from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, export, open_trace
 from gym_trace.formats.steps import windows
 from gym_trace.formats.steps.windows import choose
 from gym_trace.model.layout import Leaf
@@ -521,6 +521,28 @@ def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, ok("cat", SAMPLES / "minigrid").stdout.splitlines()[1:])) <= 80
+
+
+def test_steps_of_many_columns_are_blocks_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TraceWriter(tmp_path / "t") as writer:
+        observation = {f"camera_number_{number}": np.full(7, 1 / 3) for number in range(6)}
+        writer.begin(observation)
+        writer.step(np.zeros(2), observation, 0.5, True, False)
+    arguments = ("cat", tmp_path / "t")
+    piped = ok(*arguments).stdout.splitlines()
+    monkeypatch.setattr(show, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    blocks = [block.splitlines() for block in ok(*arguments).stdout.strip().split("\n\n")]
+    value = "[0.3333, 0.3333, 0.3333, 0.3333, 0.3333, 0.3333, 0.3333]"
+    observed = [f"observations/camera_number_{number}" for number in range(6)]
+    (first, *before), (second, *after) = blocks
+    assert (first, second) == ("episode 0  step -", "episode 0  step 0")
+    assert [line.split(None, 1)[0] for line in before if line[0] != " "] == observed
+    assert [line.split(None, 1)[0] for line in after if line[0] != " "] == ["actions", "rewards", "end", *observed]
+    assert " ".join(" ".join(before[:2]).split()[1:]) == value
+    assert max(map(len, [*before, *after])) <= 80
+    monkeypatch.setenv("COLUMNS", "999")
+    assert ok(*arguments).stdout.splitlines() == piped
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "table", "npz"])

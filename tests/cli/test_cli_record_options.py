@@ -103,7 +103,7 @@ def test_an_invalid_wrapper_is_an_error_in_one_line_and_leaves_no_trace(here: Pa
 
 @pytest.mark.parametrize("more", WAYS)
 def test_metadata_is_beside_the_seed_and_facts_are_the_traces(more: list[object]) -> None:
-    told = ["--author", "Ada", "--licence", "mit", "--description", "two\nlines", "--tag", "a", "--tag", "b"]
+    told = ["--author", "Ada", "--license", "mit", "--description", "two\nlines", "--tag", "a", "--tag", "b"]
     given = ["--metadata", "note=x", "--metadata", "rate=0.5", "--seed", 3]
     ok("record", "CartPole-v1", "--episodes", 1, *told, *given, *more, "-o", "t")
     trace = open_trace("t")

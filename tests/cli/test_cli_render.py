@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import Result
 from painted import painted
 from shell import ok, run
+from terminals import console
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
@@ -42,6 +44,16 @@ def refused(*args: object) -> str:
     assert line.startswith("error: ")
     assert line.count("\n") == 1
     return line
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)], ids=["progress", "quiet"])
+def test_progress_is_shown_on_a_terminal_unless_it_is_quiet(quiet: tuple[str, ...]) -> None:
+    with console("render", "t", "-o", "videos", "--from", "observations", *quiet) as terminal:
+        assert terminal.ended() == 0
+    assert (b"frames/s" in terminal.raw) == (not quiet)
+    assert re.findall(rb"(?:^|\n|\x1b\[2K)(episode \d): videos", terminal.raw) == [
+        f"episode {number}".encode() for number in range(5)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import gymnasium
 import pytest
 from damage import flip
 from shell import ok, process, run
+from terminals import console
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
@@ -311,3 +313,14 @@ def test_where_the_reset_differs_only_the_viewer_stands() -> None:
 def test_json_has_no_such_lines() -> None:
     record("w", episodes=1)
     assert "before the first" not in run("verify", "t", "--env-arg", "g=9.0", "--json").stdout
+
+
+def test_results_are_lines_of_their_own_beside_the_progress_of_a_terminal(tmp_path: Path) -> None:
+    ok("record", "CartPole-v1", "-o", tmp_path / "t", "--episodes", 6, "--seed", 1)
+    with console("verify", tmp_path / "t", "--env-arg", "sutton_barto_reward=true") as terminal:
+        assert terminal.ended() == 3
+    lines = [re.split(rb"\x1b\[2K", line)[-1].decode() for line in terminal.raw.split(b"\r\n")]
+    told = "differs at step 0, rewards: recorded 1.0, seen 0.0"
+    assert [line for line in lines if told in line] == [f"episode {number} {told}" for number in range(6)]
+    assert b"of 6 episodes" in terminal.raw
+    assert not any("of 6 episodes" in line and told in line for line in terminal.raw.decode().split("\n"))
