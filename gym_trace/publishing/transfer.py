@@ -238,19 +238,25 @@ class Transfer:
         }
 
     def _compare_text(self, name: str, stored: Stored) -> None:
+        at, is_beginning = 0, True  # one begins with the other one
         with self._storage.open(name) as file:
-            here = file.read(0, file.size)
-        there = b"".join(self._pieces(name, stored))
+            size = file.size
+            for piece in self._pieces(name, stored):
+                mine = file.read(at, len(piece))
+                at += len(piece)
+                is_beginning = piece.startswith(mine)
+                if at >= size or not is_beginning:
+                    break
         is_facts = kind_of(name) == "facts"
-        if here == there:
+        if is_beginning and size == stored.size:
             self.report.same += 1
         elif is_facts and len(self._ways) > 1:
             self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
-        elif is_facts or here.startswith(there) or there.startswith(here):
-            if is_facts or len(here) > len(there):
-                self._add("push", _Copy(name, len(here), False))
-            if is_facts or len(there) > len(here):
-                self._add("pull", _Copy(name, len(there), False))
+        elif is_facts or is_beginning:
+            if is_facts or size > stored.size:
+                self._add("push", _Copy(name, size, False))
+            if is_facts or stored.size > size:
+                self._add("pull", _Copy(name, stored.size, False))
         else:
             raise self._conflict(name)
 

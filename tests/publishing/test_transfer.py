@@ -275,3 +275,32 @@ def test_places_are_checked(trace: Path, tmp_path: Path) -> None:
         push(trace, (tmp_path / "b").as_uri(), workers=0)
     with pytest.raises(InvalidOption, match="is a URL"):
         push(trace.as_uri(), (tmp_path / "b").as_uri())
+
+
+def test_the_longer_manifest_is_copied_and_one_that_differs_raises(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    path = trace / "a.manifest.jsonl"
+    whole = path.read_bytes()
+    for other in (whole[:-20], b""):
+        path.write_bytes(other)
+        assert push(trace, url, dry_run=True).pushed == []
+        assert pull(url, trace).pulled == [path.name]
+        assert path.read_bytes() == whole
+    path.write_bytes(whole + b"{}\n")
+    assert pull(url, trace).pulled == []
+    assert push(trace, url).pushed == [path.name]
+    for other in (whole + b"[]\n", b"x" + whole[1:], whole[:-1] + b"x"):
+        path.write_bytes(other)
+        with pytest.raises(TraceExists, match="differs from the file of this name"):
+            push(trace, url)
+
+
+def test_a_text_at_a_url_is_not_read_further_than_the_local_one(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/bucket"
+    push(trace, url)
+    fs, root = fsspec.url_to_fs(url)
+    path = f"{root}/a.manifest.jsonl"
+    fs.pipe_file(path, fs.cat_file(path) + b" " * (100 << 20))
+    FaultyFileSystem.reset()
+    assert pull(url, trace, dry_run=True).pulled == ["a.manifest.jsonl"]
+    assert FaultyFileSystem.fetched < 40 << 20
