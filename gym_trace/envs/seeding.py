@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -14,6 +16,7 @@ from gym_trace.model.values import shown
 
 EPISODES = 1 << 31  # that a run can have; some simulators take seeds of no more than 31 bits
 _HALF = 0xFFFF
+_CLASS_AND_ID = re.compile(r"<(\w+)<([\w:./-]+)>+$")  # at the end of <TimeLimit<CartPoleEnv<CartPole-v1>>>
 _LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
 
 
@@ -71,6 +74,21 @@ def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     except Exception:  # of any kind: foreign code runs here
         return None
     return state if isinstance(state, dict) else None
+
+
+def has_own_generator(told: str) -> bool:
+    """Return True if the str() of an environment names a registered class with Gymnasium's own np_random.
+
+    The class is looked up where its module is loaded; nothing is imported.
+    """
+    found = _CLASS_AND_ID.search(told)
+    spec = None if found is None else gymnasium.registry.get(found[2])
+    entry: Any = None if spec is None else spec.entry_point
+    if isinstance(entry, str):
+        module, _, name = entry.partition(":")
+        entry = getattr(sys.modules.get(module), name, None)
+    is_same = found is not None and isinstance(entry, type) and entry.__name__ == found[1]
+    return is_same and getattr(entry, "np_random", None) is gymnasium.Env.np_random
 
 
 def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import vector
 
-from gym_trace.envs.seeding import generator_state
+from gym_trace.envs.seeding import generator_state, has_own_generator
 from gym_trace.errors import raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.packing import pack, pack_lenient
@@ -46,6 +49,23 @@ def packed_generator(env: Any) -> bytes | None:
     if packed is None and (state := generator_state(env)) is not None:
         packed = pack_lenient({"rng_state": state})[0]
     return packed
+
+
+def packed_generators(envs: Any, lanes: Sequence[int], is_whole: bool) -> Mapping[int, bytes | None]:
+    """Return packed_generator() of lanes that are about to be reset, by lane; {} where they cannot be asked.
+
+    Workers of an AsyncVectorEnv answer for all of their lanes, so they are asked only before a reset of all
+    (is_whole), and only where that cannot fail: an error in a worker ends the run.
+    """
+    base = envs.unwrapped
+    if isinstance(base, vector.SyncVectorEnv):
+        return {lane: packed_generator(base.envs[lane].unwrapped) for lane in lanes}
+    if not (
+        is_whole and lanes and type(base) is vector.AsyncVectorEnv and all(map(has_own_generator, base.call("__str__")))
+    ):
+        return {}
+    found = base.get_attr("np_random")
+    return {lane: packed_generator(SimpleNamespace(np_random=found[lane])) for lane in lanes}
 
 
 def packed_start(

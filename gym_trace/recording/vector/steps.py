@@ -27,6 +27,7 @@ from gym_trace.ring.lanes.writer import Step
 from gym_trace.ring.segment import Rows
 
 _FLOAT = np.dtype("<f8")
+_NOTHING: Mapping[int, bytes | None] = {}
 Result = tuple[Any, Any, Any, Any, Any]  # of a step, as vector environments of Gymnasium have it
 
 
@@ -120,8 +121,15 @@ class LaneSteps:
         ids = None if recorder.filters is None else recorder.filters.reset(lanes)
         return UpcomingReset(lanes, reset, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
 
-    def begin(self, upcoming: UpcomingReset, observations: Any, infos: Any, seeds: Sequence[Any]) -> None:
-        """Record a reset. seeds: one for each lane of the vector environment."""
+    def begin(
+        self,
+        upcoming: UpcomingReset,
+        observations: Any,
+        infos: Any,
+        seeds: Sequence[Any],
+        generators: Mapping[int, bytes | None] = _NOTHING,
+    ) -> None:
+        """Record a reset. seeds: one for each lane of the vector environment. generators: see packed_generators()."""
         recorder, lanes = self.recorder, upcoming.lanes
         try:
             # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
@@ -131,7 +139,9 @@ class LaneSteps:
             rows = np.searchsorted(upcoming.reset, numbers) if own else np.array(numbers, np.int64)
             packed_infos = self._packed_infos(infos, rows.tolist(), count) if self._infos else [None] * len(rows)
             starts = [
-                recorder.start(lane, seeds[lane], upcoming.options, None, info, upcoming.utc, upcoming.monotonic)
+                recorder.start(
+                    lane, seeds[lane], upcoming.options, generators.get(lane), info, upcoming.utc, upcoming.monotonic
+                )
                 for lane, info in zip(numbers, packed_infos)
             ]
             batch = self._observations.batch(observations, None if len(rows) == count else rows, count)

@@ -26,6 +26,7 @@ from gym_trace.recording.options import (
     opened_directory,
     with_documented_options,
 )
+from gym_trace.recording.reset_record import packed_generators
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.steps import LaneSteps, packed_note
 from gym_trace.ring.chunk_builder import PACKED_ABSENT
@@ -132,13 +133,20 @@ class TraceRecordingVectorWrapper(_Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Resets all lanes, or those in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
         upcoming = self._steps.upcoming(options)  # before Gymnasium takes the mask out of the options
+        if upcoming is None:
+            return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        seeds: Any = seed
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seeds = [None if seed is None else int(seed) + lane * self._seed_step for lane in range(self._count)]
+        given = dict(
+            enumerate(seeds if isinstance(seeds, (list, tuple)) else ())
+        )  # others are the environment's matter
+        unseeded = [lane for lane in self._lanes.of(upcoming.lanes.tolist()) if given.get(lane, 0) is None]
+        generators = packed_generators(self.env, unseeded, upcoming.is_whole)
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        if upcoming is not None:
-            if upcoming.is_whole:
-                self._since_reset = 0
-            if seed is None or isinstance(seed, (int, np.integer)):
-                seed = [None if seed is None else int(seed) + lane * self._seed_step for lane in range(self._count)]
-            self._steps.begin(upcoming, observations, infos, seed)
+        if upcoming.is_whole:
+            self._since_reset = 0
+        self._steps.begin(upcoming, observations, infos, seeds, generators)
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
