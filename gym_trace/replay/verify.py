@@ -6,7 +6,8 @@ import importlib
 import multiprocessing
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -32,6 +33,7 @@ from gym_trace.replay.resimulate import (
     verdict_on,
 )
 
+_MOST_ENVIRONMENTS = 32  # of lanes that are played in turns
 _PART = 50  # episodes that a worker takes at a time, where they can be started one by one
 
 
@@ -51,7 +53,10 @@ def verify_trace(
     on_damage: str = "raise",
     through_the_crash: bool = False,
 ) -> Iterator[Verdict]:
-    """Play recorded episodes again in their environment and compare all results. Yields a verdict per episode.
+    """Play recorded episodes again in their environment and compare all results.
+
+    Yields a verdict per episode, in the order of the trace: ``zip(trace, verify_trace(trace))``. Lanes take turns, each
+    in an environment of its own; beyond 32, a lane is played whole when its first episode comes up.
 
     A running episode is played as far as it has been recorded. If writers recorded different environments, each
     episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
@@ -92,10 +97,12 @@ def verify_trace(
     if not wanted <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
     view, trace = trace, trace.whole  # what was before an episode may have to be played, too
-    wanted = set(view.chosen[sorted(wanted)].tolist())
+    places = sorted(wanted)
+    order: list[int] = view.chosen[places].tolist()
+    wanted = set(order)
     lanes = lanes_of(trace)
-    places = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
-    tasks = [(number, positions) for number, positions in enumerate(places) if positions]
+    positions_in = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
+    tasks = [(number, positions) for number, positions in enumerate(positions_in) if positions]
     several = len({pack_lenient(lanes[number].writer.about.environment)[0] for number, _ in tasks}) > 1
     work = partial(
         _verdicts,
@@ -107,12 +114,9 @@ def verify_trace(
         skip=on_damage == "skip",
         through_the_crash=through_the_crash,
     )
-    of = trace, lanes, tasks, work
+    of = trace, lanes, tasks, work, order
     verdicts = _in_turn(*of) if workers == 1 else _at_once(*of, workers, imports)
-    if view is trace:
-        return verdicts
-    indices = {whole: index for index, whole in enumerate(view.chosen.tolist())}
-    return (replace(verdict, index=indices[verdict.index]) for verdict in verdicts)
+    return verdicts if view is trace else (replace(verdict, index=place) for verdict, place in zip(verdicts, places))
 
 
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
@@ -132,15 +136,55 @@ def played_in_registered(trace: TraceLike) -> list[str]:
     return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 
 
-def _in_turn(trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any) -> Iterator[Verdict]:
-    for number, positions in tasks:
-        yield from work(trace, lanes[number], positions)
+def _in_turn(
+    trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any, order: list[int]
+) -> Iterator[Verdict]:
+    """Yield verdicts in this order. A lane is played once, from its first to its last episode."""
+    task_of = {lanes[task[0]].indices[position]: task for task in tasks for position in task[1]}
+    begun: dict[int, Generator[Verdict, None, None]] = {}
+
+    def more(index: int) -> Iterable[Verdict]:
+        number, positions = task_of[index]
+        if number not in begun:
+            verdicts: Generator[Verdict, None, None] = work(trace, lanes[number], positions)
+            if len(begun) >= _MOST_ENVIRONMENTS:
+                return verdicts
+            begun[number] = verdicts
+        verdict = next(begun[number])
+        if verdict.index == lanes[number].indices[positions[-1]]:
+            begun.pop(number).close()
+        return [verdict]
+
+    try:
+        yield from _ordered(order, more)
+    finally:
+        for verdicts in begun.values():
+            verdicts.close()
+
+
+def _ordered(order: list[int], more: Callable[[int], Iterable[Verdict]]) -> Iterator[Verdict]:
+    """Yield the verdicts on these episodes in their order. more: called until the next one is there."""
+    found: dict[int, Verdict] = {}
+    left = Counter(order)  # a view can have an episode several times
+    for index in order:
+        while index not in found:
+            found.update((verdict.index, verdict) for verdict in more(index))
+        left[index] -= 1
+        yield found[index] if left[index] else found.pop(index)
 
 
 def _at_once(
-    trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any, workers: int, imports: Sequence[str]
+    trace: Trace,
+    lanes: list[Lane],
+    tasks: list[tuple[int, list[int]]],
+    work: Any,
+    order: list[int],
+    workers: int,
+    imports: Sequence[str],
 ) -> Iterator[Verdict]:
     parts = [(number, part) for number, positions in tasks for part in _parts(trace, lanes[number], positions)]
+    first = {index: place for place, index in reversed(list(enumerate(order)))}
+    parts.sort(key=lambda part: min(first[lanes[part[0]].indices[position]] for position in part[1]))
     named = {name for lane in lanes for name in packages_of(lane.writer.about.environment)}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
@@ -152,9 +196,8 @@ def _at_once(
     with pool:
         try:
             with started_safely():
-                done = pool.map(partial(_work, work), *zip(*parts)) if parts else ()
-            for verdicts in done:
-                yield from verdicts
+                done = pool.map(partial(_work, work), *zip(*parts)) if parts else iter(())
+            yield from _ordered(order, lambda index: next(done))
         except BrokenProcessPool as error:
             raise EnvironmentUnavailable(
                 "a worker process died, most likely in the environment (workers=1 shows where), "
@@ -191,7 +234,7 @@ def _verdicts(
     several: bool,
     skip: bool,
     through_the_crash: bool,
-) -> Iterator[Verdict]:
+) -> Generator[Verdict, None, None]:
     """Yield verdicts on the episodes at some positions of a lane. several: whether environments of writers differ."""
     if not skip and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()

@@ -454,3 +454,94 @@ def test_a_tolerance_is_that_of_one_column_or_of_its_parts(tmp_path: Path) -> No
     assert run("verify", tmp_path, "--env-arg", "g=10.000001", *tolerances).exit_code == 0
     for wrong in ("1e-3", "rewards=x", "scores=1", "rewards=-1"):
         assert run("verify", tmp_path, "--tolerance", wrong).exit_code == 2
+
+
+# -- the order of verdicts ---------------------------------------------------------------------------------------------
+
+
+class Counted(CountingEnv):
+    """Counts environments that are open, and resets. A seed sets the length of episodes, rewards count the episodes."""
+
+    open = most_open = resets = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lives = 0
+        Counted.open += 1
+        Counted.most_open = max(Counted.most_open, Counted.open)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        Counted.resets += 1
+        self._lives += 1
+        self.length = self.length if seed is None else 2 + seed
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return (observation, float(self._lives), *rest)
+
+    def close(self) -> None:
+        Counted.open -= 1
+
+
+@pytest.fixture
+def lanes(tmp_path: Path) -> Path:
+    """Lanes with episodes of 2 to 6 steps. Each flush ends a chunk, in which lane comes after lane."""
+    envs = TraceRecordingVectorWrapper(SyncVectorEnv([Counted] * 5), tmp_path)
+    envs.reset(seed=1)
+    for step in range(60):
+        envs.step(envs.action_space.sample())
+        if step % 7 == 6:
+            envs.flush()
+    envs.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("most", [1, 3, 32])
+def test_verdicts_come_in_the_order_of_the_trace(lanes: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.replay.verify._MOST_ENVIRONMENTS", most)
+    trace = open_trace(lanes)
+    assert (np.diff(trace.episodes["lane"].astype(int)) < 0).sum() > 5  # lanes that come up again
+    Counted.open = Counted.most_open = Counted.resets = 0
+    found = list(verify_trace(trace, make_env=Counted))
+    assert [verdict.index for verdict in found] == list(range(len(trace)))
+    assert {verdict.verdict for verdict in found} == {"identical"}
+    for episode, verdict in zip(trace, found, strict=True):
+        assert (episode.lane, episode.episode_id, len(episode)) == (verdict.lane, verdict.episode_id, verdict.steps)
+    assert Counted.resets == len(trace)  # no episode was played twice
+    assert (Counted.open, Counted.most_open) == (0, min(most + 1, 5))
+
+
+def test_verdicts_on_a_view_come_in_its_order(lanes: Path) -> None:
+    trace = open_trace(lanes)
+    view = trace[[7, 3, 20, 3, 11]]
+    found = list(verify_trace(view, make_env=Counted))
+    assert [verdict.index for verdict in found] == [0, 1, 2, 3, 4]
+    assert [verdict.episode_id for verdict in found] == view.episodes["episode_id"].tolist()
+    (one,) = verify_trace(view, make_env=Counted, episodes=[2])
+    assert (one.index, one.episode_id) == (2, trace[20].episode_id)
+
+
+def test_the_first_verdict_on_lanes_comes_before_the_last_episode_is_played(lanes: Path) -> None:
+    Counted.open = Counted.resets = 0
+    verdicts_on = verify_trace(lanes, make_env=Counted)
+    assert next(verdicts_on).index == 0
+    assert Counted.resets == 1
+    verdicts_on.close()  # type: ignore[attr-defined]
+    assert Counted.open == 0
+
+
+def test_workers_give_verdicts_in_the_order_of_the_trace(tmp_path: Path) -> None:
+    make = partial(gymnasium.make, "CartPole-v1")
+    envs = TraceRecordingVectorWrapper(SyncVectorEnv([make] * 3), tmp_path)
+    envs.reset(seed=1)
+    for step in range(80):
+        envs.step(envs.action_space.sample())
+        if step % 20 == 19:
+            envs.flush()
+    envs.close()
+    trace = open_trace(tmp_path)
+    assert (np.diff(trace.episodes["lane"].astype(int)) < 0).any()
+    found = list(verify_trace(trace, workers=2))
+    assert [verdict.index for verdict in found] == list(range(len(trace)))
+    assert [verdict.lane for verdict in found] == trace.episodes["lane"].tolist()
