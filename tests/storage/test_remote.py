@@ -611,7 +611,6 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
     web.answers[f"/t/{path}"] = drip
     monkeypatch.setattr(stores, "_SECONDS", 0.5)
     monkeypatch.setattr(stores, "_SLOWEST", 1 << 30)
-    monkeypatch.setattr(stores, "_LISTING_SECONDS", 0.5 if path == "names.txt" else 60)
     try:
         with pytest.raises(RemoteError, match="answers too slowly"):
             open_trace(url)

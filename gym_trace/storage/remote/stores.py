@@ -290,7 +290,7 @@ class WebStore(FsspecStore):
 
     def _text(self, url: str) -> tuple[str, str]:
         """Return a text file, and its type."""
-        data, headers = self._get(url, _MOST_TEXT + 1, _LISTING_SECONDS)
+        data, headers = self._get(url, _MOST_TEXT + 1, 2 * _SECONDS)
         if len(data) > _MOST_TEXT:
             raise RemoteError(f"{shown(url)}: larger than {_MOST_TEXT} bytes; name only the files of the trace in it")
         return data.decode("utf-8", "replace"), headers.get("Content-Type", "text/html")
@@ -392,7 +392,7 @@ def _redirected(at: Any, location: str) -> Any:
         to = at.join(type(at)(location))
         if location and to.origin() == at.origin():
             return to.with_user(at.user).with_password(at.password)
-    raise RemoteError(f"{shown(str(at))}: redirects to another server; pass the URL of that one")
+    raise RemoteError(f"{shown(str(at))}: redirects to another server, port or scheme; pass the URL that it leads to")
 
 
 class FolderStore:
