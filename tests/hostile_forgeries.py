@@ -414,7 +414,7 @@ def _with_parity(place: Place, *numbers: int) -> None:
     footer = wire.unpack_footer(data[-64:], len(data), file_id)
     assert footer is not None
     data[-64:] = wire.pack_footer(footer.index_offset, len(data), file_id, numbers)  # type: ignore[arg-type]
-    data[len(data) // 2] ^= 1
+    data[footer.parity[0] // 2] ^= 1
     place.batch.write_bytes(data)
 
 

@@ -140,9 +140,9 @@ def test_node_reader_restores_damaged_bytes_by_parity(reader: Path, tmp_path: Pa
 def test_node_reader_restores_no_more_than_the_checksums_confirm(reader: Path, tmp_path: Path) -> None:
     batch = telltale.record(tmp_path, parity=True)
     data = bytearray(batch.read_bytes())
-    covered, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
-    begin = covered // 2 // block * block
-    for at in (begin, begin + groups * block):  # two blocks of one group
+    _, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
+    begin = 3 * block
+    for at in (begin, begin + groups * block):  # two blocks of one group, of the schema and of a chunk
         data[at] ^= 1
     batch.write_bytes(data)
     ((writer,),) = read(reader, tmp_path)

@@ -25,6 +25,8 @@ from gym_trace.storage.protocol import Reader
 LARGEST_BLOCK, SMALLEST_BLOCK = 4096, 64  # bytes; a sector of a disk, and a header
 _STRIPES = 48  # stripes of a large batch: its parity takes 1/48 of its size
 _FEWEST_GROUPS = 4
+_SECTOR = 4096  # bytes of a stretch of damage that every batch survives
+_FINEST = 256  # bytes of the smallest block that is chosen
 CHECKSUM = np.dtype("<u4")
 _MOST_BLOCKS = 1 << 22
 _AT_ONCE = 128 << 10  # bytes of a piece, at most, which stays in the cache of a core between its passes
@@ -76,11 +78,14 @@ class Shape(NamedTuple):
 
 
 def shape_for(covered: int) -> Shape:
-    """Return the shape for this many bytes: about 2 % of a large batch, a few more per cent of a small one."""
+    """Return the shape for this many bytes: about 2 % of a large batch, and enough for a sector of the smallest one.
+
+    If a batch has fewer blocks than groups, the parity blocks of the empty groups lie between the data and the others.
+    """
     wanted = covered // (_STRIPES * _FEWEST_GROUPS)
-    block = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (wanted - 1).bit_length() if wanted > 1 else 1))
-    blocks = -(-covered // block)
-    return Shape(covered, block, min(blocks, max(_FEWEST_GROUPS, -(-blocks // _STRIPES))))
+    block = min(LARGEST_BLOCK, max(_FINEST, 1 << (wanted - 1).bit_length() if wanted > 1 else 1))
+    large, small = -(-covered // (block * _STRIPES)), -(-(_SECTOR - 1) // block) + 1
+    return Shape(covered, block, max(_FEWEST_GROUPS, large, small))
 
 
 class Parity(NamedTuple):

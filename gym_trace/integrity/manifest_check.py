@@ -33,6 +33,7 @@ class ManifestCheck:
         damages: lines of the manifest that are damaged or wrong.
         lost: listed batches, or ends of them, that are missing.
         remarks: notes that are not about damage.
+        is_open: True if the writer is dead and did not close, as far as the manifest is intact.
     """
 
     def __init__(self, files: WriterFiles):
@@ -41,6 +42,7 @@ class ManifestCheck:
         self.damages: list[Damage] = []
         self.lost: list[Damage] = []
         self.remarks: list[str] = []
+        self.is_open = False
         self._files = files
         self.seen: dict[str, Seen] = {}
         self._listed: set[str] = set()
@@ -65,10 +67,7 @@ class ManifestCheck:
             self.damages.append(Damage(path, 0, 0, error.problem))
         except FileNotFoundError:
             return  # deleted since it was listed
-        if not (self._closed or alive or self.damages):
-            failure = self._files.failure()
-            end = "it was killed" if failure is None else f"recording stopped: {failure}"
-            self.remarks.append(f"{path}: the writer did not close; {end}")
+        self.is_open = not (self._closed or alive or self.damages)
 
     def _damaged(self, damage: Damage) -> None:
         """Adds damage; lines with the same fault that follow each other are one."""

@@ -42,7 +42,6 @@ from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.protocol import Reader, ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-_MOST_TOLD = 8  # of the actions that were never answered, one per lane
 _BLOCK = 1 << 20
 _FRAGMENTS: ColumnPath = ("fragments",)
 _STARTS: ColumnPath = ("starts",)
@@ -117,8 +116,47 @@ def examinations(
         if on_progress is not None:
             on_progress(min(report.bytes + done, total), total)
 
+    unclosed: list[Unclosed] = []
     for files in writers:
-        yield Examination(files, report, advance, salvage)
+        yield (examination := Examination(files, report, advance, salvage))
+        unclosed += [examination.unclosed] if examination.unclosed is not None else []
+    report.remarks += _described(unclosed)
+
+
+class Unclosed(NamedTuple):
+    """A dead writer that did not close.
+
+    Attributes:
+        failure: what stopped it, if it said so; otherwise it was killed.
+        steps: those in its ring.
+        actions: texts of the actions that were never answered.
+    """
+
+    writer: str
+    failure: str | None
+    steps: int
+    actions: list[str]
+
+
+def _described(unclosed: list[Unclosed]) -> list[str]:
+    """Return a line for all writers that were killed, and one for each that stopped by itself."""
+    killed = [one for one in unclosed if one.failure is None]
+    lines = [f"writer {one.writer} stopped recording: {one.failure}{_rest(one)}" for one in unclosed if one.failure]
+    if len(killed) == 1:
+        return [f"writer {killed[0].writer} was killed{_rest(killed[0])}", *lines]
+    if killed:
+        steps, actions = sum(one.steps for one in killed), [text for one in killed for text in one.actions]
+        lines.insert(0, f"{len(killed)} writers were killed{_rest(Unclosed('', None, steps, actions), 'their rings')}")
+    return lines
+
+
+def _rest(one: Unclosed, rings: str = "its ring") -> str:
+    """Return what a dead writer has left, to be appended to how it ended."""
+    has = "has" if rings == "its ring" else "have"
+    ring = f"; {one.steps:,} steps are in {rings}, which {has} no checksums" if one.steps else ""
+    if len(one.actions) > 1:
+        return f"{ring}; {len(one.actions):,} actions were never answered"
+    return ring + "".join(f"; an action was never answered, {text}" for text in one.actions)
 
 
 def _size(storage: ReadStorage, name: str) -> int:
@@ -246,6 +284,7 @@ class Examination:
         last_inexact: the last loss whose steps are not all known.
         origins: the writers of the episodes in compacted files, known once chunks() begins.
         pending: actions that were never answered.
+        unclosed: how the writer ended, if it is dead and did not close; known after finish().
     """
 
     def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
@@ -256,6 +295,9 @@ class Examination:
         self.last_inexact: Loss | None = None
         self.origins: list[Origin | None] = []
         self.pending: list[Pending] = []
+        self.unclosed: Unclosed | None = None
+        self._unsealed: list[str] = []
+        self._in_ring: tuple[int, list[str]] = 0, []  # steps and actions
         self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
         self._alive = files.is_alive()
         self._journal = ManifestCheck(files)
@@ -307,6 +349,10 @@ class Examination:
         journal.compare(self._alive)
         report.damages += journal.damages
         report.remarks += journal.remarks
+        if journal.is_open:
+            self.unclosed = Unclosed(self.files.writer, self.files.failure(), *self._in_ring)
+        else:
+            report.remarks += [f"{path}: not sealed; the writer died" for path in self._unsealed]
         for damage in journal.lost:
             self._lost(damage)
         if self._episodes:
@@ -342,15 +388,10 @@ class Examination:
                 self._lost(self._damaged_ring(error), fragments)
             else:
                 yield self._counted(fragments, chunk)
-        if self._alive:
-            return
-        self.pending = self._tail.actions or self.pending
-        steps = 0 if batch is None else int(batch.fragments["steps"].sum())
-        remarks, where = self._report.remarks, self.files.where
-        if steps or self._tail.actions:
-            remarks.append(f"{where}: the writer did not close; {steps:,} steps are in its ring")
-        for action in self._tail.actions[:_MOST_TOLD]:
-            remarks.append(f"{where}: the action that was being executed {action.told(self._layouts.actions)}")
+        if not self._alive:
+            self.pending = self._tail.actions or self.pending
+            steps = 0 if batch is None else int(batch.fragments["steps"].sum())
+            self._in_ring = steps, [action.told(self._layouts.actions) for action in self._tail.actions]
 
     def _batch(self, which: int, name: str) -> Iterator[tuple[Array, Chunk]]:
         try:
@@ -366,7 +407,7 @@ class Examination:
             where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
             self._report.remarks.append(f"{where}; the writer died, or is still at it")
         elif not batch.has_end_name and not self._alive:
-            self._report.remarks.append(f"{batch.path}: not sealed; the writer died")
+            self._unsealed.append(batch.path)
         is_clean = not batch.damage
         for number, fragments in enumerate(_tables_of(batch)):
             if number >= self._tail.counts.get(which, len(batch.chunks)):

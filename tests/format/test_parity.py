@@ -54,10 +54,27 @@ def test_parity_takes_a_few_per_cent_and_covers_everything(covered: int) -> None
     shape = shape_for(covered)
     assert shape.is_plausible(covered + shape.stripe + 4 * shape.blocks)
     assert shape.blocks * shape.block >= covered
-    assert shape.groups <= shape.blocks
-    if covered >= 40_000:
-        assert shape.stripe + 4 * shape.blocks < (0.023 if covered > 1 << 22 else 0.05) * covered
-        assert shape.stretch >= min(covered // 64, 12_000)
+    assert shape.stripe + 4 * shape.blocks < max(5_000, (0.023 if covered > 1 << 22 else 0.05) * covered)
+    assert shape.stretch >= max(4_096, min(covered // 64, 12_000))
+
+
+@pytest.mark.parametrize("sector", [512, 4096])
+@pytest.mark.parametrize("episodes", [0, 1, 40])
+def test_a_bad_sector_of_a_small_batch_loses_nothing(tmp_path: Path, episodes: int, sector: int) -> None:
+    with TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "t", uid="w", record_infos=True) as env:
+        env.reset(seed=1)
+        for _ in range(episodes):
+            while not any(env.step(env.action_space.sample())[2:4]):
+                pass
+            env.reset()
+    batch = tmp_path / "t" / "w.000000.gtb"
+    data, expected = batch.read_bytes(), contents(tmp_path / "t")
+    assert len(data) < 40_000
+    for at in range(0, len(data), sector // 2 if LONG else sector):
+        batch.write_bytes(data[:at] + bytes(len(data[at : at + sector])) + data[at + sector :])
+        assert contents(tmp_path / "t") == expected, at
+        assert heal_trace(tmp_path / "t").hopeless == []
+        assert batch.read_bytes() == data, at
 
 
 def batch_of(column: bytes) -> bytes:
@@ -243,7 +260,7 @@ def test_parity_that_contradicts_intact_data_restores_nothing(tmp_path: Path, da
     chunk = int(BatchReader(LocalStorage(batch.parent), batch.name).chunks["offset"][1])
     rewards = place_of(batch, 1, "rewards") + 2
     places = {"another column": place_of(batch, 5, "actions"), "metadata": chunk + 70, "header": chunk + 3}
-    places |= {"schema": 150, "index": len(data) - 64 - shape_of(batch).stripe - 4 * shape_of(batch).blocks - 250}
+    places |= {"schema": 150, "index": shape_of(batch).covered - 20}
     forged = with_parity(data, xored(data, rewards, b"\x40"))
     batch.write_bytes(xored(forged, places[damaged], b"\xff"))
     before = batch.read_bytes()

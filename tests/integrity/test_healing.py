@@ -115,7 +115,7 @@ def test_a_copy_that_cannot_be_written_raises_and_leaves_the_trace(tmp_path: Pat
 def test_an_edit_copies_the_recorded_bytes_and_not_the_damaged_ones(tmp_path: Path) -> None:
     batch = record(tmp_path / "t", parity=True)
     data = batch.read_bytes()
-    damage(batch, len(data) // 2)
+    damage(batch, parity_offset(data) // 2)
     edit.filter(tmp_path / "t", tmp_path / "all")  # copies whole files, with their parity
     assert heal_trace(tmp_path / "all").hopeless == []
     with pytest.warns(UserWarning, match="by its parity"):

@@ -337,7 +337,7 @@ def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch
     (writer,) = describe(tmp_path / "t")["writers"]
     assert (writer["state"], writer["problem"], writer["steps"]) == ("failed", "No space left on device", 1)
     remarks = check_trace(tmp_path / "t").remarks
-    assert any("recording stopped: No space left on device" in remark for remark in remarks)
+    assert any("stopped recording: No space left on device" in remark for remark in remarks)
     assert not any("killed" in remark for remark in remarks)
     assert "writer w stopped recording: No space left on device" in shell.ok("info", tmp_path / "t").output
     for command in (["info"], ["check"], ["repair", "-o", tmp_path / "r"]):
