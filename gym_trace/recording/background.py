@@ -18,6 +18,23 @@ from gym_trace.storage.interrupts import held_back
 _HEADROOM = 32 << 20  # bytes of address space needed to start a thread
 
 
+class _Server(threading.Thread):
+    """A thread that serves. is_serving: False once it is at its end; then ended() is called."""
+
+    def __init__(self, name: str, serve: Callable[[], None], ended: Callable[[], None]):
+        super().__init__(target=serve, name=name, daemon=True)
+        self.is_serving = True
+        self._ended = ended
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.is_serving = False
+            self._ended()
+            del self._ended  # as Thread does with its target: a cycle otherwise
+
+
 class SlabWriter:
     """Writes slabs in a background thread. Signals such as Ctrl-C interrupt only the main thread.
 
@@ -43,7 +60,7 @@ class SlabWriter:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the thread ends
         self._progress = threading.Lock()  # released after each job, to wake wait()
         self._working = threading.Lock()  # held by the thread that does the jobs
-        self._thread: threading.Thread | None = None
+        self._thread: _Server | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -58,53 +75,66 @@ class SlabWriter:
         """
         self._jobs.put(partial(self._write, sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
-        self._is_served()  # if no thread can start, wait() does the work
+        self._served_by()  # if no thread can start, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:
         """Wait until this slab is written (None: all slabs) or .failure is set. Ctrl-C may interrupt it."""
         wanted = self.submitted if sequence is None else sequence
         while self.written < wanted and self.failure is None:
-            if self._is_served():
-                self._progress.acquire(timeout=0.1)
+            if (thread := self._served_by()) is not None:
+                self._rest(thread)
             else:
                 self._serve_here()
 
     def pause(self) -> None:
         """Do all jobs and end the thread, so that no lock is held at a fork."""
         thread = self._thread
-        if thread is not None and thread.is_alive():
+        if thread is not None and thread.is_serving:
             self._jobs.put(None)
             if thread is threading.current_thread():  # garbage collection may close a recorder in it
                 return
-            while thread.is_alive():
-                thread.join(0.1)
+            while thread.is_serving:
+                self._rest(thread)
+        if thread is not None and thread is not threading.current_thread():
+            with held_back():  # as in _rest(); it is at its end
+                thread.join()
         self._serve_here()  # what the thread left, or could not be started for
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Write everything and seal the batch. summary: returns the last entry of the manifest."""
         if not self.is_finished:
             self._jobs.put(partial(self._finish, summary))
-            self._is_served()
+            self._served_by()
         self.pause()
 
-    def _is_served(self) -> bool:
-        """Return True if a thread does the jobs; start it if necessary. It may be impossible at interpreter shutdown.
+    def _served_by(self) -> _Server | None:
+        """Return the thread that does the jobs; start it if necessary. None: impossible, as at interpreter shutdown.
 
         It checks for memory first: start() would wait forever for a thread that dies without memory.
         """
-        if self._thread is not None and self._thread.is_alive():
-            return True
+        if self._thread is not None and self._thread.is_serving:
+            return self._thread
         with held_back():  # a thread whose start is interrupted may never run
-            if self._thread is not None and self._thread.is_alive():  # a signal handler has started it
-                return True
-            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            if self._thread is not None and self._thread.is_serving:  # a signal handler has started it
+                return self._thread
+            thread = _Server(self._name, self._serve, self._wake)
             try:
                 mmap.mmap(-1, _HEADROOM).close()
                 thread.start()
             except (RuntimeError, OSError, MemoryError):
-                return False
+                return None
             self._thread = thread
-        return True
+        return thread
+
+    def _rest(self, thread: _Server) -> None:
+        """Wait a moment for the thread to do a job, or to end. Ctrl-C may interrupt it."""
+        if not self._progress.acquire(timeout=0.1):
+            with (
+                held_back()
+            ):  # up to Python 3.12 a thread counts as dead once a signal has interrupted is_alive(), join()
+                is_alive = thread.is_alive()
+            if not is_alive:  # at interpreter shutdown
+                thread.is_serving = False
 
     def _serve_here(self) -> None:
         """Do the queued jobs in the caller's thread, unless another one is at it."""
@@ -140,8 +170,11 @@ class SlabWriter:
             while (job := self._jobs.get()) is not None:
                 job()
                 del job  # and the arrays that it holds
-                with contextlib.suppress(RuntimeError):  # not taken since the last job
-                    self._progress.release()
+                self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # not taken since the last job
+            self._progress.release()
 
     def _write(self, sequence: int, segments: Callable[[], list[Segment]], pending: list[Any]) -> None:
         if self.failure is None and sequence > self.written:

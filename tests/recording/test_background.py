@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -85,10 +87,10 @@ def test_a_waiting_thread_does_not_hold_the_arrays_of_the_last_slab() -> None:
 def test_an_interrupted_pause_leaves_no_slab_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     out, chunks = started()
     may_write = threading.Event()
-    join: Callable[..., None] = threading.Thread.join
+    rest = SlabWriter._rest
 
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        monkeypatch.setattr(threading.Thread, "join", join)
+    def interrupted(writer: SlabWriter, thread: threading.Thread) -> None:
+        monkeypatch.setattr(SlabWriter, "_rest", rest)
         raise KeyboardInterrupt
 
     def segments() -> list[Any]:
@@ -96,7 +98,7 @@ def test_an_interrupted_pause_leaves_no_slab_unwritten(monkeypatch: pytest.Monke
         return []
 
     out.submit(1, segments)
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(SlabWriter, "_rest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         out.pause()
     out.submit(2, nothing)  # behind the word that ends the thread
@@ -105,6 +107,50 @@ def test_an_interrupted_pause_leaves_no_slab_unwritten(monkeypatch: pytest.Monke
     assert chunks.written == [1, 2]
     assert out.is_complete
     out.close(dict)
+
+
+@pytest.mark.parametrize("method", ["is_alive", "join"])
+def test_ctrl_c_while_it_waits_for_the_thread_does_not_hang_close(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Up to Python 3.12 a thread counts as dead once Ctrl-C has interrupted is_alive() or join()."""
+    out, chunks = started()
+    may_write, is_writing, dead = threading.Event(), threading.Event(), set[threading.Thread]()
+    whole = {name: getattr(threading.Thread, name) for name in ("is_alive", "join")}
+
+    def is_open_to_signals() -> bool:
+        handler = signal.getsignal(signal.SIGINT)
+        return threading.current_thread() is threading.main_thread() and handler is signal.default_int_handler
+
+    def interrupted(name: str) -> Callable[..., Any]:
+        def call(thread: threading.Thread, *args: Any) -> Any:
+            if name == method and not dead and thread.name == "a writer" and is_open_to_signals():
+                dead.add(thread)
+                raise KeyboardInterrupt
+            return (False if name == "is_alive" else None) if thread in dead else whole[name](thread, *args)
+
+        return call
+
+    def segments() -> list[Any]:
+        is_writing.set()
+        may_write.wait()
+        return []
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    out.submit(1, segments)
+    is_writing.wait()
+    for name in whole:
+        monkeypatch.setattr(threading.Thread, name, interrupted(name))
+    timer = threading.Timer(1.0, may_write.set)  # so that waiting finds the thread at work
+    timer.start()
+    with contextlib.suppress(KeyboardInterrupt):
+        out.pause()
+    out.submit(2, nothing)
+    closing = threading.Thread(target=out.close, args=[dict], daemon=True)
+    closing.start()
+    whole["join"](closing, 60)
+    assert not whole["is_alive"](closing)
+    assert chunks.written == [1, 2]
+    assert len({*chunks.threads}) <= 2
+    assert out.is_complete
 
 
 def test_a_recorder_that_its_own_thread_closes_writes_the_slabs_that_wait() -> None:
