@@ -143,7 +143,7 @@ def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
 def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
     """Yield a path for what is made; sync what is there at the end and put() it in place, unless an error comes."""
     with raised_once():
-        work = _work_beside(final)
+        work = work_beside(final)
         try:
             staged = work.path / final.name
             yield staged
@@ -241,7 +241,7 @@ def remove_left(directory: Path) -> None:
             work.remove()
 
 
-def _work_beside(final: Path) -> WorkDirectory:
+def work_beside(final: Path) -> WorkDirectory:
     """Return an empty work directory, and remove those that dead processes left when they made the same."""
     name = os.fsdecode(os.fsencode(final.name)[:_LONGEST])
     places = [final.with_name(f".{name}.{number}.part") for number in range(_AT_ONCE)]

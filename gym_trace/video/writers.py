@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
 from gym_trace.model.values import Array
 from gym_trace.showing.pictures import as_picture
 from gym_trace.storage.local import open_regular
+from gym_trace.storage.staging import WorkDirectory, work_beside
 
 try:
     import av
@@ -160,10 +160,7 @@ class _Writer(ABC):
         except (av.FFmpegError, OSError):
             pass  # such as a full disk; the file is removed anyway
         finally:
-            if self._part.is_dir():
-                shutil.rmtree(self._part, ignore_errors=True)
-            else:
-                self._part.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
 
     @abstractmethod
     def _open(self, height: int, width: int) -> None:
@@ -302,12 +299,15 @@ class GifWriter(_Writer):
 class PngWriter(_Writer):
     """Writes a directory of lossless PNG files, frame-000000.png and so on."""
 
+    _work: WorkDirectory | None = None
+
     def _open(self, height: int, width: int) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise InvalidOption(f"{self.path}: already exists; remove it or choose another directory")
-        if self._part.is_symlink():
-            raise InvalidOption(f"{self._part}: is a symbolic link; remove it or choose another directory")
-        self._part.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._work = work_beside(self.path)  # without the frames of a process that was killed
+        self._part = self._work.path / self.path.name
+        self._part.mkdir()
 
     def _add(self, picture: Array) -> None:
         context: Any = av.CodecContext.create("png", "w")
@@ -319,6 +319,17 @@ class PngWriter(_Writer):
         fd = open_regular(self._part / f"frame-{self.frames:06d}.png", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "wb") as file:
             file.write(b"".join(map(bytes, packets)))
+
+    def close(self) -> None:
+        super().close()
+        self._remove()
+
+    def drop(self) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._work is not None:
+            self._work.remove()
 
 
 def _pulled(graph: Graph) -> Any:

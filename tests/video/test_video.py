@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from fractions import Fraction
@@ -28,7 +29,7 @@ from gym_trace.video.simulate import play_for_humans
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
 
-from gym_trace.video.writers import GifWriter, Mp4Writer  # noqa: E402
+from gym_trace.video.writers import GifWriter, Mp4Writer, PngWriter  # noqa: E402
 
 
 def pictures_of(path: Path) -> list[Any]:
@@ -323,6 +324,25 @@ def test_out_determines_format_and_file_names(tmp_path: Path) -> None:
         Destination("a.mp4", "gif")
     with pytest.raises(InvalidOption, match="unknown format"):
         Destination("a", "avi")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_frames_of_a_killed_rendering_are_not_among_those_of_the_next(tmp_path: Path) -> None:
+    picture = np.zeros((8, 8, 3), np.uint8)
+    child = os.fork()
+    if not child:
+        writer = PngWriter(tmp_path / "frames", 10)
+        for _ in range(5):
+            writer.write(picture)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.rglob("frame-*.png"))) == 5
+    writer = PngWriter(tmp_path / "frames", 10)
+    for _ in range(2):
+        writer.write(picture)
+    writer.close()
+    assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == ["frame-000000.png", "frame-000001.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["frames"]
 
 
 def test_an_existing_directory_of_frames_raises(tmp_path: Path, trace: Path) -> None:
