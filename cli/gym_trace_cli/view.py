@@ -9,7 +9,7 @@ import threading
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, Size
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, Size, comparison_options
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -56,6 +56,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 )
 @selection_options
 @recorded_environment_options
+@comparison_options
 def command(
     directories: tuple[str, ...],
     port: int,
@@ -67,6 +68,7 @@ def command(
     max_bytes: int | None,
     selection: Selection,
     recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
 ) -> int:
     """See traces in a browser: episodes, pictures, plots and steps, also live.
 
@@ -90,7 +92,7 @@ def command(
     if place and (save is not None or not selection.is_all):
         raise click.UsageError("--episode and --step exclude --save and the selection of episodes")
     if save is None:
-        return _serve(traces, host, port, no_browser, recorded, place)
+        return _serve(traces, host, port, no_browser, recorded, comparison, place)
     _save(traces, save, max_bytes)
     return FINE
 
@@ -118,12 +120,18 @@ def _place(trace: Trace, episode: int | None, step: int | None) -> str:
 
 
 def _serve(
-    traces: list[Trace], host: str, port: int, no_browser: bool, recorded: RecordedEnvironment, place: str
+    traces: list[Trace],
+    host: str,
+    port: int,
+    no_browser: bool,
+    recorded: RecordedEnvironment,
+    comparison: dict[str, Any],
+    place: str,
 ) -> int:
     from gym_trace.viewer import serve
 
     without_display()
-    making = recorded.arguments()
+    making = {**recorded.arguments(), **comparison}
     opened = ExitStack()
 
     def on_start(address: str) -> None:

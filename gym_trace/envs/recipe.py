@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import class_name, copied, dtype_from, is_plain_dtype
 
+_HAS_NO_NAME = re.compile(r"[<]|^__main__:|^__mp_main__:")  # that another process could import
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100
@@ -274,6 +276,14 @@ def factory_recipe(
     """Return as plain data how a function, MODULE:FUNCTION, makes an environment; see recorded_factory()."""
     around = [[name, _stored(arguments)] for name, arguments in wrappers]
     return {"id": call, "entry_point": call, "kwargs": _stored(kwargs), "wrappers": around}
+
+
+def recipe_of_function(make: Any) -> dict[str, Any] | None:
+    """Return factory_recipe() of a function of a module, also with arguments in a partial; None for others."""
+    is_partial = isinstance(make, functools.partial) and not make.args
+    function, kwargs = (make.func, make.keywords) if is_partial else (make, {})
+    name = "" if not inspect.isfunction(function) else f"{function.__module__}:{function.__qualname__}"
+    return factory_recipe(name, kwargs, []) if name and not _HAS_NO_NAME.search(name) else None
 
 
 def recorded_factory(description: Mapping[str, Any]) -> Recipe | None:

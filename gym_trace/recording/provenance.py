@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import gym_trace
+from gym_trace.envs.recipe import recipe_of_function
 
 _LONGEST = 1 << 20  # bytes stored of a git answer, such as the diff
 _GIT_SECONDS = 2.0  # timeout of git, for large repositories on slow disks
@@ -59,14 +60,14 @@ def provenance_of(
         argv: also store the full command line.
         diff: also store the uncommitted changes, and diff_is_whole: False if they are truncated or incomplete.
         make_env: the environment factory; its attribute `imported`, if any, lists the modules that it imports, and
-            `as_recorded` is its recipe (see recorded_factory).
+            `as_recorded` is its recipe (see recorded_factory). A function of a module has one without these.
     """
     found: dict[str, Any] = {"command": command, "policy": policy, "gym_trace": gym_trace.__version__}
     if policy is None:
         del found["policy"]
     if imports := list(getattr(make_env, "imported", ())):
         found["imports"] = imports
-    if (factory := getattr(make_env, "as_recorded", None)) is not None:
+    if (factory := getattr(make_env, "as_recorded", None) or recipe_of_function(make_env)) is not None:
         found["factory"] = factory
     found |= _of_repository(diff)
     if argv:

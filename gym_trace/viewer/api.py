@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gym_trace.errors import InvalidOption
@@ -19,6 +19,10 @@ def serve(
     trust: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
     make_env: Callable[..., Any] | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
     imports: Sequence[str] = (),
     on_start: Callable[[str], None] | None = None,
 ) -> None:
@@ -34,21 +38,25 @@ def serve(
         trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
             gym_trace.video.render.render_episodes(). Without trust, the page shows what a trace would import, call or
             open, and asks.
+        atol, rtol, tolerances, ignore: how these are compared with the recording, as for gym_trace.verify_trace().
         imports: modules to import before that, such as those that register environments.
         on_start: called with the address, which holds a secret token, before the first request is answered.
 
     Raises:
         MissingExtra: starlette or uvicorn is not installed.
         OSError: the port is taken.
-        TraceNotFound
+        TraceNotFound, InvalidOption
     """
-    from gym_trace.viewer.rendering import Recipe, Renderings  # needs gymnasium
+    from gym_trace.replay.making import Making  # needs gymnasium
+    from gym_trace.viewer.rendering import Recipe, Renderings  # as above
     from gym_trace.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
 
     if not traces:
         raise InvalidOption("traces: none; pass at least one")
     pages = pages_of(page.static_files())
-    renderings = Renderings(Recipe(trust, env_kwargs, make_env, tuple(imports)))
+    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore)
+    _ = making.comparison  # raises now, not in the process that renders
+    renderings = Renderings(Recipe(making, tuple(imports)))
     try:
         answers = Answers([as_trace(one) for one in traces], renderings)
         viewer = Viewer(answers, pages, host, port)

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import IO, Any, NamedTuple
 
@@ -39,11 +39,9 @@ class Consent(Exception):
 
 
 class Recipe(NamedTuple):
-    """Settings that make environments: those of render_episodes(), and modules to import first."""
+    """Settings of the replays, and modules to import first."""
 
-    trust: bool = False
-    env_kwargs: Mapping[str, Any] | None = None
-    make_env: Any = None
+    making: Making = Making()
     imports: Sequence[str] = ()
 
 
@@ -140,7 +138,7 @@ class Renderings:
                 if known is not None:
                     known.drop()
                 self._numbers += 1
-                known = Rendering(self._numbers, viewed.trace, viewed.index, trust or self._recipe.trust)
+                known = Rendering(self._numbers, viewed.trace, viewed.index, trust or self._recipe.making.trust)
                 self._kept[key] = known
                 self._kept.move_to_end(key)
                 self._waiting.append(known)
@@ -196,7 +194,11 @@ class Renderings:
 
     def _render(self, processes: LocalProcesses, rendering: Rendering) -> None:
         rendering.of = len(rendering.trace[rendering.index])
-        arguments = rendering.trace, rendering.index, self._recipe._replace(trust=rendering.trust)
+        arguments = (
+            rendering.trace,
+            rendering.index,
+            self._recipe._replace(making=self._recipe.making._replace(trust=rendering.trust)),
+        )
         processes.start(rendering.number, Job("rendering", _rendered, arguments, niceness=_NICENESS))
         while rendering.state == "running" and not self._is_ending:
             for _, message in processes.poll(_POLL):
@@ -234,8 +236,7 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
     for module in recipe.imports:
         import_module(module)
     report = _Report(connection)
-    making = Making(recipe.trust, recipe.env_kwargs, recipe.make_env)
-    for played in replays(trace, [index], making, "rgb_array", report.step):
+    for played in replays(trace, [index], recipe.making, "rgb_array", report.step):
 
         def watch(env: Any, step: int) -> None:
             report.picture(rendered_frame(env), fps_of(env))

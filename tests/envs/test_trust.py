@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from runs import record_lengths
 from shell import run
+from zoo import CountingEnv
 
 import gym_trace
 import gym_trace.replay_env
@@ -499,3 +501,26 @@ def test_harmless_wrappers_are_made_again_as_they_were(tmp_path: Path) -> None:
     again = open_trace(tmp_path).make_env()
     assert str(again) == str(env)
     assert again.env.epsilon == 1e-3
+
+
+def make_counting(length: int = 4) -> Any:
+    return CountingEnv(length=length)
+
+
+def test_a_function_that_made_the_environment_is_called_again_with_trust(tmp_path: Path) -> None:
+    makers = {"plain": make_counting, "partial": partial(make_counting, length=3)}
+    for name, make in makers.items():
+        gym_trace.collect(make, directory=tmp_path / name, episodes=2, workers=0, seed=1)
+        with pytest.raises(EnvironmentUnavailable, match=r"import test_trust and call test_trust:make_counting\("):
+            list(verify_trace(tmp_path / name))
+        assert {verdict.verdict for verdict in verify_trace(tmp_path / name, trust=True)} == {"identical"}
+    assert len(open_trace(tmp_path / "partial")[0]) == 3
+    gym_trace.collect(lambda: make_counting(), directory=tmp_path / "nameless", episodes=1, workers=0, seed=1)
+    with pytest.raises(EnvironmentUnavailable, match="does not describe how to make its environment"):
+        list(verify_trace(tmp_path / "nameless", trust=True))
+
+
+@pytest.mark.parametrize("factory", [5, {}, {"id": "a:b", "entry_point": 3, "kwargs": {}, "wrappers": []}])
+def test_a_malformed_factory_is_rejected(factory: Any) -> None:
+    with pytest.raises(EnvironmentUnavailable, match="the recorded environment is malformed"):
+        make_environment({"factory": factory}, trust=True)

@@ -20,6 +20,7 @@ from viewer_requests import FILES, POST, asked, cartpoles
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import RenderingError
+from gym_trace.replay.making import Making
 from gym_trace.viewer import rendering
 from gym_trace.viewer.answers import Answers, Refused
 from gym_trace.viewer.rendering import Consent, Recipe, Rendering, Renderings
@@ -116,7 +117,7 @@ def test_an_environment_that_only_the_trace_names_needs_consent(tmp_path: Path, 
 
 
 def test_a_recipe_of_the_caller_needs_no_consent(tmp_path: Path) -> None:
-    renderings = Renderings(Recipe(make_env=Mine))
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
     answers = answers_with(mine(tmp_path), renderings)
     finished(renderings.start(0, answers.traces[0].episode(0), trust=False))
     _, arrays = asked(answers, "/api/frames?episode=0&column=render&from=16&count=16")
@@ -127,7 +128,7 @@ def test_a_recipe_of_the_caller_needs_no_consent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "said"), [(Dying, "process ended"), (Blind, "not an image|images are")])
 def test_the_error_of_an_environment_that_fails_reaches_the_page(tmp_path: Path, kind: type[Mine], said: str) -> None:
-    renderings = Renderings(Recipe(make_env=kind))
+    renderings = Renderings(Recipe(Making(make_env=kind)))
     answers = answers_with(mine(tmp_path), renderings)
     try:
         job = finished(renderings.start(0, answers.traces[0].episode(0), trust=False))
@@ -141,7 +142,7 @@ def test_the_error_of_an_environment_that_fails_reaches_the_page(tmp_path: Path,
 
 def test_the_pictures_of_other_episodes_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "_MOST_KEPT", 1)
-    renderings = Renderings(Recipe(make_env=Mine))
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
     directory = tmp_path
     with TraceRecordingWrapper(Mine(), directory) as env:
         for seed in range(3):
@@ -159,7 +160,7 @@ def test_the_pictures_of_other_episodes_make_room(tmp_path: Path, monkeypatch: p
 
 def test_an_episode_of_too_many_pictures_ends_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "_MOST_BYTES", 100)
-    renderings = Renderings(Recipe(make_env=Mine))
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
     answers = answers_with(mine(tmp_path), renderings)
     try:
         error = finished(renderings.start(0, answers.traces[0].episode(0), trust=False)).error
@@ -198,7 +199,7 @@ def test_the_page_asks_renders_and_hears_of_progress(tmp_path: Path) -> None:
 
 
 def test_closing_ends_a_rendering_and_its_process(tmp_path: Path) -> None:
-    renderings = Renderings(Recipe(make_env=Mine))
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
     answers = answers_with(mine(tmp_path, 20_000), renderings)
     job = renderings.start(0, answers.traces[0].episode(0), trust=False)
     assert job.state == "running"
