@@ -194,6 +194,7 @@ def test_an_environment_without_a_recorder_is_refused() -> None:
     assert env.seeds == envs.envs[0].unwrapped.seeds == []
 
 
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 def test_a_vector_environment_of_recorded_lanes_is_recorded(tmp_path: Path) -> None:
     envs = gymnasium.vector.SyncVectorEnv([lambda: gym_trace.TraceRecordingWrapper(Countdown(), tmp_path)] * 2)
     assert gym_trace.record_episodes(envs, episodes=4, seed=0).episodes == 4

@@ -16,9 +16,10 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 from runs import acted, outcomes, play, recorded, warned
+from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, scripted
 
-from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption
 
 # -- a wrapped run is the unwrapped run --------------------------------------------------------------------------------
