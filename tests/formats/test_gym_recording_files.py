@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from old_recordings import LEGACY, RECORDINGS, OldRecorder, imported, rows
 
 from gym_trace import import_trace, open_trace
 from gym_trace.envs.spaces import restore
+from gym_trace.errors import UnreadableRecording
+from gym_trace.formats.legacy.gym_recording import StoredArray
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -130,3 +133,43 @@ def test_several_recorders_and_batches_keep_their_order_and_ids(tmp_path: Path) 
     trace = open_trace(tmp_path / "t")
     assert trace.episodes["episode_id"].tolist() == [0, 1, 5] * 3
     assert trace.writers == [f"openaigym.trace.{number}.7" for number in (0, 9, 10)]
+
+
+def named_again(path: Path, times: int) -> Path:
+    """A recording whose episodes have one array, which the file has once."""
+    recorder = OldRecorder(path, "npy")
+    file = recorder.batch(rows(np.zeros((100, 50))))
+    said = json.loads(file.read_text())
+    said["episodes"] *= times
+    file.write_text(json.dumps(said))
+    (manifest,) = path.glob("*.manifest.json")
+    known = json.loads(manifest.read_text())
+    known["batches"][0]["len"] = len(said["episodes"])
+    manifest.write_text(json.dumps(known))
+    return path
+
+
+def test_an_array_that_is_named_very_often_is_refused(tmp_path: Path) -> None:
+    assert import_trace(named_again(tmp_path / "once", 1), tmp_path / "t").episodes == 1
+    with pytest.raises(UnreadableRecording, match="or its arrays are named so often"):
+        import_trace(named_again(tmp_path / "often", 50), tmp_path / "other")
+
+
+def test_a_file_of_episodes_that_is_named_very_often_is_refused(tmp_path: Path) -> None:
+    path = named_again(tmp_path / "old", 1)
+    (manifest,) = path.glob("*.manifest.json")
+    known = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({"batches": known["batches"] * 50}))
+    with pytest.raises(UnreadableRecording, match="or its arrays are named so often"):
+        import_trace(path, tmp_path / "t")
+
+
+def test_arrays_in_fortran_order_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.formats.legacy.gym_recording._PIECE_ROWS", 2)
+    array = np.asfortranarray(np.arange(60.0).reshape(20, 3))
+    OldRecorder(tmp_path / "old", "npy").batch(rows(array))
+    read, whole = [], StoredArray.whole
+    monkeypatch.setattr(StoredArray, "whole", lambda one: read.append(one) or whole(one))
+    ((observations, _, _),) = imported(tmp_path / "old", tmp_path / "t")
+    assert np.array_equal(observations, array)
+    assert len({*map(id, read)}) == len(read) == 1

@@ -72,6 +72,24 @@ def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatc
     assert_same(gym_trace.open_trace(tmp_path / "back"), trace)
 
 
+def test_episodes_that_alternate_between_videos_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change would decode a video from its beginning."""
+    pytest.importorskip("av")
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer.VIDEO_MB", 0)
+    monkeypatch.setattr("gym_trace.formats.lerobot.importer._MOST_OPENINGS", 1)
+    gym_trace.export(record(tmp_path / "trace"), tmp_path / "out", "lerobot", video=True)
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    (file,) = (tmp_path / "out" / "meta" / "episodes").glob("*/*.parquet")
+    table = pq.read_table(file)
+    for name in [name for name in table.schema.names if name.endswith("/file_index") and name.startswith("videos/")]:
+        place = table.schema.get_field_index(name)
+        assert table.column(name).to_pylist() == [0, 1, 2]
+        table = table.set_column(place, table.schema.field(name), pa.array([0, 1, 0], table.schema.field(name).type))
+    pq.write_table(table, file)
+    with pytest.raises(UnreadableRecording, match="alternate with those of other videos"):
+        gym_trace.import_trace(tmp_path / "out", tmp_path / "other")
+
+
 def test_statistics_of_pieces_are_those_of_the_whole() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 3))
     whole = statistics.of_rows(rows, np.array([0]))

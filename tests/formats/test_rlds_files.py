@@ -214,6 +214,14 @@ def test_templates_of_other_names_are_refused(tmp_path: Path, template: Any) -> 
         gym_trace.import_trace(path, tmp_path / "trace", "rlds")
 
 
+def test_a_shard_of_several_splits_is_refused(tmp_path: Path) -> None:
+    path = robot_data(tmp_path, 0)
+    said = json.loads((path / "dataset_info.json").read_text())
+    (path / "dataset_info.json").write_text(json.dumps(said | {"splits": said["splits"] * 2}))
+    with pytest.raises(UnreadableRecording, match="several splits have the same shards"):
+        gym_trace.import_trace(path, tmp_path / "trace", "rlds")
+
+
 def test_a_recorded_discount_is_the_discount_of_rlds(tmp_path: Path) -> None:
     rows = np.append(np.ones(3), 0)
     path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 2, [rows] * 2, discount=0.5)

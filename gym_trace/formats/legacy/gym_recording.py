@@ -33,6 +33,7 @@ _NPY_HEADER = 1 << 12  # bytes that hold the header of any record of np.save tha
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]{1,12}\d{0,7}(\[[0-9A-Za-z]{1,12}\])?")
 _MAX_DIMENSIONS = 32
 _MAX_ROW = wire.MAX_COLUMN // 4
+_MOST_KEPT = 8  # arrays in Fortran order, whose rows lie apart
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,7 +72,11 @@ class StoredArray:
 
     def rows(self, begin: int, end: int) -> Array:
         if self.fortran:
-            return np.ascontiguousarray(self.whole()[begin:end])
+            kept = self.directory.kept
+            if self not in kept:
+                kept.pop(next(iter(kept)) if len(kept) >= _MOST_KEPT else None, None)
+                kept[self] = self.whole()
+            return np.ascontiguousarray(kept[self][begin:end])
         raw = self.directory.file(self.name).read(self.offset + begin * self.row_size, (end - begin) * self.row_size)
         return np.frombuffer(raw, self.dtype).reshape(end - begin, *self.shape[1:])
 
@@ -361,7 +366,11 @@ class GymRecording:
         path = self._directory.path / batch.name
 
         def decode(read: dict[str, Any]) -> Any:
-            return stored_array(self._directory, read, path) if read.get("__type") == "ndarray" else read
+            if read.get("__type") != "ndarray":
+                return read
+            found = stored_array(self._directory, read, path)
+            self._directory.count_bytes(found.size, path)
+            return found
 
         content = self._directory.json(batch.name, decode)
         episodes = content.get("episodes")

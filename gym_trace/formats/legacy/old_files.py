@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
 from gym_trace.formats.foreign import in_parts
+from gym_trace.model.values import Array
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory
 _DEEPEST = 64
+_MOST_AGAIN = 16  # times the bytes of a directory may be read: one file or array can be named many times
 
 
 class NewWriter(NamedTuple):
@@ -59,24 +61,34 @@ class OldDirectory:
     Attributes:
         path: pathlib.Path.
         names: of its regular files, numbers in them in their order.
+        kept: arrays that were read whole and are needed again.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._latest: OldFile | None = None
+        self.kept: dict[Any, Array] = {}
         try:
             with os.scandir(self.path) as entries:  # a link could lead out of the directory, reading a pipe never ends
-                names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+                found = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+                size = sum(entry.stat(follow_symlinks=False).st_size for entry in found)
         except FileNotFoundError as error:
             raise TraceNotFound(f"{self.path}: no such directory") from error
         except NotADirectoryError as error:
             raise TraceNotFound(f"{self.path}: is a file; pass the directory of a recording") from error
-        self.names = sorted(names, key=in_parts)
+        self.names = sorted((entry.name for entry in found), key=in_parts)
+        self._left = _MOST_AGAIN * size
 
     def close(self) -> None:
         if self._latest is not None:
             self._latest.close()
             self._latest = None
+
+    def count_bytes(self, size: int, said_in: Path) -> None:
+        """Count bytes that are read. Raises UnreadableRecording if files or arrays are named again and again."""
+        self._left -= size
+        if self._left < 0:
+            raise malformed(said_in, f"read more than {_MOST_AGAIN} times, as it or its arrays are named so often")
 
     def file(self, name: str) -> OldFile:
         """The file of this name, which is closed when another one is asked for."""
@@ -92,6 +104,7 @@ class OldDirectory:
         with closing(self._opened(name)) as file:
             if file.size > limit:
                 raise UnreadableRecording(f"{file.path}: {file.size} bytes of JSON, more than the limit of {limit}")
+            self.count_bytes(file.size, file.path)
             raw = file.read(0, file.size)
         if is_bomb(raw):
             raise malformed(file.path, "too many lists, maps and entries")

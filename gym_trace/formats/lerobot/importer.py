@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain
@@ -205,6 +206,7 @@ def _tree(columns: Columns) -> Any:
 
 
 _TEXT_BYTES = 256
+_MOST_OPENINGS = 16  # of one video, which is decoded from its beginning each time
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _COUNTED = ("episode_index", "frame_index", "timestamp")
 Columns = dict[LeafPath, Any]  # rows of each
@@ -217,6 +219,7 @@ class StepReader:
         self._data, self._foreign = data, foreign
         self._rows = Taken(self._read())
         self._videos: dict[str, tuple[Path, Any]] = {}
+        self._openings: Counter[Path] = Counter()
 
     def parts(self, row: Row) -> Iterator[Columns]:
         """Return the columns of the next episode. Raises UnreadableRecording."""
@@ -273,6 +276,11 @@ class StepReader:
         if known is None or known[0] != path:
             if known is not None:
                 known[1].close()
+            self._openings[path] += 1
+            if self._openings[path] > _MOST_OPENINGS:
+                raise UnreadableRecording(
+                    f"{path}: its episodes alternate with those of other videos; sort them by video"
+                )
             try:
                 from gym_trace.formats.lerobot.videos import VideoReader  # PyAV is not needed without videos
             except ImportError as error:

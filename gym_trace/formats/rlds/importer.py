@@ -91,6 +91,9 @@ class _DataSet:
         self.about = about if isinstance(about, str) else None
         self.notes = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
         self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
+        shards = [shard for split in self.splits for shard in split.shards]
+        if len(set(shards)) < len(shards):
+            raise UnreadableRecording(f"{path / 'dataset_info.json'}: several splits have the same shards")
 
     def _split(self, said: Any) -> _Split:
         said = said if isinstance(said, dict) else {}
