@@ -415,6 +415,31 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
     assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "rllib")
 
 
+_FLIP_THE_FOOTER = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from gym_trace.errors import UnreadableRecording
+from gym_trace.formats.parquet.tables import located, parquet_file
+path = Path(sys.argv[1])
+raw = path.read_bytes()
+size = int.from_bytes(raw[-8:-4], "little")
+for at in range(len(raw) - 8 - size, len(raw) - 8):
+    path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    with suppress(UnreadableRecording), located(path):
+        parquet_file(path)
+"""
+
+
+def test_malformed_metadata_of_a_parquet_file_is_an_error(tmp_path: Path) -> None:
+    """In a process of its own: Arrow ends it when it is asked for a column with malformed metadata."""
+    lists = pa.array([[1.0, None]] * 9, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"observation": lists, "action": [1] * 9, "done": [False] * 9}), tmp_path / "a.parquet")
+    command = [sys.executable, "-c", _FLIP_THE_FOOTER, str(tmp_path / "a.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ones = np.ones(1 << 15)
     table = pa.table({"observation": ones, "action": ones, "reward": ones, "done": ones.astype(bool)})

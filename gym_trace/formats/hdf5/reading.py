@@ -123,7 +123,8 @@ class Node:
 
     def see(self, groups: set[int]) -> None:
         """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
-        address = int(h5py.h5o.get_info(self._group.id).addr)
+        with self._reading.located(self.name):
+            address = int(h5py.h5o.get_info(self._group.id).addr)
         if address in groups:
             raise self.fault("duplicate name")
         groups.add(address)

@@ -101,6 +101,7 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
     opened = pq.ParquetFile(path, **options)
     try:
         metadata, stored = opened.metadata, path.stat().st_size
+        _check_columns(path)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [group.total_byte_size for group in groups]
         values = max((group.column(i).num_values for group in groups for i in range(group.num_columns)), default=0)
@@ -117,6 +118,15 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
         opened.close()
         raise
     return opened
+
+
+def _check_columns(path: Path) -> None:
+    """Raise OSError for malformed metadata of a column, with which group.column() would end the process."""
+    with pq.ParquetFile(path, memory_map=True) as opened:
+        columns = [*range(opened.metadata.num_columns)]
+        for group in range(opened.metadata.num_row_groups):
+            for _ in opened.reader.iter_batches(0, [group], column_indices=columns, use_threads=False):
+                pass  # no rows are decoded
 
 
 def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
