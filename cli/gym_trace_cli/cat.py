@@ -91,7 +91,7 @@ def command(
     \b
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
-    gym-trace cat traces/cartpole --steps-where 'isnan(observations).any' --context 3
+    gym-trace cat traces/cartpole --steps-where 'isnan(next_observation).any' --context 3
     """
     from gym_trace.formats.steps.csv_rows import csv_lines
     from gym_trace.formats.steps.jsonl import json_lines
@@ -158,7 +158,7 @@ def _windows(
     first = trace.episodes["first_step"][places]
     for place, begin, end in _runs(hits, context):
         # A window that begins with step 0 shows the observation before it, too.
-        chosen = slice(max(0, begin - int(first[place])), max(0, end - int(first[place])))
+        chosen = slice(max(0, begin - int(first[place])), end - int(first[place]))
         yield from step_windows(trace, [int(places[place])], choice, chosen, on_damage)
 
 
@@ -166,7 +166,7 @@ def _runs(hits: Array, context: int) -> Iterator[tuple[int, int, int]]:
     """Yield (episode, first step, step after the last) of the steps around hits, neighbours joined."""
     run: tuple[int, int, int] | None = None
     for episode, step in hits.tolist():
-        begin, end = step - context, max(step, 0) + context + 1
+        begin, end = step - context, step + context + 1
         if run is not None and run[0] == episode and begin <= run[2]:
             run = episode, run[1], end
             continue

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.model.values import Array
 
-_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started UTC")
+_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start_time UTC")
 _BLOCK = 1000  # episodes formatted together
 # Columns, and how to format them.
 _SHOWN: dict[str, Callable[[Any], str]] = {
@@ -43,7 +43,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "seed": lambda seed: "-" if seed is None else key_text(seed),
     "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
 }
-_RENAMED = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
+_RENAMED = {"start_time": "start_time (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 _NAMED = 5  # traces below another
 _NO_SEED = -1  # in the table of episodes

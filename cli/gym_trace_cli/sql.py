@@ -22,11 +22,12 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     """Query traces with DuckDB: the tables are steps and episodes.
     Only columns that the query names are decoded.
 
-    The columns are those of a Parquet export; with several DIRs, both tables
-    have a column trace. DESCRIBE steps lists them.
+    DESCRIBE steps lists the columns, which are those of --steps-where and a
+    Parquet export; with several DIRs, both tables have a column trace.
+    Lists count from 1: observation[3] is observation[2] elsewhere.
 
     \b
-    gym-trace sql 'SELECT split, avg(return) FROM episodes GROUP BY split' DIR
+    gym-trace sql "SELECT avg(return) FROM episodes WHERE outcome = 'terminated'" DIR
     """
     from gym_trace.formats.arrow.sql import query as run
 

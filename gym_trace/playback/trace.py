@@ -261,8 +261,8 @@ class Trace(KnowsOtherNames):
                   None: not set);
                 - has_final_observation is true or false: ``not has_final_observation`` selects imported episodes whose
                   final observation is unknown;
-                - start, end are times, compared with ISO 8601 text: ``start >= "2026-11-01"``, in UTC unless the text
-                  has an offset; parts that are omitted take their first moment;
+                - start_time, end_time are compared with ISO 8601 text: ``start_time >= "2026-11-01"``, in UTC unless
+                  the text has an offset; parts that are omitted take their first moment;
                 - metadata.KEY is metadata passed to the writer, options.KEY an option passed to reset, which has to be
                   read; ``metadata["a key"].deeper[0]`` reaches into dicts and lists. Values of any type are possible,
                   and are compared with values of that type only; without a comparison, only True selects.
@@ -497,15 +497,16 @@ class Trace(KnowsOtherNames):
     def find_steps(self, where: str, on_damage: str = "raise") -> Array:
         """Find the steps where a condition holds, reading only the columns that it names, chunk by chunk.
 
-        ``trace.find_steps("isnan(observations).any or reward < -5")``. The language is that of select(). Columns:
+        ``trace.find_steps("isnan(next_observation).any or reward < -5")``. The language is that of select(). Columns,
+        as in to_arrow() and SQL:
 
-        - actions, rewards, observations (what the step led to): each value of a row is compared by itself; ``.any`` and
-          ``.all`` behind brackets join them: ``(abs(actions) > 1).any``. ``observations.position[2]`` names a part;
-        - annotations.NAME, infos.KEY; terminated, truncated, which are true or false;
+        - observation (before the step), next_observation (after it), action, reward: each value of a row is compared by
+          itself; ``.any`` and ``.all`` behind brackets join them: ``(abs(action) > 1).any``. ``observation.pair[2]``
+          names a part; unlike in SQL, the first one is [0];
+        - annotations.NAME, info.KEY; terminated, truncated, which are true or false;
         - step (in the whole episode) and episode (its index in this trace).
 
-        If the condition names observations, the one before the first step of an episode counts as step -1, without
-        action and reward. isnan() and isinf() are true for numbers only; unknown values are None, as in select().
+        isnan() and isinf() are true for numbers only; unknown values are None, as in select().
 
         Args:
             where: the condition.
@@ -517,7 +518,7 @@ class Trace(KnowsOtherNames):
         Raises InvalidOption, which points to the position, and CorruptTrace.
 
         Examples:
-            >>> gym_trace.open_trace("traces/cartpole").find_steps("abs(observations[3]) > 2.3").tolist()
+            >>> gym_trace.open_trace("traces/cartpole").find_steps("abs(next_observation[3]) > 2.3").tolist()
             [[1, 8]]
         """
         if on_damage not in ("raise", "skip"):
@@ -544,8 +545,8 @@ class Trace(KnowsOtherNames):
     def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, *, table: str = "steps") -> Any:
         """Return the steps, or the episodes, as a pyarrow.RecordBatchReader, which reads as you ask for batches.
 
-        The columns are those of a Parquet export: episode, step, observation (before the step), action, reward,
-        terminated, truncated, info, annotations; of episodes: episode, steps, return, outcome, seed, options,
+        The columns of steps: episode, step, observation (before the step), action, reward, terminated, truncated,
+        next_observation (after it), info, annotations; of episodes: episode, steps, return, outcome, seed, options,
         final_observation, has_final_observation, environment, split, metadata, writer, episode_id, lane, first_step,
         start_time, end_time. Running episodes are left out.
 
@@ -577,8 +578,8 @@ class Trace(KnowsOtherNames):
     def to_duckdb(self) -> Any:
         """Return a duckdb connection with the views steps and episodes, whose columns are those of to_arrow().
 
-        ``trace.to_duckdb().sql("SELECT split, avg(return) FROM episodes GROUP BY split")`` decodes only the columns
-        that the query names. Raises InvalidOption, MissingExtra.
+        ``trace.to_duckdb().sql("SELECT action, avg(reward) FROM steps GROUP BY action")`` decodes only the columns that
+        the query names. Lists count from 1 in SQL. Raises InvalidOption, MissingExtra.
         """
         return importlib.import_module(f"{_ARROW}.sql").connection([self])
 

@@ -24,8 +24,8 @@ from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
 
 COLUMNS = (
-    *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start", "end", "duration"),
-    *("episode_id", "first_step", "has_final_observation", "flag", "metadata", "options"),
+    *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start_time", "end_time"),
+    *("duration", "episode_id", "first_step", "has_final_observation", "flag", "metadata", "options"),
 )
 MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
@@ -91,8 +91,8 @@ class EpisodeColumns:
             return self._seeds(content["seed"])
         if name == "return" and self._are_several():
             raise NoSuchKey("the rewards here are several numbers each; write return[0], return[1] and so on")
-        if name in ("start", "end"):
-            return times(np.ascontiguousarray(content[f"{name}_time"]))
+        if name in ("start_time", "end_time"):
+            return times(np.ascontiguousarray(content[name]))
         if name == "duration":
             return numbers(content["duration"] / 1e9, ~np.isnat(content["end_time"]))
         data = content[name]

@@ -36,7 +36,7 @@ EPISODE = np.dtype(
 )
 
 _EPISODE_WITH_INTEGERS = np.dtype([(it[0], it[1].replace("<M8[ns]", "<i8")) for it in EPISODE.descr])
-_HEADINGS = ("index", "steps", "return", "outcome", "seed", "started (UTC)")
+_HEADINGS = ("index", "steps", "return", "outcome", "seed", "start_time (UTC)")
 _SHOWN = 5  # episodes at either end
 _OUTCOMES = np.array(OUTCOMES, "<U10")
 _BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters

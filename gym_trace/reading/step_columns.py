@@ -22,11 +22,24 @@ from gym_trace.selecting.conditions import rows_where
 from gym_trace.selecting.language import columns_in, parse_condition, pointed
 
 _NAMED = 8  # parts that an error names
-_SINGULAR = {"observation": "observations", "action": "actions", "reward": "rewards"}
+_BEFORE, _AFTER = "observation", "next_observation"
 _FLAGS = {"terminated": wire.TERMINATED, "truncated": wire.TRUNCATED}
-_STORED = ("observations", "actions", "rewards", "annotations", "infos")
-STEP_COLUMNS = (*_STORED, *_FLAGS, "step", "episode")
-STEP_NAMES = frozenset((*STEP_COLUMNS, *_SINGULAR))
+_ROOTS = {  # by the names of columns of steps, those of stored columns
+    _BEFORE: "observations",
+    _AFTER: "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "info": "infos",
+    "annotations": "annotations",
+}
+STEP_COLUMNS = (*_ROOTS, *_FLAGS, "step", "episode")
+_INSTEAD = {
+    "observations": f"use {_BEFORE}, before the step, or {_AFTER}, after it",
+    **{root: f"use {name}" for name, root in _ROOTS.items() if name not in (_BEFORE, _AFTER, root)},
+    "terminations": "use terminated",
+    "truncations": "use truncated",
+}
+STEP_NAMES = frozenset((*STEP_COLUMNS, *_INSTEAD))
 
 
 def steps_where(content: Content, condition: str, on_damage: OnDamage | None = None) -> Array:
@@ -34,9 +47,9 @@ def steps_where(content: Content, condition: str, on_damage: OnDamage | None = N
 
     on_damage: called with each damaged chunk, which is skipped; None: raises CorruptTrace.
     """
-    named = [node.value for node in columns_in(parse_condition(condition))]
-    roots = frozenset(_SINGULAR.get(str(path[0]), str(path[0])) for path in named)
+    names = {str(node.value[0]) for node in columns_in(parse_condition(condition))}
     _check_names(content, condition)
+    roots = frozenset(_ROOTS[name] for name in names & _ROOTS.keys())
     found = [np.empty((0, 2), np.int64)]
     wanted = np.arange(len(content)) if content.chosen is None else content.chosen
     place = np.full(int(content.bounds[-1]), -1)
@@ -47,15 +60,19 @@ def steps_where(content: Content, condition: str, on_damage: OnDamage | None = N
             continue
         if writer.damage and on_damage is None:
             raise writer.damage[0].error()
+        last: _Last = {}
         for block in writer.blocks(episodes >= 0):
             try:
-                chunk = writer.chunk(block.number, roots & frozenset(_STORED))
-                table = _Rows(writer, block, chunk, episodes, roots)
+                chunk = writer.chunk(block.number, roots)
+                table = _Rows(writer, block, chunk, episodes, last)
                 hits = rows_where(condition, table) & table.is_wanted
+                if _BEFORE in names:
+                    last = table.last_observations()
             except CorruptTrace as error:
                 if on_damage is None:
                     raise
                 on_damage(damage_at(writer, block.number, error.problem))
+                last = {}
                 continue
             found.append(np.stack([table.episode[hits], table.step[hits]], 1))
     steps = np.concatenate(found)
@@ -67,19 +84,20 @@ def _check_names(content: Content, condition: str) -> None:
     stored = {path for writer in content.readers for path in _paths_of(writer)}
     for node in columns_in(parse_condition(condition)):
         name, *keys = node.value
-        name = _SINGULAR.get(str(name), str(name))
         if name not in STEP_COLUMNS:
-            near = difflib.get_close_matches(name, STEP_COLUMNS, n=1, cutoff=0.6)
+            near = difflib.get_close_matches(str(name), STEP_COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"use {', '.join(STEP_COLUMNS)}"
+            instead = _INSTEAD.get(str(name), instead)
             raise pointed(condition, node.begin, node.end, f"no column {name!r} of steps; {instead}")
-        if name not in _STORED:
+        root = _ROOTS.get(str(name))
+        if root is None:
             problem = f"{name} is a single value" if keys else ""
-        elif not any(path[0] == name for path in stored):
+        elif not any(path[0] == root for path in stored):
             problem = f"this trace has no {name}"
-        elif name == "infos" and not keys:
-            problem = 'infos is a dict; name a key, such as infos.lives or infos["a key"]'
+        elif root == "infos" and not keys:
+            problem = 'info is a dict; name a key, such as info.lives or info["a key"]'
         else:
-            problem = "" if name == "infos" else _problem_of((name, *keys), stored)
+            problem = "" if root == "infos" else _problem_of((root, *keys), stored)
         if problem:
             raise pointed(condition, node.begin, node.end, problem)
 
@@ -101,11 +119,13 @@ def _problem_of(path: Path, stored: set[Path]) -> str:
     return f"name one of its parts: {shown}" if shown else f"no column {'.'.join(map(str, path))}"
 
 
-class _Rows:
-    """The rows of a chunk as a table for conditions; see gym_trace.selecting.columns.Table.
+_Last = dict[int, dict[Path, Array]]  # by the row of an episode, its last observation so far: a row of each column
 
-    If observations are named, there is one row for each observation, also that before the first step, whose step is
-    one less and has no action; otherwise one for each step. Columns have the shape (rows, values of a row).
+
+class _Rows:
+    """The steps of a chunk as a table for conditions; see gym_trace.selecting.columns.Table.
+
+    Columns have the shape (steps, values of a row).
 
     Attributes:
         episode: place of the episode of each row, -1 if it is not wanted.
@@ -113,28 +133,25 @@ class _Rows:
         is_wanted: rows that are part of a wanted episode.
     """
 
-    def __init__(self, writer: WriterReader, block: Block, chunk: Chunk, episodes: Array, roots: frozenset[str]):
-        self._writer, self._chunk, self._table = writer, chunk, block.table
-        self._has_observations = "observations" in roots
-        leads = (block.table["flags"] & wire.LEADS > 0).astype(np.int64)
-        observations, steps = block.offsets
-        begins, counts = steps[:-1], block.table["steps"].astype(np.int64)
-        if self._has_observations:
-            begins, counts = observations[:-1], counts + leads
+    def __init__(self, writer: WriterReader, block: Block, chunk: Chunk, episodes: Array, last: _Last):
+        """last: observations before the first step of episodes that continue here."""
+        self._chunk, self._block, self._table, self._known = chunk, block, block.table, last
+        self._leads = (block.table["flags"] & wire.LEADS > 0).astype(np.int64)
+        self._seen, ends = block.offsets
+        begins, counts = ends[:-1], block.table["steps"].astype(np.int64)
         self._of_fragment = np.repeat(np.arange(len(counts)), counts)
-        self._ends = begins + counts  # of the rows of each fragment
-        self._position = np.arange(len(self._of_fragment)) - begins[self._of_fragment]
-        if self._has_observations:
-            self._position -= leads[self._of_fragment]
-        self._is_step = self._position >= 0
-        self.step = block.table["first_step"].astype(np.int64)[self._of_fragment] + self._position
+        self._ends = ends[1:]  # of the rows of each fragment
+        position = np.arange(len(self._of_fragment)) - begins[self._of_fragment]
+        self._after = (self._seen[:-1] + self._leads)[self._of_fragment] + position  # row of the observation after it
+        self._continues = np.flatnonzero((position == 0) & (self._leads == 0)[self._of_fragment])
+        self.step = block.table["first_step"].astype(np.int64)[self._of_fragment] + position
         self.episode = np.where(block.rows < 0, -1, episodes[block.rows])[self._of_fragment]
         # A part whose first observation is lost begins with the next step.
         lacks = np.zeros(len(counts), bool)
         parts = writer.parts
         trimmed = parts.first_of(parts.trimmed.nonzero()[0])
         lacks[trimmed[(trimmed >= block.begin) & (trimmed < block.begin + len(counts))] - block.begin] = True
-        self.is_wanted = (self.episode >= 0) & ~(lacks[self._of_fragment] & (self._position == 0))
+        self.is_wanted = (self.episode >= 0) & ~(lacks[self._of_fragment] & (position == 0))
 
     def __len__(self) -> int:
         return len(self._of_fragment)
@@ -142,55 +159,76 @@ class _Rows:
     def column(self, path: tuple[Any, ...]) -> Column:
         """Return a column by its path. Raises InvalidOption, CorruptTrace."""
         name, *keys = path
-        name = _SINGULAR.get(str(name), str(name))
         if name in ("step", "episode"):
             return numbers((self.step if name == "step" else self.episode)[:, None])
         if name in _FLAGS:
             flagged = (self._table["flags"] & _FLAGS[name] > 0) & (self._table["steps"] > 0)
             data = np.zeros((len(self), 1), bool)
             data[self._ends[flagged] - 1] = True
-            return Column("condition", data, self._is_step[:, None])
-        if name == "infos":
+            return Column("condition", data, ALWAYS)
+        if not len(self):
+            return self._unknown()
+        if name == "info":
             infos = self._chunk.array(("infos",)) if ("infos",) in self._chunk else ()
-            return self._spread(_of_any_kind([_within(info, keys) for info in infos]), len(infos))
-        path = (name, *keys)
-        stored = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self._chunk), None)
+            return _of_any_kind([_within(info, keys) for info in infos]) if len(infos) else self._unknown()
+        whole: Path = (_ROOTS[name], *keys)
+        stored = next((whole[:end] for end in range(len(whole), 0, -1) if whole[:end] in self._chunk), None)
         if stored is None:
             return self._unknown()
         rows = self._chunk.array(stored)
+        unknown = np.empty(0, np.int64)
+        if name == _AFTER:
+            rows = rows[self._after]
+            placeholders = (self._table["flags"] & wire.PLACEHOLDER > 0) & (self._table["steps"] > 0)
+            unknown = self._ends[placeholders] - 1
+        elif name == _BEFORE:
+            rows, unknown = self._before(stored, rows)
         for key in keys[len(stored) - 1 :]:
             if not isinstance(key, int) or rows.ndim < 2 or not -rows.shape[1] <= key < rows.shape[1]:
                 shape = self._chunk.array(stored).shape[1:]
-                raise NoSuchKey(f"no {key!r} in {'.'.join(map(str, stored))}: its rows have the shape {shape}")
+                raise NoSuchKey(
+                    f"no {key!r} in {'.'.join(map(str, (name, *stored[1:])))}: its rows have the shape {shape}"
+                )
             rows = rows[:, key]
-        return self._observed(rows) if name == "observations" else self._spread(_column_of(rows), len(rows))
+        return _without(_column_of(rows), unknown)
+
+    def _before(self, path: Path, rows: Array) -> tuple[Array, Array]:
+        """Return the observations before each step, and the steps before which it is unknown."""
+        found = rows[np.maximum(self._after - 1, 0)]
+        unknown = []
+        for row in self._continues.tolist():
+            known = self._known.get(int(self._block.rows[self._of_fragment[row]]), {}).get(path)
+            if known is None or (known.dtype, known.shape[1:]) != (rows.dtype, rows.shape[1:]):
+                unknown.append(row)
+            else:
+                found[row] = known[0]
+        return found, np.array(unknown, np.int64)
+
+    def last_observations(self) -> _Last:
+        """Return the last observation of each episode that continues behind this chunk."""
+        rows, has_ended = self._block.rows, self._table["flags"] & wire.ENDS > 0
+        ended = set(rows[has_ended].tolist())
+        last = {row: known for row, known in self._known.items() if row not in ended}
+        paths = [path for path in self._chunk.columns if path[0] == "observations"]
+        for fragment in np.flatnonzero(~has_ended & (rows >= 0) & (np.diff(self._seen) > 0)).tolist():
+            end = int(self._seen[fragment + 1])
+            last[int(rows[fragment])] = {path: self._chunk.array(path)[end - 1 : end].copy() for path in paths}
+        return last
 
     def _unknown(self) -> Column:
         return words(np.zeros((len(self), 1), np.int64), [None])
 
-    def _observed(self, rows: Array) -> Column:
-        column = _column_of(rows)
-        placeholders = self._ends[self._table["flags"] & wire.PLACEHOLDER > 0] - 1
-        if not len(placeholders):
-            return column
-        known = np.broadcast_to(column.known, column.data.shape).copy()
-        known[placeholders] = False
-        data = column.data
-        if data.dtype.kind == "f":  # so that isnan() does not find them
-            data = data.copy()
-            data[placeholders] = 0
-        return column._replace(data=data, known=known)
 
-    def _spread(self, column: Column, steps: int) -> Column:
-        """Return a column of steps with rows for the observations before them, which are unknown."""
-        if not steps:
-            return self._unknown()
-        if not self._has_observations:
-            return column
-        data = np.zeros((len(self), *column.data.shape[1:]), column.data.dtype)
-        known = np.zeros(data.shape, bool)
-        data[self._is_step], known[self._is_step] = column.data, np.broadcast_to(column.known, column.data.shape)
-        return column._replace(data=data, known=known)
+def _without(column: Column, rows: Array) -> Column:
+    """Return a column whose values in some rows are unknown."""
+    if not len(rows):
+        return column
+    known, data = np.broadcast_to(column.known, column.data.shape).copy(), column.data
+    known[rows] = False
+    if data.dtype.kind == "f":  # so that isnan() does not find them
+        data = data.copy()
+        data[rows] = 0
+    return column._replace(data=data, known=known)
 
 
 def _column_of(rows: Array) -> Column:

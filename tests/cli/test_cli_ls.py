@@ -43,7 +43,7 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
         "return",
         "size",
         "state",
-        "started",
+        "start_time",
         "UTC",
     ]
     (pong,) = (line for line in table if line.startswith("pong "))

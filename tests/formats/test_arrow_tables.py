@@ -92,9 +92,23 @@ def test_the_tables_are_those_of_a_parquet_export(tmp_path: Path, name: str) -> 
         exported = pq.read_table(tmp_path / "out" / table).replace_schema_metadata()
         exported = exported.drop_columns([column for column in exported.column_names if column == KEY])
         found = open_trace(directory).to_arrow(table=table).read_all()
+        if "next_observation" in found.schema.names:
+            check_next_observations(open_trace(directory), found)
+            found = found.drop_columns(["next_observation"])
         assert found.schema.names == exported.schema.names
         assert found.schema.types == exported.schema.types
         assert str(found.to_pylist()) == str(exported.to_pylist()), table
+
+
+def check_next_observations(trace: Trace, steps: pa.Table) -> None:
+    """Compare next_observation with the observation of the next row, or the final one of the episode."""
+    finals = trace.to_arrow(["episode", "final_observation"], table="episodes").read_all().to_pylist()
+    final = {row["episode"]: row["final_observation"] for row in finals}
+    rows = steps.to_pylist()
+    for row, following in zip(rows, [*rows[1:], None]):
+        is_last = following is None or following["episode"] != row["episode"]
+        expected = final[row["episode"]] if is_last else following["observation"]
+        assert str(row["next_observation"]) == str(expected)
 
 
 def test_only_the_columns_that_are_asked_for_are_decoded(pictures: Path, decoded: list[Any]) -> None:
@@ -292,6 +306,18 @@ def test_duckdb_answers_without_decoding_observations(
         "SELECT step FROM steps JOIN episodes USING (episode) WHERE return = 1 AND reward = 1"
     ).fetchall()
     assert numbers == [(42,)] * 40
+
+
+@pytest.mark.parametrize("name", ["observation", "next_observation"])
+def test_sql_and_find_steps_have_the_same_columns(recorded: Path, closing: Callable[[Any], Any], name: str) -> None:
+    pytest.importorskip("duckdb")
+    trace = open_trace(recorded)
+    rest = "reward > 0 AND action = 1 AND NOT terminated AND step > 2"
+    query = f"SELECT episode, step FROM steps WHERE {name}[3] > 0 AND {rest} ORDER BY ALL"  # lists count from 1
+    rows = closing(trace.to_duckdb()).sql(query).fetchall()
+    found = trace.find_steps(f"{name}[2] > 0 and {rest.lower().replace('=', '==')}")
+    assert len(found) > 1000
+    assert rows == list(map(tuple, found.tolist()))
 
 
 def test_sql_of_several_traces_names_them(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def places(trace: Trace, *args: Any, **options: Any) -> list[int]:
         ("options.length > 4", [0, 3]),
         ("options.level == 'hard' or options.level == 3", [0, 1]),
         ("options is None", [2]),
-        ("start > '2020' and end >= start and duration >= 0", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("start_time > '2020' and end_time >= start_time and duration >= 0", [0, 1, 2, 3, 4, 5, 6, 7]),
         ("episode_id == 0 and lane == 0 and first_step == 0", [0, 4]),
         ("index % 7 == 0", [0, 7]),
     ],
@@ -153,7 +153,7 @@ def test_an_unknown_column_raises_and_suggests_a_name(trace: Trace, where: str, 
 def test_episodes_of_every_sample_can_be_selected(name: str) -> None:
     trace = open_trace(SAMPLES / name)
     one = "return[0]" if name == "mismatch" else "return"  # the rewards of "mismatch" are two numbers
-    assert len(trace.select(f"{one} > 0 or not {one} > 0", sort=f"-{one}, start, metadata")) == len(trace)
+    assert len(trace.select(f"{one} > 0 or not {one} > 0", sort=f"-{one}, start_time, metadata")) == len(trace)
     try:
         chosen = trace.select("options is None or options is not None")
     except CorruptTrace:

@@ -42,7 +42,7 @@ def test_the_table_of_episodes_shows_the_first_and_last_rows() -> None:
     lines = str(table).split("\n")
     assert lines[0] == repr(table).split("\n")[0] == "<table of 50 episodes"
     assert len(lines) == 13
-    assert lines[1].split() == ["index", "steps", "return", "outcome", "seed", "started", "(UTC)"]
+    assert lines[1].split() == ["index", "steps", "return", "outcome", "seed", "start_time", "(UTC)"]
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2", "3", "4", "…", "45", "46", "47", "48", "49"]
     assert len({len(line.rstrip(">")) for line in lines[1:]}) == 1
     assert str(table[:0]) == "<table of 0 episodes>"

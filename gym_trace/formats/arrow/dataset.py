@@ -196,7 +196,7 @@ class _Reader:
 
     def __init__(self, table: str, name: str | None, source: Source, columns: Mapping[Path, Column], numbers: Array):
         self._source, self._trace, self._is_steps = source, source.trace, table == STEPS
-        tables = Tables(source, columns, numbers)
+        tables = Tables(source, columns, numbers, has_next=True)
         made = tables.steps if self._is_steps else tables.episodes
         self._columns = {column.field.name: column for column in made}
         if name is not None:
@@ -267,9 +267,8 @@ class _Reader:
         view, steps = self._trace[places], self._steps(places)
         found = view.find_steps(where)
         step = found[:, 1] - view.content["first_step"][found[:, 0]]
-        is_step = step >= 0  # not the observation before the first one
         holds = np.zeros(int(steps.sum()), np.bool_)
-        holds[(np.cumsum(steps) - steps)[found[is_step, 0]] + step[is_step]] = True
+        holds[(np.cumsum(steps) - steps)[found[:, 0]] + step] = True
         return holds
 
     def _kept(self, names: list[str], places: Array, kept: Array) -> Iterator[pa.RecordBatch]:

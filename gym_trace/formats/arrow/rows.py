@@ -38,19 +38,22 @@ class Tables:
     """The columns of both tables of a trace.
 
     columns: the form of each leaf. numbers: the number of the episode at each place of the source; None: the place.
+    has_next: whether steps have next_observation, which files do without: it is in the next row, or the last one.
     """
 
-    def __init__(self, source: Source, columns: Mapping[Path, Column], numbers: Array | None = None):
+    def __init__(
+        self, source: Source, columns: Mapping[Path, Column], numbers: Array | None = None, has_next: bool = False
+    ):
         self._source, self._columns, self._numbers = source, columns, numbers
         self._identified: tuple[Array, list[str]] | None = None
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
-        self.steps = list(self._of_steps())
+        self.steps = list(self._of_steps(has_next))
         self.episodes = list(self._of_episodes())
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _of_steps(self) -> Iterator[TableColumn]:
+    def _of_steps(self, has_next: bool) -> Iterator[TableColumn]:
         episode = pa.field("episode", pa.int64(), nullable=False)
         yield TableColumn(episode, (), lambda block: pa.array(np.repeat(self._number(block.episodes), block.steps)))
         yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), self._step)
@@ -63,6 +66,8 @@ class Tables:
             )
         for name, root in (("terminated", "terminations"), ("truncated", "truncations")):
             yield TableColumn(pa.field(name, pa.bool_(), nullable=False), (root,), partial(_flags, root))
+        if has_next:
+            yield from self._of_space("next_observation", "observations", _after)
         if (infos := self._columns.get(("infos",))) is not None:
             yield TableColumn(infos.field("info"), ("infos",), lambda block: infos.encoded(_given(block, infos.path)))
         notes = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_there)
@@ -177,6 +182,10 @@ class Tables:
 
 def _before(block: Block) -> Any:
     return slice(0, -1) if len(block.steps) == 1 else block.before
+
+
+def _after(block: Block) -> Any:
+    return slice(1, None) if len(block.steps) == 1 else block.before + 1
 
 
 def _last(block: Block) -> Any:
