@@ -120,7 +120,7 @@ class UnreadableRecording(TraceError):
 
 
 class RecordingError(TraceError):
-    """The trace could not be written; earlier steps stay readable."""
+    """The trace could not be written; steps that are in a batch or a ring stay readable."""
 
 
 class RemoteError(TraceError, OSError):

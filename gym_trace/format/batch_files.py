@@ -21,6 +21,7 @@ from gym_trace.format.manifest import FAILED, SUFFIX, created, line
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Appender, Storage
+from gym_trace.storage.reserve import Reserve
 
 # A batch is sealed and synced when it reaches one of these limits.
 BATCH_BYTES = 64 << 20
@@ -55,10 +56,19 @@ class BatchFiles:
         self.bytes = self.episodes = self.steps = 0
         self._in_sealed = 0
         self.batch_bytes = BATCH_BYTES
+        self._reserve: Reserve | None = None
         try:
             self._manifest = manifest or created(storage, f"{self.writer}{SUFFIX}", schema)
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r}: exists in {storage.root}; pass another or omit it") from error
+
+    def reserve(self) -> None:
+        """Keep a file descriptor for the next batch, until it is open; from now on also after each batch.
+
+        Where none is left for a ring either, the steps before the first batch are in memory alone.
+        """
+        self._reserve = Reserve()
+        self._reserve.take()
 
     def go_on(self, batches: int, last: BatchReader | None) -> None:
         """Continue where a writer died.
@@ -152,6 +162,8 @@ class BatchFiles:
     def batch(self) -> BatchWriter:
         if self._batch is None:
             name, schema = batch_name(self.writer, self._batches), {**self._schema, "batch": self._batches}
+            if self._reserve is not None:
+                self._reserve.release()
             self._batch = BatchWriter(self._storage, name, self._batches, schema)
             self._opened_at = time.monotonic()
             if self._fsync:
@@ -172,6 +184,8 @@ class BatchFiles:
         if batch is None:
             return
         batch.seal(self._workspace)
+        if self._reserve is not None:
+            self._reserve.take()
         self._batch = None
         self._batches += 1
         self._sealed(batch.name, batch.size, batch.crc)
@@ -212,6 +226,8 @@ class BatchFiles:
     def abandon(self) -> None:
         """Close all files without sealing the batch. Never raises OSError: unwritten data is lost."""
         self._abandon_batch()
+        if self._reserve is not None:
+            self._reserve.release()
         with contextlib.suppress(OSError):
             self._manifest.close()
 

@@ -128,10 +128,13 @@ class Recorder(ABC):
     def _open_writer(self) -> BatchFiles:
         self._storage.make()
         options = self._options
+        arguments = self._storage, self._schema, options.level, options.fsync
         if options.keep_bytes is None:
-            return BatchFiles(self._storage, self._schema, options.level, options.fsync)
-        kept = options.keep_bytes, options.keep_if
-        return NewestBatches(self._storage, self._schema, options.level, options.fsync, *kept)
+            files = BatchFiles(*arguments)
+        else:
+            files = NewestBatches(*arguments, options.keep_bytes, options.keep_if)
+        files.reserve()
+        return files
 
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""
@@ -262,9 +265,12 @@ class Recorder(ABC):
         if failure is None or self._reported:
             return
         self._reported = True
+        is_kept = self._ring is None or self._ring.mapped or self._out.is_complete
+        kept = (
+            "earlier steps stay readable" if is_kept else "steps since the last write, which were in memory, are lost"
+        )
         message = (
-            f"{self._storage.root}: recording has stopped: {failure}; earlier steps stay readable, "
-            "the environment continues unrecorded"
+            f"{self._storage.root}: recording has stopped: {failure}; {kept}, the environment continues unrecorded"
         )
         if self._options.on_error == "raise":
             raise RecordingError(message) from failure

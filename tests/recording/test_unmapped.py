@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import resource
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,73 @@ def test_a_ring_is_made_as_soon_as_there_are_file_descriptors(
     assert sum(map(len, open_trace(tmp_path / "copy"))) == 3
     env.close()
     assert not (tmp_path / "w.ring").exists()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Prevent the process from opening files inside the block; what it closes there it can open again."""
+    before, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_no_descriptor_left_at_the_first_step_loses_no_step(tmp_path: Path, lanes: bool) -> None:
+    def lengths(name: str) -> list[int]:
+        return [len(episode) for episode in open_trace(tmp_path / name)]
+
+    for name in ("usual", "short"):
+        env, action = recorder_of(CountingEnv, tmp_path / name, lanes, uid="w")
+        with no_descriptors() if name == "short" else contextlib.nullcontext():
+            for _ in range(3):
+                acted(env, "reset", *[action] * 50, "flush")
+        shutil.copytree(tmp_path / name, tmp_path / f"{name} killed")
+        acted(env, action, "close")
+    assert lengths("short killed") == lengths("usual killed")
+    assert lengths("short") == lengths("usual")
+    assert sum(lengths("short")) >= 100
+    assert check_trace(tmp_path / "short").damages == []
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_steps_in_memory_that_cannot_be_written_are_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: bool
+) -> None:
+    monkeypatch.setattr("gym_trace.storage.local._SAFE_TO_MAP", frozenset())
+    env, action = recorder_of(CountingEnv, tmp_path, lanes, uid="w")
+    acted(env, "reset", action, "flush", action)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gym_trace.storage.local.LocalAppender.write", full)
+    with pytest.raises(RecordingError, match="which were in memory, are lost"):
+        env.flush()
+    env.close()
+
+
+def test_recorders_give_back_the_descriptor_that_they_reserve(tmp_path: Path) -> None:
+    def reserved() -> int:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(link) == os.devnull for link in links if os.path.lexists(link))
+
+    before = reserved()
+    for number in range(4):
+        env = TraceRecordingWrapper(CountingEnv(), tmp_path / str(number))
+        assert reserved() == before + 1
+        if number % 2:
+            acted(env, "reset", 0, "flush")
+            assert reserved() == before
+        env.close()
+        assert reserved() == before
 
 
 def test_a_ring_that_cannot_be_removed_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
