@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from runs import recorded
 
-from gym_trace.storage import local
-from gym_trace.storage.staging import new_directory, new_file, remove_left, replaced_file
+from gym_trace.storage import local, staging
+from gym_trace.storage.staging import new_directory, new_file, remove_left, replaced_directory, replaced_file
 
 needs_processes = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 
@@ -49,8 +51,28 @@ def killed_within(staged_as: Callable[[Path], Any], target: Path) -> None:
     os.waitpid(child, 0)
 
 
+@contextlib.contextmanager
+def replaced_made(target: Path) -> Iterator[Path]:
+    with replaced_directory(target) as staged:
+        staged.mkdir()
+        yield staged
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_directory_is_replaced_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool) -> None:
+    if not exchanges:
+        missing = OSError(errno.ENOTSUP, "this system cannot swap two directories atomically")
+        monkeypatch.setattr(staging, "exchange", mock.Mock(side_effect=missing))
+        (tmp_path / "t").mkdir()
+    for name in ("old", "new"):
+        with replaced_made(tmp_path / "t") as staged:
+            (staged / name).write_text(name)
+        assert os.listdir(tmp_path) == ["t"]
+        assert os.listdir(tmp_path / "t") == [name]
+
+
 @needs_processes
-@pytest.mark.parametrize("staged_as", [new_file, new_directory, replaced_file])
+@pytest.mark.parametrize("staged_as", [new_file, new_directory, replaced_file, replaced_made])
 def test_leftovers_of_killed_processes_are_removed_by_the_next_same_run(
     tmp_path: Path, staged_as: Callable[[Path], Any]
 ) -> None:
