@@ -75,6 +75,8 @@ def _normalized(actions: Any, space: Any) -> Any:
         return tuple(map(_normalized, actions, space))
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
         return actions
+    if ((space.low == -1) & (space.high == 1)).all():
+        return actions  # bit for bit
     return (actions - space.low) * 2 / (space.high - space.low) - 1
 
 

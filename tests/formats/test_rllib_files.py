@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 import gym_trace
@@ -48,6 +52,23 @@ def piece(name: str, begin: int, end: int, lookback: int = 0, **other: Any) -> d
         "_action_space": {"space": "discrete", "n": 2, "start": 0},
         **other,
     }
+
+
+def test_notes_say_that_actions_of_a_box_may_be_scaled(tmp_path: Path) -> None:
+    def packed(bound: float) -> str:
+        file = io.BytesIO()
+        np.save(file, np.full((1,), bound, np.float32))
+        return base64.b64encode(zlib.compress(file.getvalue())).decode()
+
+    box = {"space": "box", "low": packed(-2), "high": packed(2), "shape": [1], "dtype": "<f4"}
+    notes = {
+        name: gym_trace.import_trace(
+            write(tmp_path / name, piece("a", 0, 2, **other)), tmp_path / f"{name}-trace"
+        ).notes
+        for name, other in {"box": {"_action_space": box, "actions": buffer([[0.5], [1.0]])}, "discrete": {}}.items()
+    }
+    told = {name: any("scaled to [-1, 1], unless" in note for note in found) for name, found in notes.items()}
+    assert told == {"box": True, "discrete": False}
 
 
 def test_pieces_of_an_episode_are_joined(tmp_path: Path) -> None:

@@ -432,6 +432,7 @@ def test_rllib_gets_actions_scaled_as_its_own_episodes_have_them(tmp_path: Path)
             "push": spaces.Box(np.float32([-2, 0]), np.float32([2, 10])),
             "rest": spaces.Tuple((spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3))),
             "steps": spaces.Box(0, 9, (1,), np.int64),
+            "unit": spaces.Box(-1, 1, (2,)),
         }
     )
     trace = open_trace(acting(space, tmp_path / "trace"))
@@ -444,6 +445,7 @@ def test_rllib_gets_actions_scaled_as_its_own_episodes_have_them(tmp_path: Path)
             row = {"push": own.actions["push"][step], "steps": own.actions["steps"][step]}
             expected = normalize_action(row, {key: struct[key] for key in row})
             assert np.array_equal(actions["push"][step], expected["push"])
+            assert actions["unit"][step].tobytes() == own.actions["unit"][step].tobytes()
             assert actions["steps"][step].dtype == np.int64
             assert np.array_equal(actions["steps"][step], own.actions["steps"][step])
 
