@@ -46,7 +46,7 @@ for name in $only; do
     ci) # mypy with every extra, the training tests, the loaders, and the tests of make test that need an extra
         environment ci "${PYTHON:-python3}" dev,train,sb3,rerun "${loaders[@]}" array-api-compat && {
             .venv-interop-ci/bin/mypy || failed=1
-            suite ci -n 2 tests/interop/test_{proof,train_*,minari,parquet,adapters,torch,torchrl}.py "$@"
+            suite ci -n 2 tests/interop/test_{proof*,train_*,minari,parquet,adapters,torch,torchrl}.py "$@"
             .venv-interop-ci/bin/python -m pytest -q -n 2 \
                 tests/test_{public_api,readme,pages,layers}.py tests/training \
                 tests/recording/test_vector_tensors.py tests/formats/test_{rerun,hostile}_files.py || failed=1

@@ -10,7 +10,7 @@ import click
 
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.exit_codes import DIFFERS, FINE, UNPROVED
 from gym_trace_cli.help import Group, option, section
 from gym_trace_cli.options import PATH, NamedCallable, json_option
 from gym_trace_cli.progress import ProgressLine
@@ -48,7 +48,7 @@ def verify_(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Learn every update of a log again and compare; exit 3 on a difference.
+    """Learn every update of a log again and compare; exit 3 on a difference, 5 if something was not compared.
 
     \b
     gym-trace proof verify runs/ppo.proof --make my_script:parts_and_learn
@@ -108,7 +108,8 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, nou
         click.echo(f"{stop.what_happened} after {done}, all equal", err=True)
         return stop.exit_code
     if not as_json and not quiet:
-        for word, lines in (("proved", proof.proved), ("not proved", proof.unproved if not proof.differs else [])):
+        said = {"proved": proof.proved, "not proved": proof.unproved, "cannot be proved": proof.limits}
+        for word, lines in said.items() if not proof.differs else [("proved", proof.proved)]:
             for line in lines:
                 click.echo(show.printable(f"{word}: {line}"))
     if proof.differs:
@@ -117,4 +118,4 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, nou
         click.echo(show.printable(f"differs: {proof.differs}"), err=True)
         click.echo(f"before that {same} matched, of {show.count(proof.of, noun)}", err=True)
         return DIFFERS
-    return FINE
+    return UNPROVED if proof.unproved else FINE

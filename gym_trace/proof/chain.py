@@ -8,17 +8,20 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
 from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
+from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import unpack
+from gym_trace.proof.result import Proof
 from gym_trace.storage.local import lock, open_regular, size_on_disk
 
 _MOST_ENTRY = 1 << 30  # bytes
+_MOST_ABOUT = 16 << 20
 _FRAME = 16
 _PATIENCE = 60.0  # seconds for the previous writer to end
 
@@ -54,10 +57,24 @@ class Chain:
 
     def _root(self) -> bytes:
         try:
-            with open(open_regular(self.about, os.O_RDONLY), "rb") as file:
-                return digest(file.read())
+            return digest(self._about_bytes())
         except OSError as error:
             raise self.damaged(f"{self.about.name} beside it cannot be read: {error.strerror}") from error
+
+    def _about_bytes(self) -> bytes:
+        with open(open_regular(self.about, os.O_RDONLY), "rb") as file:
+            raw = file.read(_MOST_ABOUT + 1)
+        if len(raw) > _MOST_ABOUT:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return raw
+
+    def facts(self) -> dict[str, Any]:
+        """Return the content of the file beside the log; empty if it is not an object. Raises OSError, ValueError."""
+        try:
+            found = json_of(self._about_bytes())
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
+        return found if isinstance(found, dict) else {}
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries. An unfinished last one is skipped.
@@ -82,6 +99,16 @@ class Chain:
                     )
             head = digest(head, body)
             yield Entry(str(kind), content, at, at + len(body), head)
+
+    def kinds(self) -> Counter[str]:
+        """Return the number of entries of each kind. Raises CorruptTrace, also for entries without a start."""
+        found, before = Counter[str](), END
+        for entry in self.entries():
+            if before == END and entry.kind != START:
+                raise self.damaged(f"the entry at byte {entry.at} follows no start")
+            before = entry.kind
+            found[before] += 1
+        return found
 
     def damaged(self, problem: str) -> CorruptRun:
         """Return the error for a damaged log."""
@@ -176,6 +203,13 @@ class ChainWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def count_entries(kinds: Counter[str], known: Iterable[str], about: str, proof: Proof) -> None:
+    """Say how many entries a log has, and of which other kinds. about: name of the file that it follows."""
+    proof.proved.append(f"log: {kinds.total():,} entries, each with the digest of the one before, from {about} on")
+    for kind in sorted(kinds.keys() - set(known)):
+        proof.unproved.append(f"{kinds[kind]:,} entries of the log: of the unknown kind {kind!r:.40}")
 
 
 def chain_in(directory: Path) -> Chain:

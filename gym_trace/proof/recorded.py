@@ -16,7 +16,7 @@ from gym_trace.format.facts import NAME as FACTS
 from gym_trace.integrity.repair import check_trace
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.proof.result import Proof, Tell
+from gym_trace.proof.result import Proof, Tell, tally
 from gym_trace.replay.verify import verify_trace
 from gym_trace.showing.words import count
 from gym_trace.storage.local import open_regular
@@ -47,14 +47,18 @@ def check_bytes(trace: Path, proof: Proof) -> None:
     proof.proved.append(f"{trace}: every checksum, of {report.bytes:,} bytes in {count(report.files, 'file')}")
 
 
-def check_files(trace: Path, recorded: Any) -> None:
+def check_files(trace: Path, recorded: Any, proof: Proof) -> None:
     """Compare the files of a trace with those at the end of a run. Raises ReplayDiverged."""
     then = recorded if isinstance(recorded, dict) else {}
     now = files_of(trace)
+    if recorded is None:
+        tally(proof, 0, len(now), "files of the trace", "", "the log was closed before the recorder, and has none")
+        return
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             what = "was removed" if name not in now else "was added" if name not in then else "was changed"
             raise ReplayDiverged(f"{trace / name}: {what} after the end of the run")
+    tally(proof, len(now), len(now), "files of the trace", "are those of the end", "the trace is empty")
 
 
 def replay(
@@ -84,10 +88,37 @@ def replay(
         proof.unproved.append(f"the episodes in their environment, which cannot be made here: {error}")
         return
     env = trace.env_spec.get("id") or "their environment"
-    if identical:
-        proof.proved.append(f"{count(identical, 'episode')} played again in {env}, bit for bit")
-    for reason, number in reasons.items():
-        proof.unproved.append(f"{count(number, 'episode')} in {env}: {reason}")
+    why = "; ".join(f"{reason} ({number:,})" for reason, number in reasons.items()) or "there is nothing to play"
+    tally(proof, identical, len(trace), "episodes", f"played again in {env}, bit for bit", why)
+
+
+class Uses:
+    """Number of updates that learned from each recorded step."""
+
+    def __init__(self, trace: Trace):
+        table = trace.episodes
+        self._counts = {
+            place: np.zeros(int(begins[-1]) + int(table["steps"][rows[-1]]), np.uint32)
+            for place, (rows, begins) in lanes_of(trace).items()
+        }
+
+    def add(self, writer: str, lane: int, steps: Array) -> None:
+        """Add an update. steps: numbers of steps of the lane, each once."""
+        self._counts[writer, lane][steps] += 1
+
+    def tell(self, proof: Proof) -> None:
+        counts = np.concatenate([np.zeros(0, np.uint32), *self._counts.values()])
+        used = counts[counts > 0]
+        least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)
+        often = "once" if most == 1 else f"{least:,} times" if least == most else f"{least:,} to {most:,} times"
+        tally(
+            proof,
+            len(used),
+            len(counts),
+            "recorded steps",
+            f"learned from, each {often}",
+            "no update learned from them",
+        )
 
 
 def lanes_of(trace: Trace) -> dict[tuple[str, int], tuple[Array, Array]]:

@@ -9,6 +9,10 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, TraceError
 
+LIMITS = (
+    "who made the run, and when: an anchor that was published (--anchor) is evidence of both",
+    "runs that were made and thrown away: another seed may have been tried before",
+)
 Tell = Callable[[], None]  # reports progress; raises Interrupted
 
 
@@ -20,8 +24,9 @@ class Proof:
         versions: number of versions that were learned again and match. of: number of all.
         differs: the first difference; "" without one.
         checkpoints: how many were compared, tensor by tensor.
-        proved: one sentence for each thing that was proved.
-        unproved: one sentence for each thing that was not, with the reason; first what no proof can cover.
+        proved: one sentence for each kind of thing that was compared, with the number.
+        unproved: one sentence for each that was not, with the reason. A proof is whole if this is empty.
+        limits: what no proof of this kind can cover.
         notes: other possible reasons of a difference, such as another version of PyTorch.
         doing: what is being compared; done, out_of: how far it is.
     """
@@ -32,16 +37,22 @@ class Proof:
     checkpoints: int = 0
     proved: list[str] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=lambda: list(LIMITS))
     notes: list[str] = field(default_factory=list)
     doing: str = "version"
     done: int = 0
     out_of: int = 0
 
 
-LIMITS = (
-    "who made the run, and when: an anchor that was published (--anchor) is evidence of both",
-    "runs that were made and thrown away: another seed may have been tried before",
-)
+def tally(proof: Proof, done: int, of: int, what: str, how: str, why: str) -> None:
+    """Say how many things of a kind were compared, and that the others were not, or that nothing was there.
+
+    how: result of those that were. why: reason for the others.
+    """
+    if done:
+        proof.proved.append(f"{done:,} of {of:,} {what} {how}")
+    if done < of or not of:
+        proof.unproved.append(f"{of - done:,} of {of:,} {what}: {why}")
 
 
 class Interrupted(Exception):

@@ -219,7 +219,7 @@ def notes_on(made: Iterable[Any]) -> list[str]:
     return [
         f"{name} was {then}, is {now} here"
         for name, now in made_with().items()
-        for then in dict.fromkeys(one.get(name) if isinstance(one, dict) else None for one in made)
+        for then in dict.fromkeys(str(one.get(name)) if isinstance(one, dict) else None for one in made)
         if then != now
     ]
 

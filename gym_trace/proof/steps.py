@@ -78,31 +78,53 @@ class RecordedSteps:
         self._trace, self._device = trace, device
         names = trace.writers if writer is None else [writer]
         if len(names) != 1:
-            raise InvalidOption(f"{trace.directory}: has {len(names)} writers; pass the recorder to UpdateLog")
+            raise ReplayDiverged(f"{trace.directory}: has {len(names)} writers, and the log names none")
+        self._writer = names[0]
         lanes = {lane: found for (name, lane), found in lanes_of(trace).items() if name == names[0]}
         self._lane_count = max(lanes, default=-1) + 1
         self._episodes = np.array([index for lane in sorted(lanes) for index in lanes[lane][0]], int)
         # Where an episode begins, in steps of all lanes one after the other, a long way from each to the next.
         self._begins = np.array([lane * _FAR + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
+        ends = [int(begins[-1]) + int(trace.episodes["steps"][rows[-1]]) for rows, begins in lanes.values()]
+        self._most = max(ends, default=0)  # steps of a lane
         self._columns: dict[tuple[str, int], Array] = {}  # by episode
         self._bytes = 0
 
-    def of(self, plain: Any, columns: Any) -> Steps:
-        """Return steps as they were passed. Raises ReplayDiverged if the trace has other values."""
+    def of(self, plain: Any, columns: Any, uses: dict[tuple[str, int], list[Array]] | None = None) -> Steps:
+        """Return steps as they were passed.
+
+        uses: gets the numbers of the steps, by writer and lane.
+
+        Raises ReplayDiverged if the trace has other values.
+        """
         found: dict[str, Any] = {}
+        wanted = self._wanted(plain, [str(name) for name, *_ in columns])
         for name, place, dtype, shape, digest in columns:
-            values = self._values(name, plain).reshape(shape)
-            values = np.ascontiguousarray(values.astype(dtype_from(dtype), copy=False))
-            if digest_of(values) != digest:
+            values = _in_form(self._values(name, plain, wanted), dtype_from(dtype), tuple(shape), wanted)
+            if values is None or digest_of(values) != digest:
                 raise ReplayDiverged(f"{name} of steps {_shown(plain)} are not those of {self._trace.directory}")
             found[name] = placed(torch.from_numpy(values), place, self._device) if place else values
+        if columns and uses is not None:
+            for lane in np.unique(wanted // _FAR).tolist():
+                uses.setdefault((self._writer, lane), []).append(wanted[wanted // _FAR == lane] % _FAR)
         return Steps(_where(plain), **found)
 
-    def _values(self, name: str, plain: Any) -> Array:
-        """Return the rows of a column: (steps, lanes, ...), or (steps, ...) of chosen lanes."""
-        rows = plain["rows"] if isinstance(plain, dict) else np.arange(*plain)
-        is_chosen = isinstance(plain, dict) and "lanes" in plain
-        wanted = rows + plain["lanes"] * _FAR if is_chosen else rows[:, None] + np.arange(self._lane_count) * _FAR
+    def _wanted(self, plain: Any, names: list[str]) -> Array:
+        """Return the steps, (steps, lanes), or (steps,) of chosen lanes, as numbers in the order of _begins."""
+        if isinstance(plain, dict):
+            rows, lanes = np.asarray(plain["rows"]), np.asarray(plain.get("lanes", 0))
+        else:
+            begin, end = plain
+            rows, lanes = np.arange(begin, min(end, begin + self._most + 1)), np.asarray(0)
+        for numbers, limit in ((rows, self._most), (lanes, self._lane_count)):
+            if numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= limit)).any():
+                raise ReplayDiverged(f"{self._trace.directory}: lacks {', '.join(names)} of steps {_shown(plain)}")
+        if isinstance(plain, dict) and "lanes" in plain:
+            return np.asarray(rows + lanes * _FAR)
+        return np.asarray(rows[:, None] + np.arange(self._lane_count) * _FAR)
+
+    def _values(self, name: str, plain: Any, wanted: Array) -> Array:
+        """Return the rows of a column: (*wanted.shape, ...)."""
         numbers = np.searchsorted(self._begins, wanted, "right") - 1
         found: Array | None = None
         try:
@@ -138,8 +160,21 @@ def _column_of(episode: Any, name: str) -> Array:
         return np.asarray(getattr(episode, name))
     column = episode.annotations.get(name)
     if column is None:
-        raise InvalidOption(f"{name}: no column of the trace; it has {', '.join((*OWN, *episode.annotations))}")
+        raise ReplayDiverged(f"{name}: no column of the trace; it has {', '.join((*OWN, *episode.annotations))}")
     return np.asarray(column)
+
+
+def _in_form(values: Array, dtype: np.dtype[Any], shape: tuple[int, ...], wanted: Array) -> Array | None:
+    """Return recorded values in the dtype and shape of an argument; None if that would change or reorder them."""
+    steps = wanted.shape
+    fits = shape[:1] in ((steps[0],), (wanted.size,)) and (
+        shape[0] == wanted.size or len(steps) == 1 or shape[1:2] == steps[1:2]
+    )
+    if dtype.kind not in "biufc" or not fits:
+        return None
+    cast = np.ascontiguousarray(values.reshape(shape).astype(dtype, copy=False))
+    is_rounded = np.can_cast(values.dtype, dtype, "same_kind") and dtype.kind in "fc"
+    return cast if is_rounded or np.array_equal(cast.astype(values.dtype).ravel(), values.ravel()) else None
 
 
 def _where(plain: Any) -> Any:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError
-from gym_trace.format.manifest import json_of
+from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError, told
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.anchors import check_anchor
-from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in
-from gym_trace.proof.recorded import check_bytes, check_files, replay
-from gym_trace.proof.result import LIMITS, Proof, first_difference, telling
+from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in, count_entries
+from gym_trace.proof.recorded import Uses, check_bytes, check_files, replay
+from gym_trace.proof.result import Proof, first_difference, tally, telling
 from gym_trace.proof.state import (
     Parts,
     norms_of,
@@ -31,6 +30,8 @@ from gym_trace.proof.state import (
 from gym_trace.proof.steps import RecordedSteps
 from gym_trace.proof.update_log import directory_of
 from gym_trace.showing.words import count
+
+_MOST_THREADS = 1024
 
 
 def verify(
@@ -65,7 +66,7 @@ def verify(
     chain = chain_in(place)
     if chain.about.name != ABOUT:
         raise InvalidOption(f"{place}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
-    proof = Proof(unproved=list(LIMITS), doing="update")
+    proof = Proof(doing="update")
     tell = telling(proof, on_progress)
     learner = _Again(chain, parts, learn, proof, device)
     trace = learner.trace
@@ -89,42 +90,57 @@ class _Again:
     def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, device: str | None):
         self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
         self._device = device
-        kinds = Counter(entry.kind for entry in chain.entries())
-        self._count = kinds.total()
-        proof.of = proof.out_of = kinds[UPDATE]
+        self._kinds = chain.kinds()
+        proof.of = proof.out_of = self._kinds[UPDATE]
         if not proof.of:
             raise CorruptRun("has no updates", chain.path, "nothing was learned yet")
-        about = json_of(chain.about.read_bytes())
-        trace = about.get("trace") if isinstance(about, dict) else None
+        try:
+            trace = chain.facts().get("trace")
+        except (OSError, ValueError) as error:
+            raise chain.damaged(f"{chain.about.name} beside it cannot be read: {error}") from error
         self.trace: Trace | None = None if trace is None else open_trace(chain.about.parent / str(trace))
+        self._uses = None if self.trace is None else Uses(self.trace)
         self._recorded: RecordedSteps | None = None
-        self._starts = self._referenced = self._undigested = 0
+        self._starts = self._covered = 0  # updates before a state that was compared
+        self._compared = Counter[str]()
         self._end: Mapping[str, Any] | None = None
         self._outside: dict[str, list[int]] = {}  # parts, and updates before which something else changed them
+        self._arrays = Counter[str]()  # arguments other than Steps, and in how many updates
+        self._settings: dict[str, list[Any]] = {}  # arguments that are one number or text
 
     def take(self, entry: Entry) -> None:
         """Take an entry. Raises ReplayDiverged, CorruptTrace, InvalidOption."""
         content = entry.content
-        if not isinstance(content, dict):
-            raise self._chain.damaged(f"the content of an entry is a {type(content).__name__}")
-        self._end = content if entry.kind == END else None
-        if entry.kind == START:
-            self._start(content)
-        elif entry.kind == UPDATE:
-            self._update(content)
-        elif entry.kind == END:
-            self._compare_end(content)
+        try:
+            if not isinstance(content, dict):
+                raise TypeError(f"the content of an entry is a {type(content).__name__}")
+            self._end = content if entry.kind == END else None
+            if entry.kind == START:
+                self._start(content)
+            elif entry.kind == UPDATE:
+                self._update(content)
+            elif entry.kind == END:
+                self._compare_end(content)
+        except (TraceError, MemoryError):
+            raise
+        except Exception as error:  # the log is untrusted, and PyTorch may raise anything
+            raise self._chain.damaged(f"{told(error)}, in the entry at byte {entry.at}") from error
 
     def _start(self, content: Mapping[str, Any]) -> None:
-        proof, state = self._proof, content.get("state")
-        if self._starts and any(_differing(unpacked(state, "cpu"), unpacked(state_of(self._parts), "cpu"), "")):
-            proof.unproved.append(
-                f"where the state before update {proof.versions} came from, when the script started again"
-            )
+        proof, state = self._proof, unpacked(content["state"], self._device)
+        if self._starts:
+            if any(_differing(_plain(state), _plain_state(self._parts), "")):
+                proof.unproved.append(f"where the state before update {proof.versions} came from, when the script "
+                                      "started again")  # fmt: skip
+            else:
+                self._covered = proof.versions
         self._starts += 1
-        restore(self._parts, unpacked(state, self._device))
+        restore(self._parts, state)
         proof.notes = list(dict.fromkeys([*proof.notes, *notes_on([content])]))
-        torch.set_num_threads(int(content.get("threads") or 1))
+        threads = content.get("threads", 1)
+        if type(threads) is not int or not 0 < threads <= _MOST_THREADS:
+            raise ValueError(f"threads={threads!r}")
+        torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(bool(content.get("deterministic")))
         if self.trace is not None:
             writer = content.get("writer")
@@ -132,38 +148,56 @@ class _Again:
 
     def _inputs(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of an update, after all that changed before it."""
-        try:
-            if content["outside"] is not None:
-                found = unpacked(content["outside"], self._device)
-                restore({name: self._parts[name] for name in found}, found)
-                self._outside.setdefault(", ".join(found), []).append(number)
-            inputs = {str(name): unpacked(value, self._device) for name, value in content["inputs"].items()}
-            for name, reference in content["steps"].items():
-                if self._recorded is None:
-                    raise self._chain.damaged(f"update {number} is of steps, and the log has no trace")
-                inputs[str(name)] = self._recorded.of(*unpacked(reference))
-                self._referenced += 1
-            for name, state in content["generators"].items():
-                if state is not None:
-                    set_generator(name, state, self._device)
-        except TraceError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self._chain.damaged(f"update {number}: {error}") from error
+        if content["outside"] is not None:
+            found = unpacked(content["outside"], self._device)
+            restore({name: self._parts[name] for name in found}, found)
+            self._outside.setdefault(", ".join(found), []).append(number)
+        inputs = {str(name): unpacked(value, self._device) for name, value in content["inputs"].items()}
+        for name, value in inputs.items():
+            if isinstance(value, (bool, int, float, str, type(None))):
+                self._settings.setdefault(name, []).append(value)
+            else:
+                self._arrays[name] += 1
+        uses: dict[tuple[str, int], list[Any]] = {}
+        for name, reference in content["steps"].items():
+            if self._recorded is None:
+                raise self._chain.damaged(f"update {number} is of steps, and the log has no trace")
+            where, columns = unpacked(reference)
+            inputs[str(name)] = self._recorded.of(where, columns, uses)
+        if self._uses is not None:
+            for (writer, lane), steps in uses.items():
+                self._uses.add(writer, lane, np.unique(np.concatenate(steps)))
+        for name, state in content["generators"].items():
+            if state is not None:
+                set_generator(name, state, self._device)
         return inputs
 
     def _update(self, content: Mapping[str, Any]) -> None:
         number = self._proof.versions
-        result = self._learn(**self._parts, **self._inputs(number, content))
-        if content.get("result") is not None:
-            then, now = unpacked(content["result"], "cpu"), unpacked(packed(result, "result"), "cpu")
-            self._compare(f"update {number}: the result", then, now)
-        self._undigested += 1
+        inputs = self._inputs(number, content)
+        try:
+            result = self._learn(**self._parts, **inputs)
+        except Exception as error:  # the user's function may raise anything
+            raise ReplayDiverged(f"update {number}: learn raised {told(error)}") from error
+        self._compare_result(number, content.get("result"), result)
         if "digest" in content:
             if state_digest(self._parts) != content["digest"]:
                 self._differs(number, content.get("norms"))
-            self._undigested = 0
+            self._compared["states"] += 1
+            self._covered = number + 1
         self._proof.versions = self._proof.done = number + 1
+
+    def _compare_result(self, number: int, then: Any, result: Any) -> None:
+        """Compare what learn returned. The log has None for objects that it cannot hold."""
+        try:
+            now = packed(result, "result")
+        except InvalidOption as error:
+            if then is not None:
+                raise ReplayDiverged(f"update {number}: the result is another one in the log: {error}") from error
+        else:
+            if then is not None:
+                self._compare(f"update {number}: the result", unpacked(then, "cpu"), unpacked(now, "cpu"))
+                self._compared["results"] += 1
 
     def _differs(self, number: int, norms: Any) -> None:
         """Raise ReplayDiverged for a state that differs after an update."""
@@ -172,18 +206,23 @@ class _Again:
             then = norms.get(name) if isinstance(norms, dict) else None
             if isinstance(then, float) and then != now:
                 found.append(f"the norm of {name} is {then!r} in the log, and {now!r}")
-        since = f", or one of the {self._undigested - 1} before it" if self._undigested > 1 else ""
+        since = f", or one of the {number - self._covered} before it" if number > self._covered else ""
         raise ReplayDiverged(f"update {number}{since}: the state differs when learned again"
                              f"{': ' + '; '.join(found) if found else ''}")  # fmt: skip
 
     def _compare_end(self, content: Mapping[str, Any]) -> None:
         """Compare the last state, tensor by tensor, but parts that changed after the last update."""
-        outside = set(content.get("outside") or ())
-        for name in outside:
+        outside, then = set(content.get("outside") or ()), unpacked(content["state"], "cpu")
+        if not outside <= self._parts.keys() or list(then) != list(self._parts):
+            raise ValueError("the last state is of other parts")
+        now = _plain_state(self._parts)
+        inside = [name for name in then if name not in outside]
+        self._compare("the last state: ", *({name: state[name] for name in inside} for state in (then, now)))
+        for name in sorted(outside):
             self._proof.unproved.append(f"what changed {name} after the last update, outside of learn")
-        then, now = ({name: part for name, part in unpacked(state, "cpu").items() if name not in outside}
-                     for state in (content.get("state"), state_of(self._parts)))  # fmt: skip
-        self._compare("the last state: ", then, now)
+        self._compared["parts"] = len(inside)
+        if not outside:
+            self._covered = self._proof.versions
 
     def _compare(self, where: str, then: Any, now: Any) -> None:
         """Raises ReplayDiverged."""
@@ -192,22 +231,48 @@ class _Again:
 
     def finish(self) -> None:
         """Say what was proved. Raises ReplayDiverged."""
-        proof = self._proof
-        entries = f"{self._count:,} entries, each with the digest of the one before, from {ABOUT} on"
-        proof.proved.append(f"log: {entries}")
-        proof.proved.append(f"{count(proof.versions, 'update')} learned again, bit for bit")
-        if self._referenced and self.trace is not None:
-            proof.proved.append(f"steps of {count(self._referenced, 'update')} read from {self.trace.directory}")
+        proof, updates, compared = self._proof, self._proof.versions, self._compared
+        proof.limits.append("where the first state came from, and that these weights chose the actions")
+        count_entries(self._kinds, (START, UPDATE, END), ABOUT, proof)
+        settings = "".join(f"; {name}={_spread(values)}" for name, values in self._settings.items())
+        how = f"learned again, bit for bit; the state compared after {compared['states']:,}{settings}"
+        tally(proof, self._covered, updates, "updates", how, "no digest of the state follows them")
+        returned = "the log has none, or learn returns what it cannot hold"
+        tally(proof, compared["results"], updates, "results of updates", "equal, bit for bit", returned)
         for name, numbers in self._outside.items():
             more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
             proof.unproved.append(f"what changed {name} before update {numbers[0]}{more}, outside of learn")
+        instead = "the log has no trace" if self.trace is None else "arrays in the log, not Steps of the trace"
+        for name, number in self._arrays.items():
+            proof.unproved.append(f"where {name} of {count(number, 'update')} came from: {instead}")
+        if self._uses is None:
+            proof.unproved.append("steps: the log has no trace")
+        else:
+            self._uses.tell(proof)
         if self._end is None:
             proof.unproved.append("the end: the log was not closed; later updates may be missing")
-        elif self.trace is not None and self._end.get("files") is not None:
-            check_files(self.trace.directory, self._end["files"])
-            proof.proved.append("the end: the last state, tensor by tensor; files of the trace as they were then")
-        else:
-            proof.proved.append("the end: the last state, tensor by tensor")
+            return
+        parts = "parts of the last state"
+        tally(proof, compared["parts"], len(self._parts), parts, "equal, tensor by tensor", "changed outside of learn")
+        if self.trace is not None:
+            check_files(self.trace.directory, self._end.get("files"), proof)
+
+
+def _plain(state: Any) -> Any:
+    """Return a state as it comes out of the log, on the CPU."""
+    return unpacked(packed(state, "state"), "cpu")
+
+
+def _plain_state(parts: Parts) -> Any:
+    return unpacked(state_of(parts), "cpu")
+
+
+def _spread(values: list[Any]) -> str:
+    """Return the values of an argument in short."""
+    if all(value == values[0] for value in values):
+        return f"{values[0]!r:.40}"
+    is_number = all(isinstance(value, (int, float)) for value in values)
+    return f"{min(values):.6g} to {max(values):.6g}" if is_number else f"{len(set(values)):,} values"
 
 
 def _differing(then: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -14,8 +14,8 @@ from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
 
 _SHORT = 2.0  # seconds
-_STAGGER = "random steps of stagger"
-_UNTAKEN = "the worker or the learner ended before it was learned from"
+STAGGER = "random steps of stagger"
+UNTAKEN = "the worker or the learner ended before it was learned from"
 
 
 class Left(NamedTuple):
@@ -48,7 +48,8 @@ def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
             if first < at and what:
                 raise ReplayDiverged(f"steps {first} to {at} of writer {writer} are in {before} and in {what}")
             if first > at:
-                found.append(Left(writer, at, first, _STAGGER if settings.stagger and not at and what else _UNTAKEN))
+                is_stagger = settings.stagger and not at and first == settings.rollout
+                found.append(Left(writer, at, first, STAGGER if is_stagger else UNTAKEN))
             at, before = first + settings.rollout, what
     return found
 
@@ -56,10 +57,10 @@ def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
 def rollouts_of(log: Log) -> list[tuple[Origin, str]]:
     """Return all rollouts that the log names, and where it does."""
     learnt = [(origin, f"version {update.version}") for update in log.updates for origin in update.rollouts]
-    return learnt + [(origin, "the discarded rollouts") for origin, _ in log.dropped]
+    return learnt + [(origin, "the discarded rollouts") for origin, *_ in log.dropped]
 
 
-def end(run: Run, stopped: str) -> None:
+def end(run: Run, stopped: str, until_return: float | None = None) -> None:
     """Log the end of a run: why it stopped, what was not learned from, and the files of the trace.
 
     Raises RecordingError, CorruptTrace.
@@ -73,5 +74,6 @@ def end(run: Run, stopped: str) -> None:
     if len(trace) and run.about.get("learn", True):
         left = left_over(log, trace, run.settings)
     content: dict[str, Any] = {"stopped": stopped, "left": list(map(list, left)), "files": files_of(run.trace)}
+    content["until_return"] = until_return
     with suppress(InvalidOption), run.open_log(_SHORT) as writer:  # a previous learner has it: this run changed nothing
         writer.append(END, content)

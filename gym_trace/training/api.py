@@ -207,7 +207,7 @@ def train(
                     end(run, f"failed: {reason}")
             raise
         for run, driver in zip(runs, drivers):
-            end(run, driver.progress.stopped)
+            end(run, driver.progress.stopped, driver.until_return)
             if learn and driver.progress.stopped in ("done", "return"):
                 run.set_done(True)
         names = ("version", "steps", "stopped", "seconds", "shares")

@@ -12,6 +12,7 @@ from typing import Any
 from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.fleet import Meter
 from gym_trace.training.processes.cell import Cell, Turns
+from gym_trace.training.run import MEAN
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _FEW = 10  # episodes, before a policy is compared with others
@@ -58,7 +59,8 @@ class Driver:
 
     def __init__(self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None):
         self.cell, self.progress = cell, progress
-        self._seconds, self._until_return = seconds, until_return
+        self._seconds, self.until_return = seconds, until_return
+        self._mean: float | None = None  # return of the last 100 episodes that were learned from, as the log has it
         self.forget()
         self._meter = Meter()
         self._spent: Counter[str] = Counter()  # seconds
@@ -105,23 +107,19 @@ class Driver:
         found = {"return": self._returns, "length": self._lengths}.get(name, self._objectives).summary()
         return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
 
-    def _mean(self) -> float | None:
-        """Return the mean of the last 100 returns; None before the 100th."""
-        returns = self.progress.returns
-        return returns[0] if returns and self.progress.episodes >= 100 and isinstance(returns[0], float) else None
-
     def _updated(self, told: dict[str, Any]) -> None:
         progress = self.progress
         progress.version, progress.steps = told.pop("version"), told.pop("steps")
         progress.lags, progress.dropped = told.pop("lags"), told.pop("dropped")
         self._spent.update(told.pop("seconds"))
+        self._mean = told.pop(MEAN)
         progress.losses = told
 
     def _stop_when_due(self) -> None:
-        mean = self._mean()
+        mean = self._mean
         if self.cell.stopping or self._first is None:
             return
-        if self._until_return is not None and mean is not None and mean >= self._until_return:
+        if self.until_return is not None and mean is not None and mean >= self.until_return:
             self.stop("return")
         elif self._seconds is not None and self._meter.seconds >= self._seconds:
             self.stop("seconds")

@@ -8,28 +8,45 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 
+from gym_trace.envs.recipe import recorded_recipe
 from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import open_trace
 from gym_trace.proof.anchors import check_anchor
+from gym_trace.proof.chain import END, START, UPDATE, count_entries
 from gym_trace.proof.recorded import check_bytes, check_files, replay
-from gym_trace.proof.result import LIMITS, Proof, Tell, first_difference, telling
+from gym_trace.proof.result import Proof, Tell, first_difference, tally, telling
 from gym_trace.proof.state import notes_on
 from gym_trace.showing.words import count
-from gym_trace.training.accounts import left_over, rollouts_of
+from gym_trace.training.accounts import STAGGER, UNTAKEN, Left, left_over, rollouts_of
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, source_of, tensors
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import MEAN, Log, Run, Update, runs_in, steps_now
+from gym_trace.training.run import (
+    DROPPED,
+    MEAN,
+    OF_ANOTHER,
+    TOO_OLD,
+    WORKER,
+    Log,
+    Run,
+    Update,
+    runs_in,
+    steps_now,
+)
+from gym_trace.training.settings import ANY
 
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
 _NOT_COMPUTED = {"seconds", MEAN}  # by an update
+# Wrappers that gymnasium.make() and training add.
+_NOT_NAMED = {"PassiveEnvChecker", "OrderEnforcing", "TimeLimit", "ClipAction", "ClipActionParts"}
 
 
 def verify_run(
@@ -57,7 +74,7 @@ def verify_run(
         TraceNotFound, CorruptTrace: no run, or damaged.
         InvalidOption: it names a model, and is not trusted.
     """
-    proof = Proof(unproved=list(LIMITS))
+    proof = Proof()
     tell = telling(proof, on_progress)
     for run in runs_in(directory):
         prover = _RunProof(run, proof, tell, trust)
@@ -94,7 +111,7 @@ class _RunProof:
         changed = [] if source_of(model) == self._about.get("model_source") else [f"the source of {model} has changed"]
         proof.notes = list(dict.fromkeys([*proof.notes, *notes, *changed]))
         if log.chained:
-            proof.proved.append(f"log: {log.count:,} entries, each with the digest of the one before, from run.json on")
+            count_entries(run.chain.kinds(), (START, UPDATE, WORKER, DROPPED, END), "run.json", proof)
         else:
             proof.unproved.append("order and end of the log, best, discarded rollouts: an older release wrote it")
         if anchor is not None:
@@ -104,25 +121,48 @@ class _RunProof:
         later = [version for version in saved.values() if version >= len(self._updates)]
         if later:
             raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
-        account = self._account()
-        self._check_versions(saved, exact=not notes)
-        proof.proved.append(account)
-        self._check_end()
+        left = self._account()
+        self._check_end(self._check_versions(saved, left, exact=not notes))
 
     def _check_environment(self) -> None:
         """Compare the environment in run.json with the recorded one."""
         named, spec = self._about.get("environment"), self.trace.env_spec
+        if named is None:  # the run was started from Python
+            return
         named = named if isinstance(named, dict) else {}
-        if named.get("id") and named["id"].rpartition(":")[2] != spec.get("id"):
-            raise ReplayDiverged(f"{self._run.path / 'run.json'}: the environment is {named['id']}, and the trace was "
-                                 f"recorded in {spec.get('id')}")  # fmt: skip
+        where = f"{self._run.path / 'run.json'}: the environment"
+        if named.get("id") and str(named["id"]).rpartition(":")[2] != spec.get("id"):
+            raise ReplayDiverged(f"{where} is {named['id']}, and the trace was recorded in {spec.get('id')}")
+        kwargs, wrappers = named.get("kwargs") or {}, named.get("wrappers") or []
+        if not isinstance(kwargs, dict) or not isinstance(wrappers, list):
+            raise CorruptTrace(f"{where} is malformed")
+        recipe = recorded_recipe(spec)
+        if recipe is None or not named.get("id") or spec.get("lanes"):
+            self._proof.unproved.append(f"{where}, its arguments and wrappers: the trace has no single id for it")
+            return
+        for name, value in kwargs.items():
+            if recipe.kwargs.get(name) != ["value", value]:
+                raise ReplayDiverged(f"{where} has {name}={value!r}, and the trace {recipe.kwargs.get(name)}")
+        steps = named.get("max_episode_steps")
+        if steps is None:
+            steps = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
+        limits = [(of or {}).get("max_episode_steps") for name, of in recipe.wrappers if _name(name) == "TimeLimit"]
+        around = [_name(name) for name, _ in recipe.wrappers if _name(name) not in _NOT_NAMED]
+        for what, then, now in (
+            ("limit", [] if steps in (None, -1) else [["value", steps]], limits),
+            ("wrappers", list(map(_name, wrappers)), around),
+        ):
+            if then != now:
+                self._proof.unproved.append(f"{where}: its {what}, {then} there and {now} in the trace")
+        self._proof.proved.append(f"{where} is that of the trace: {recipe.id}")
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
-    def _check_versions(self, saved: dict[Path, int], exact: bool) -> None:
+    def _check_versions(self, saved: dict[Path, int], left: list[Left], exact: bool) -> float | None:
+        """Return the largest mean return of 100 episodes, None without any."""
         run, proof, log, learner = self._run, self._proof, self._log, self._learner
         settings = self._settings
-        acting = _Acting(log, self._recorded, learner, exact and settings.inference == "actor")
+        acting = _Acting(log, self._recorded, learner, left, exact and settings.inference == "actor")
         best = _Best(self._recorded, log.chained)
         steps = 0
         for update, losses in learn_again(run, learner, self._updates):
@@ -136,15 +176,20 @@ class _RunProof:
             proof.versions, proof.done = proof.versions + 1, proof.done + 1
             self._tell()
         acting.finish()
-        proof.proved.append(
-            f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')} learned again, bit for bit; "
-            "losses and steps, too"
-        )
-        proof.proved.append(acting.told())
-        proof.unproved += acting.unproved
-        best.check(saved.get(run.checkpoints / BEST), proof, is_open=log.end is None)
-        begun = [update.changed["checkpoint"] for update in self._updates if "checkpoint" in update.changed]
+        learnt = sum(bool(update.rollouts) for update in self._updates)
+        taken = [update for update in self._updates if update.changed]
+        over = f", {len(taken):,} taken over" if taken else ""
+        kept = f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')}"
+        proof.proved.append(f"{kept}: {learnt:,} learned again{over}, bit for bit; losses and steps, too")
+        total = int(self.trace.episodes["steps"].sum(dtype=np.int64))
+        acting.tell(proof, total)
+        best.check(saved.get(run.checkpoints / BEST), proof, log)
+        begun = [update.changed["checkpoint"] for update in taken if "checkpoint" in update.changed]
         proof.unproved += [f"how the weights of {name} were learned: another run" for name in dict.fromkeys(begun)]
+        for update in taken:
+            if "settings" in update.changed and update.changed != self._about.get("begins"):
+                proof.unproved.append(f"why version {update.version} has other settings")
+        return best.mean
 
     def _compare(self, update: Update, losses: dict[str, float] | None, steps: int) -> None:
         """Compare what the log says of an update."""
@@ -160,8 +205,8 @@ class _RunProof:
 
     # -- account and end ----------------------------------------------------------------------------------------------
 
-    def _account(self) -> str:
-        """Check that each step of the trace was learned from once, or is left over; return the numbers."""
+    def _account(self) -> list[Left]:
+        """Check that each step of the trace was learned from once, or is left over; return what is left over."""
         log, settings = self._log, self._settings
         found = left_over(log, self.trace, settings)
         last = len(self._updates) - 1
@@ -173,65 +218,106 @@ class _RunProof:
         if log.end is not None and [list(left) for left in found] != log.end.get("left"):
             raise ReplayDiverged(f"{self._run.trace}: the steps that were not learned from are not those that the log "
                                  "names; episodes are missing")  # fmt: skip
+        self._check_dropped()
         lanes = settings.num_envs
         learnt = sum(len(update.rollouts) for update in self._updates) * settings.rollout_steps
         reasons = Counter[str]()
         for left in found:
             reasons[left.reason] += (left.end - left.begin) * lanes
-        for _, reason in log.dropped:
+        for _, reason, _ in log.dropped:
             reasons[reason] += settings.rollout_steps
         not_learnt = "".join(f"; {steps:,} not: {reason}" for reason, steps in reasons.items())
-        return f"{count(learnt, 'step')} learned from once{not_learnt}"
+        self._proof.proved.append(f"{count(learnt, 'step')} learned from once{not_learnt}")
+        return found
 
-    def _check_end(self) -> None:
+    def _check_dropped(self) -> None:
+        """Check the reasons of rollouts that were not learned from, and that none comes from a later version."""
+        settings, log = self._settings, self._log
+        begun = [update.version for update in self._updates if update.changed]
+        for origin, reason, version in log.dropped:
+            least = max((one for one in begun if one <= version), default=0)
+            too_old = settings.lag == ANY and origin.version < version - settings.max_lag
+            is_other = reason == OF_ANOTHER and origin.version < least
+            if not is_other and not (reason == TOO_OLD.format(settings.max_lag) and too_old):
+                steps = f"steps from {origin.first_step} on of writer {origin.writer}"
+                raise ReplayDiverged(f"{self._run.path}: {steps} were not learned from: the log says {reason}, which "
+                                     "does not hold")  # fmt: skip
+        for update in self._updates:
+            for origin in update.rollouts:
+                if origin.version >= update.version:
+                    raise ReplayDiverged(f"{self._run.path}: version {origin.version} is said to have acted before "
+                                         f"version {update.version} was learned")  # fmt: skip
+
+    def _check_end(self, best: float | None) -> None:
+        """best: the largest mean return of the last 100 episodes."""
         run, log, proof = self._run, self._log, self._proof
+        limit, steps, last = steps_now(run), self._updates[-1].steps, len(self._updates) - 1
+        if limit is not None and steps - self._settings.batch_steps >= limit:
+            raise ReplayDiverged(f"{run.path}: the run went on to {steps:,} steps, and its limit is {limit:,}")
         if log.end is None:
             if log.chained and run.is_done:
                 raise ReplayDiverged(f"{run.path}: the run is done, and its log has no end: it was cut")
             if log.chained:
                 proof.unproved.append(
                     f"the end: the log has none, because the run was killed, or still runs; what followed version "
-                    f"{len(self._updates) - 1} may be missing"
+                    f"{last} may be missing"
                 )
             return
-        check_files(run.trace, log.end.get("files"))
-        stopped, limit, steps = log.end.get("stopped"), steps_now(run), self._updates[-1].steps
-        if stopped == "done" and limit is not None and steps < limit:
-            raise ReplayDiverged(f"{run.path}: the run ended as done after {steps:,} of {limit:,} steps")
-        words = {"done": "done", "return": "reached its return", "seconds": "reached its time"}
-        why = words.get(str(stopped), "stopped")
-        proof.proved.append(f"the end: {why} after {count(steps, 'step')}; the files of the trace are those of the end")
+        check_files(run.trace, log.end.get("files"), proof)
+        stopped = log.end.get("stopped")
+        if stopped == "done" and (limit is None or steps < limit):
+            raise ReplayDiverged(f"{run.path}: the run ended as done after {steps:,} of {limit or 0:,} steps")
+        wanted = log.end.get("until_return", self._about.get("until_return"))
+        if len(log.starts) == 1 and wanted != self._about.get("until_return"):
+            raise ReplayDiverged(f"{run.path}: run.json ends at a mean return of "
+                                 f"{self._about.get('until_return')}, and the log at {wanted}")  # fmt: skip
+        why = "done"
+        if stopped == "return":
+            why = f"reached its return of {wanted}"
+            if best is None or not isinstance(wanted, (int, float)) or not best >= wanted:
+                best_so_far = "nothing is known" if best is None else f"the largest is {best:.6g}"
+                proof.unproved.append(
+                    f"that the run {why}: of the means of 100 episodes that it learned from, {best_so_far}"
+                )
+        elif stopped != "done":
+            if run.is_done:
+                raise ReplayDiverged(f"{run.path}: the run is done, and its log says that it was stopped")
+            why = {"seconds": "reached its time"}.get(str(stopped), "stopped")
+            proof.limits.append(f"why the run ended after {count(steps, 'step')}: it says {stopped}")
+        proof.proved.append(f"the end: {why} after {count(steps, 'step')}, with version {last}")
 
 
 class _Acting:
-    """Computes logprob and value of recorded steps again, by the version that the log says has acted.
+    """Computes logprob and value of recorded steps again, by the version that the log and the trace say has acted.
 
+    left: steps that were not learned from, which have the versions of the trace.
     exact: compare bit for bit, and actions with those drawn from the generator of the worker.
     """
 
-    def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, exact: bool):
+    def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, left: list[Left], exact: bool):
         self._recorded, self._settings, self._exact = recorded, learner.settings, exact
         self._device = "cpu" if self._settings.inference == "actor" else self._settings.device
         shape = learner.shape
         self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)  # as workers have it
-        self._generators = {
-            writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact and seed >= 0
-        }
+        self._generators = {writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact}
         self._states: dict[tuple[str, int], Array] = {}  # recurrent, before these steps of a writer
-        self._waiting: dict[int, list[tuple[Origin, range]]] = {}  # by version
+        self._waiting: dict[int, list[_Piece]] = {}  # by version
         self._steps = self._drawn = 0
-        self.unproved: list[str] = []
-        for origin, _ in sorted(rollouts_of(log)):
-            for version, steps in self._runs(origin):
-                self._waiting.setdefault(version, []).append((origin, steps))
-        if not exact:
-            self.unproved.append("that actions were drawn by a generator: a server, or other kernels, drew them")
-        elif len(log.seeds) < len({origin.writer for origin, _ in rollouts_of(log)}):
-            self.unproved.append("that actions were drawn by a generator: the log lacks seeds of workers")
+        length = self._settings.rollout
+        pieces = [(origin, length) for origin, _ in rollouts_of(log)]
+        for part in left:
+            for begin in range(part.begin, part.end, length) if part.reason == UNTAKEN else ():
+                steps = min(length, part.end - begin)
+                versions = recorded.of_length(steps).annotated(Origin(part.writer, begin, 0), "version")
+                pieces.append((Origin(part.writer, begin, int(versions[0, 0])), steps))
+        for origin, steps in sorted(pieces):
+            rollouts = recorded.of_length(steps)
+            for version, piece in self._runs(origin, rollouts):
+                self._waiting.setdefault(version, []).append(_Piece(origin, rollouts, piece))
 
-    def _runs(self, origin: Origin) -> Iterator[tuple[int, range]]:
+    def _runs(self, origin: Origin, recorded: RecordedRollouts) -> Iterator[tuple[int, range]]:
         """Yield the versions that the trace says acted in a rollout, one after the other, with their steps."""
-        versions = self._recorded.annotated(origin, "version").astype(np.int64)
+        versions = recorded.annotated(origin, "version").astype(np.int64)
         first = versions[:, 0]
         wrong = (versions != first[:, None]).any() or (self._settings.inference == "actor" and len(set(first)) > 1)
         if first[0] != origin.version or wrong:
@@ -249,12 +335,12 @@ class _Acting:
         if version in self._waiting:
             set_weights(self._model, learner.weights())
         with _one_thread(), torch.inference_mode():
-            for origin, steps in self._waiting.pop(version, []):
-                self._check(origin, steps)
+            for piece in self._waiting.pop(version, []):
+                self._check(*piece)
 
-    def _check(self, origin: Origin, steps: range) -> None:
-        rollout = self._recorded.read(origin)
-        values = self._recorded.annotated(origin, "value").astype(np.float32)
+    def _check(self, origin: Origin, recorded: RecordedRollouts, steps: range) -> None:
+        rollout = recorded.read(origin)
+        values = recorded.annotated(origin, "value").astype(np.float32)
         model, device, generator = self._model, self._device, self._generators.get(origin.writer)
         place = origin.writer, origin.first_step + steps.start
         state = self._states.pop(place, rollout.state)
@@ -289,14 +375,29 @@ class _Acting:
     def finish(self) -> None:
         """Raises ReplayDiverged if a version acted that the log does not have."""
         for version, rollouts in self._waiting.items():
-            raise ReplayDiverged(f"{self._named(rollouts[0][0], 0)}: version {version} acted, which the log lacks")
+            raise ReplayDiverged(f"{self._named(rollouts[0].origin, 0)}: version {version} acted, which the log lacks")
 
-    def told(self) -> str:
+    def tell(self, proof: Proof, total: int) -> None:
+        """total: number of recorded steps."""
         how = "bit for bit" if self._exact else f"within {_TOLERANCE:g}"
-        drawn = f"; {count(self._drawn, 'action')} as its generator drew them" if self._drawn else ""
-        return (
-            f"logprob and value of {count(self._steps, 'step')} as the version that acted computes them, {how}{drawn}"
+        tally(
+            proof,
+            self._steps,
+            total,
+            "steps: logprob and value",
+            f"as the version that acted computes them, {how}",
+            STAGGER,
         )
+        why = "the log lacks the seeds of their generators" if self._exact else "a server, or other kernels, drew them"
+        tally(proof, self._drawn, self._steps, "actions", "as the generator of their worker drew them", why)
+
+
+class _Piece(NamedTuple):
+    """Steps of a rollout in which one version acted."""
+
+    origin: Origin
+    recorded: RecordedRollouts
+    steps: range
 
 
 class _Best:
@@ -321,14 +422,23 @@ class _Best:
         if MEAN in update.told and mean is not None and (self._best is None or mean > self._best[0]):
             self._best, self._second = (mean, update.version), self._best
 
-    def check(self, saved: int | None, proof: Proof, is_open: bool) -> None:
-        """Check the version of the best checkpoint. is_open: the run was killed, perhaps before it was written."""
-        if saved is None or self._best is None:
+    @property
+    def mean(self) -> float | None:
+        return None if self._best is None else self._best[0]
+
+    def check(self, saved: int | None, proof: Proof, log: Log) -> None:
+        """Check the version of the best checkpoint."""
+        if self._best is None:
             if saved is not None:
-                proof.unproved.append("that best.safetensors is the best version: the log has no mean returns")
+                proof.unproved.append(f"that {BEST} is the best version: the log has no mean returns")
             return
         mean, version = self._best
-        is_late = is_open and version == self._last and self._second is not None and saved == self._second[1]
+        if saved is None:
+            if any(start.get("save_best", True) for start in log.starts):
+                proof.unproved.append(f"{BEST}: is missing; version {version} has the largest mean return, {mean:.6g}")
+            return
+        # A run that was killed may not have written the last one.
+        is_late = log.end is None and version == self._last and self._second is not None and saved == self._second[1]
         if saved != version and not is_late:
             raise ReplayDiverged(
                 f"{BEST}: is version {saved}; version {version} has the largest mean return, {mean:.6g}"
@@ -345,6 +455,11 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _name(of: Any) -> str:
+    """Return the name of a wrapper, from MODULE:NAME."""
+    return str(of).rpartition(":")[2]
 
 
 def _compare_checkpoint(path: Path, learner: Learner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,6 +124,12 @@ class RecordedRollouts:
     def __init__(self, trace: Trace, shape: Shape):
         self._trace, self._shape = trace, shape
         self._lanes = lanes_of(trace)
+
+    def of_length(self, steps: int) -> RecordedRollouts:
+        """Return the rollouts of another number of steps, such as an unfinished one."""
+        other = copy.copy(self)
+        other._shape = self._shape._replace(steps=steps)
+        return other
 
     def read(self, origin: Origin) -> Rollout:
         """Return the rollout that the learner had, except a last observation that begins the next episode."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptRun, InvalidOption, TraceNotFound
-from gym_trace.format.manifest import json_of
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.chain import END, START, UPDATE, Chain, ChainWriter, Entry
 from gym_trace.storage.local import open_regular, refuse_url
@@ -21,8 +20,8 @@ from gym_trace.training.settings import Settings, settings_from
 
 WORKER, DROPPED = "worker", "dropped"  # kinds of entries; proof.chain has those of every log
 MEAN = "mean_return"  # of the last 100 episodes, among the facts of an update
+TOO_OLD = "more than max_lag={} versions old"
 OF_ANOTHER = "of the policy before it took over another one"
-_MOST_JSON = 16 << 20
 _PUT_BACK = "put back a copy, or train again: events.jsonl has the settings, seed and steps, too"
 
 
@@ -52,6 +51,9 @@ class Update:
         version, rollouts, steps, digest, told, changed = content
         if not isinstance(told, dict) or not isinstance(changed, dict) or not _is_limit(changed.get("steps")):
             raise ValueError("no entry")
+        taken = [name for name in ("checkpoint", "settings", "steps") if name in changed]
+        if bool(rollouts) + bool(taken) != bool(version) or (changed and not taken):
+            raise ValueError(f"version {version} has {len(rollouts)} rollouts, and takes over {len(taken)} things")
         return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), told, changed)
 
 
@@ -67,24 +69,22 @@ class Log:
 
     Attributes:
         starts: facts of each start of the learner. seeds: of the generator that draws the actions of each writer.
-        dropped: rollouts that were not learned from, and why.
+        dropped: rollouts that were not learned from, why, and the version that the run had then.
         end: facts of the end; None if the last entry is another one.
         chained: whether each entry has the digest of the one before; False: some are of a release that had no chain.
-        count: number of entries.
     """
 
     updates: list[Update] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     seeds: dict[str, int] = field(default_factory=dict)
-    dropped: list[tuple[Origin, str]] = field(default_factory=list)
+    dropped: list[tuple[Origin, str, int]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     chained: bool = True
-    count: int = 0
 
     def add(self, entry: Entry) -> None:
         """Raises ValueError, TypeError, OverflowError."""
         content = entry.content
-        self.count, self.end = self.count + 1, None
+        self.end = None
         if entry.kind in (UPDATE, ""):
             update = Update.of(content)
             if update.version != len(self.updates):
@@ -93,9 +93,12 @@ class Log:
             self.chained = self.chained and entry.kind == UPDATE
         elif entry.kind == WORKER:
             writer, seed = content
-            self.seeds[str(writer)] = int(seed)
+            if type(seed) is not int or not 0 <= seed < 1 << 32 or str(writer) in self.seeds:
+                raise ValueError(f"invalid seed of writer {writer}")
+            self.seeds[str(writer)] = seed
         elif entry.kind == DROPPED:
-            self.dropped += [(origin_of(plain), str(reason)) for *plain, reason in content]
+            version = len(self.updates) - 1
+            self.dropped += [(origin_of(plain), str(reason), version) for *plain, reason in content]
         elif entry.kind == START:
             self.starts.append(dict(content))
         elif entry.kind == END:
@@ -150,17 +153,14 @@ class Run:
     def about(self) -> dict[str, Any]:
         """Contents of run.json. Raises TraceNotFound, and CorruptTrace, also for links in the run."""
         try:
-            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
-                raw = file.read(_MOST_JSON + 1)
-            found = json_of(raw) if len(raw) <= _MOST_JSON else None
+            about = self.chain.facts()
         except FileNotFoundError:
             raise TraceNotFound(f"{self.path}: no training run here") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
         for place in (self.trace, self.checkpoints, self._done):
             if place.is_symlink():
                 raise _link(place)
-        about: dict[str, Any] = found if isinstance(found, dict) else {}
         seed, steps = about.get("seed"), about.get("steps")
         fits = type(seed) is int and 0 <= seed < EPISODES and isinstance(about.get("settings"), dict)
         if not fits or not _is_limit(steps):

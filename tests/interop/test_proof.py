@@ -53,8 +53,8 @@ def test_ppo_like_cleanrls_is_proved_from_another_seed(cartpole: Path) -> None:
     assert (proof.differs, proof.versions, proof.of) == ("", 20, 20)
     said = "\n".join(proof.proved)
     for line in (
-        "20 updates learned again, bit for bit",
-        "steps of 20 updates read from",
+        "20 of 20 updates learned again, bit for bit",
+        "5,120 of 5,120 recorded steps learned from, each once",
         "played again in CartPole-v1",
         "files of the trace",
     ):
@@ -95,11 +95,13 @@ def test_the_command_proves_and_names_what_differs(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cartpole, "r")
     make = ["--make", "trainers:ppo_parts"]
-    told = ok("proof", "verify", "r/trace.proof", *make).output
-    assert "proved: 20 updates learned again, bit for bit" in told
-    assert "not proved: who made the run" in told
+    told = run("proof", "verify", "r/trace.proof", *make)
+    assert "proved: 20 of 20 updates learned again, bit for bit" in told.output
+    assert "not proved: where advantages of 20 updates came from: arrays in the log" in told.output
+    assert told.exit_code == 5
     ok("proof", "anchor", "r/trace.proof", "anchor")
-    ok("proof", "verify", "r/trace", *make, "--anchor", "anchor", "--no-replay")
+    told = run("proof", "verify", "r/trace", *make, "--anchor", "anchor", "--no-replay")
+    assert "proved: log: continues the anchor of anchor" in told.output
     rewritten(Path("r/trace.proof"), change_array(3, 1.0))
     differs = run("proof", "verify", "r/trace", *make, "--no-replay")
     assert differs.exit_code == 3

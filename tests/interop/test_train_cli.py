@@ -81,7 +81,8 @@ def test_a_population_of_a_file_in_one_process_has_curves_for_each_policy(tmp_pa
                 assert tag in file.read_bytes()
     told = json.loads((tmp_path / "r" / "policy-1" / "run.json").read_text())
     assert (told["exchange"]["objective"], told["exchange"]["period"]) == ("length", 200)
-    ok("train", "--verify", tmp_path / "r")
+    proof = run("train", "--verify", tmp_path / "r")
+    assert (proof.exit_code, "has other settings" in proof.output) == (5, True), proof.output
 
 
 OWN = """
@@ -197,7 +198,9 @@ def test_a_run_begins_with_the_weights_of_another_one_and_can_be_learnt_again(tr
     first = Run(tmp_path / "r").updates()[1]
     assert not first.rollouts
     assert first.changed["checkpoint"] == "begin.safetensors"
-    ok("train", "--verify", tmp_path / "r")
+    proof = run("train", "--verify", tmp_path / "r")
+    assert "not proved: how the weights of begin.safetensors were learned: another run" in proof.output
+    assert proof.exit_code == 5
     other = run("train", "CartPole-v1", "-o", tmp_path / "no", "--steps", 256, "--from", trained)
     assert other.exit_code == 2
     assert "another network" in other.output

@@ -188,7 +188,7 @@ def test_a_log_of_before_the_chain_is_read_and_goes_on_as_one(run: Run) -> None:
             body = msgpack.packb(update.plain())
             file.write(frame(len(body), zlib.crc32(body)) + body)
     assert (run.updates(), run.log.chained) == (UPDATES, False)
-    more = Update(4, (), 256, "4")
+    more = Update(4, (Origin("w", 64, 3),), 256, "4")
     with run.open_log() as log:
         log.append(UPDATE, more.plain())
     assert run.updates() == [*UPDATES, more]

@@ -280,10 +280,9 @@ class Learner:
             if not isinstance(changed["settings"], dict):
                 raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over invalid settings")
             try:
-                settings = settings_from(changed["settings"])
+                self.change(replace(settings_from(changed["settings"]), device=self._device))
             except InvalidOption as error:
                 raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over {error}") from error
-            self.change(replace(settings, device=self._device))
         if "steps" in changed:
             self._total = self.settings.updates_of(changed["steps"])
             self._set_rate(kl=self.settings.adaptive_kl or 0.0)  # which adapts nothing

@@ -19,7 +19,7 @@ from gym_trace.training.learnt import BEST, learn_again, load_newest
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, WORKER, Run, Update, anew, steps_now
+from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, anew, steps_now
 from gym_trace.training.settings import ANY
 
 
@@ -188,7 +188,7 @@ class LearnerProcess:
                 slots.remove(slot)
                 origin = self._slots.origin(slot)
                 is_other = origin.version < self._least
-                reason = OF_ANOTHER if is_other else f"more than max_lag={self._settings.max_lag} versions old"
+                reason = OF_ANOTHER if is_other else TOO_OLD.format(self._settings.max_lag)
                 dropped.append([*origin, reason])
                 self._dropped += 1
                 self._free(slot)
@@ -248,8 +248,8 @@ class LearnerProcess:
             raise TrainingFailed(f"{error}: {self._named(slots, origins)}") from error
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
+        mean = self._mean.add([self._slots.returns(slot) for slot in slots])
         if self._plan.learn:
-            mean = self._mean.add([self._slots.returns(slot) for slot in slots])
             told = losses if mean is None else {**losses, MEAN: mean}
             self._log.append(UPDATE, Update(learner.version, origins, self._steps, learner.digest(), told).plain())
             if mean is not None and mean > self._best:
@@ -264,6 +264,7 @@ class LearnerProcess:
             "steps": self._steps,
             "lags": (min(lags), sum(lags) / len(lags), max(lags)),
             "dropped": self._dropped,
+            MEAN: mean,
             "seconds": {"learning": time.perf_counter() - begin, "gathering": waited},
         }
         self.say("update", {**losses, **facts})
