@@ -29,7 +29,7 @@ def test_replay_prints_a_line_an_episode_without_reading_steps(recorded: Path, m
     monkeypatch.setattr("gym_trace.reading.writer_reader.WriterReader.chunk", None)
     monkeypatch.setattr("gym_trace.playback.trace.scan_content", None)
     lines = ok("replay", recorded).stdout.splitlines()
-    assert lines[0].split() == ["index", "id", "steps", "return", "outcome", "seed", "started", "(UTC)"]
+    assert lines[0].split() == ["index", "episode_id", "steps", "return", "outcome", "seed", "start_time", "(UTC)"]
     assert lines[1].split()[:6] == ["0", "0", "10", "10", "terminated", str(episode_seed(0, 0))]
     assert lines[5].split()[:5] == ["4", "4", "5", "5", "closed"]
     assert len(lines) == 6
