@@ -251,7 +251,7 @@ def test_facts_that_a_killed_process_left_unfinished_are_removed(tmp_path: Path)
 
 
 def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "TABLE_ROWS", 1 << 16)
+    monkeypatch.setattr(wire, "TABLE_ROWS", 1 << 15)
     for number in range(3):
         schema = {**SCHEMA, "writer": f"w{number}", "format": [1, 2], ORIGINS: packed_origins([{}] * 1500)}
         writer = BatchFiles(LocalStorage(tmp_path), schema, level=1, fsync=False)
