@@ -212,8 +212,12 @@ class _Again:
 
     def _compare_end(self, content: Mapping[str, Any]) -> None:
         """Compare the last state, tensor by tensor, but parts that changed after the last update."""
-        outside, then = set(content.get("outside") or ()), unpacked(content["state"], "cpu")
-        if not outside <= self._parts.keys() or then.keys() != self._parts.keys():
+        outside, then = set(content["outside"]), unpacked(content["state"], "cpu")
+        if (
+            not isinstance(content["outside"], list)
+            or not outside <= self._parts.keys()
+            or then.keys() != self._parts.keys()
+        ):
             raise ValueError("the last state is of other parts")
         now = _plain_state(self._parts)
         inside = [name for name in then if name not in outside]
