@@ -19,13 +19,12 @@ from gym_trace.format.facts import agreed, write_facts
 from gym_trace.playback.trace import Trace, writable_storage_of
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage, alone, open_regular, open_to_others
-from gym_trace.storage.staging import StagedStorage, new_directory, replaced_file, sync_files, take
+from gym_trace.storage.staging import DESCRIPTORS, StagedStorage, new_directory, replaced_file, sync_files, take
 
 # Beside a trace called NAME, for as long as it is edited: the work directory .NAME.gym-trace-edit/ with
 #   trace     what is being built; once it has changed places with the trace, the old one
 #   journal   what the old one is known by, and what was in it: what came later is not to be lost with it
 _WORK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "trace", "journal"
-_DESCRIPTORS = "/proc/self/fd"
 _ELSEWHERE = "write to a new directory instead"
 _Seen = dict[str, list[int]]
 
@@ -135,11 +134,11 @@ def _steady(place: Path) -> Iterator[Path]:
     The directory that it lies in and those of the trace must be this user's alone: a link that others put there would
     lead out of the trace.
     """
-    if not os.path.isdir(_DESCRIPTORS):
-        raise OSError(errno.ENOTSUP, f"this system has no {_DESCRIPTORS}", os.fspath(place))
+    if not os.path.isdir(DESCRIPTORS):
+        raise OSError(errno.ENOTSUP, f"this system has no {DESCRIPTORS}", os.fspath(place))
     parent = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        steady = Path(f"{_DESCRIPTORS}/{parent}/{place.name}")
+        steady = Path(f"{DESCRIPTORS}/{parent}/{place.name}")
         _refuse_others(place.parent, open_to_others(os.fstat(parent), is_sticky_fine=True))
         _refuse_others(place, open_to_others(steady.lstat()))
         for folder, *_ in os.walk(steady):

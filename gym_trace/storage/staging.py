@@ -19,6 +19,7 @@ _LONGEST = 200  # bytes of a name, before the suffix
 _AT_ONCE = 8  # processes that make the same, whose names the next one knows
 # In each work directory: locked by its process, and git ignores what is beside it.
 _LOCK, _MARK = ".gitignore", b"# being made by gym-trace, or left by a process that was killed\n*\n"
+DESCRIPTORS = "/proc/self/fd"  # on Linux: links to what is open
 _MANY = 100  # files: above this, syncing the whole file system is faster
 
 
@@ -157,11 +158,11 @@ class WorkDirectory:
     """A directory next to what is made, for this user alone. It is locked for as long as its process lives.
 
     Attributes:
-        path: of the directory.
+        path: of the directory. Where others could rename it, it leads there by way of a descriptor.
     """
 
-    def __init__(self, path: Path, held: int):
-        self.path, self._held = path, held
+    def __init__(self, name: Path, path: Path, held: int, descriptor: int):
+        self._name, self.path, self._held, self._descriptor = name, path, held, descriptor
 
     def remove(self) -> None:
         """Remove it and everything in it, as far as that is possible, and release its lock."""
@@ -173,12 +174,14 @@ class WorkDirectory:
                 os.unlink(self.path / _LOCK)
         self.release()  # before the next line: NFS keeps an open file that is removed
         with contextlib.suppress(OSError):  # another process has it now
-            os.rmdir(self.path)
+            os.rmdir(self._name)
 
     def release(self) -> None:
-        held, self._held = self._held, -1
-        if held >= 0:
-            os.close(held)
+        """Release its lock."""
+        opened, self._held, self._descriptor = (self._held, self._descriptor), -1, -1
+        for fd in opened:
+            if fd >= 0:
+                os.close(fd)
 
 
 def take(path: Path) -> WorkDirectory | None:
@@ -192,20 +195,25 @@ def take(path: Path) -> WorkDirectory | None:
             is_new = True
         except FileExistsError:
             is_new = False
+        steady, descriptor = path, -1
         try:
             if not is_new and open_to_others(path.lstat()):
                 return None
-            held = open_regular(path / _LOCK, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:
-            continue  # another process has just ended, and removed it
-        except OSError:
+            steady, descriptor = _steady(path)
+            held = open_regular(steady / _LOCK, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(error, FileNotFoundError):
+                continue  # another process has just ended, and removed it
             if not is_new:
                 return None
-            os.rmdir(path)
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
             raise
-        work = WorkDirectory(path, held)
+        work = WorkDirectory(path, steady, held, descriptor)
         try:
-            if not _is_free(path, held, is_new):
+            if not _is_free(steady, held, is_new):
                 work.release()
                 return None
             if os.path.samestat(os.fstat(held), os.lstat(path / _LOCK)):
@@ -218,15 +226,30 @@ def take(path: Path) -> WorkDirectory | None:
             raise
 
 
+def _steady(path: Path) -> tuple[Path, int]:
+    """Return a path of a work directory that leads there whatever others rename, and its descriptor, or -1.
+
+    Who may rename it could put a link in its place, and have files of this user overwritten and taken away. Raises
+    OSError, also where that has happened.
+    """
+    if not open_to_others(os.stat(path.parent), is_sticky_fine=True) or not os.path.isdir(DESCRIPTORS):
+        return path, -1
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if problem := open_to_others(os.fstat(descriptor)):
+        os.close(descriptor)
+        raise OSError(errno.EPERM, problem, os.fspath(path))
+    return Path(f"{DESCRIPTORS}/{descriptor}"), descriptor
+
+
 def _is_free(path: Path, held: int, is_new: bool) -> bool:
-    """Lock and mark a work directory; return False if a process may use it, or if it exists and was not marked."""
+    """Lock and mark a work directory; return False if a process may use it, or if it is another directory."""
     try:
         is_locked = lock(held) and (is_new or os.name == "posix")
     except OSError:  # a file system without locks: live and dead processes look the same
         is_locked = is_new
     if not is_locked or os.read(held, len(_MARK) + 1) == _MARK:
         return is_locked
-    if not is_new and os.listdir(path) != [_LOCK]:
+    if os.listdir(path) != [_LOCK]:
         return False
     os.ftruncate(held, 0)
     os.lseek(held, 0, os.SEEK_SET)

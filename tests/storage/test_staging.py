@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,51 @@ def test_the_staged_files_of_a_living_process_are_left_alone(tmp_path: Path) -> 
 
 
 @needs_processes
+@pytest.mark.skipif(sys.platform != "linux", reason="needs paths of descriptors")
+@pytest.mark.parametrize("staged_as", [new_file, new_directory, replaced_file, replaced_made])
+def test_a_link_that_others_put_in_place_of_a_work_directory_is_not_followed(
+    tmp_path: Path, staged_as: Callable[[Path], Any]
+) -> None:
+    shared, home = tmp_path / "shared", tmp_path / "home"
+    for folder in (shared, home, home / "t"):
+        folder.mkdir()
+    shared.chmod(0o777)
+    (home / "t" / "precious").touch()
+    with staged_as(shared / "t") as staged:
+        (work,) = shared.glob(".t*")
+        work.rename(shared / "stolen")
+        work.symlink_to(home)
+        (staged / "content" if staged.is_dir() else staged).write_text("whole")
+    assert [one.name for one in home.rglob("*")] == ["t", "precious"]
+    made = shared / "t"
+    assert (made / "content" if made.is_dir() else made).read_text() == "whole"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs paths of descriptors")
+def test_a_directory_that_others_rename_to_a_work_directory_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir()
+    shared.chmod(0o777)
+    private.mkdir(0o700)
+    (private / "precious").touch()
+    mkdir = Path.mkdir
+
+    def swapped(path: Path, *args: Any, **options: Any) -> None:
+        mkdir(path, *args, **options)
+        if path.parent == shared and private.exists():
+            path.rename(shared / "stolen")
+            private.rename(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", swapped)
+        with replaced_file(shared / "t") as staged:
+            staged.write_text("whole")
+    assert [path.parent.name for path in shared.rglob("precious")] == [".t.0.part"]
+    assert (shared / "t").read_text() == "whole"
+
+
 def test_git_sees_nothing_of_what_a_killed_process_left(tmp_path: Path) -> None:
     git = ("git", "-C", str(tmp_path))
     subprocess.run([*git, "init", "-q"], check=True)
