@@ -369,6 +369,8 @@ class _Publisher:
                 if time.monotonic() > until:
                     raise RemoteError(f"{shown(self._url)}: another thread or process is still publishing")
                 time.sleep(0.05)
+            if any(not files.is_alive() for files in find_writers(LocalStorage(self._spool))):
+                raise RemoteError(f"{shown(self._url)}: lists other files than were put there")
         except TraceExists as error:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
         except (RemoteError, OSError) as error:

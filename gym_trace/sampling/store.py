@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -27,6 +28,7 @@ from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _INDEX = "index.npz"
+_OURS = re.compile("[0-9a-f]{32}")
 _AT_ONCE = 1 << 22  # bytes read at a time for a checksum
 _NAMES = ("writer", "episode_id", "first_step", "steps")
 KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
@@ -70,6 +72,7 @@ class Disk:
         said = json.dumps([_VERSION, str(plan.directory), forms])
         directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o700)  # who may open it could keep its lock
         with _locked(directory):
             kept, episodes = _Kept(directory, plan), identified(plan)
             places, _ = plan.distinct()
@@ -88,7 +91,8 @@ class Disk:
                 raise InvalidOption(f'{column}: object values need cache="memory"; omit the column or pass it')
 
     def _make_room(self, mine: FilePath, needed: int) -> None:
-        others = sorted((*_used_and_size(path), path) for path in self.root.iterdir() if path != mine)
+        ours = (path for path in self.root.iterdir() if _OURS.fullmatch(path.name))
+        others = sorted((*_used_and_size(path), path) for path in ours if path != mine)
         kept = sum(size for _, size, _ in others)
         for _, size, path in others:
             if kept + needed <= self.limit:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, TraceError, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
@@ -22,9 +23,11 @@ from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, summarize
 from gym_trace.storage.opening import folders_at, storage_at
 from gym_trace.storage.remote.address import is_url, local_path
+from gym_trace.storage.remote.address import shown as shown_url
 
 DEEPEST = 3  # levels of directories searched for traces
 STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
+_SEARCH_SECONDS = 600.0  # for the directories below a URL, of which a server may list any number
 _FIRST_SEEDS = 5
 _DEEPEST = 32
 _MOST_BITS = 4096  # integers with more bits become text
@@ -207,15 +210,20 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
     """Yield the traces in a directory and below it, by name, also those below traces.
 
     Skips links, hidden directories, and what is below traces at URLs, where each would take a request more. Raises
-    TraceNotFound for a missing directory.
+    TraceNotFound for a missing directory, RemoteError where the search below a URL takes ten minutes.
     """
-    path = os.fspath(directory)
+    return _traces_in(os.fspath(directory), deepest, time.monotonic() + _SEARCH_SECONDS)
+
+
+def _traces_in(path: str, deepest: int, until: float) -> Iterator[str]:
+    if is_url(path) and time.monotonic() > until:
+        raise RemoteError(f"{shown_url(path)}: searching for traces takes too long; pass a URL further below")
     if found := is_trace(path):
         yield path
     if deepest and not (found and is_url(path)):
         for name in folders_at(path):
             try:
-                yield from find_traces(os.path.join(path, name), deepest - 1)
+                yield from _traces_in(os.path.join(path, name), deepest - 1, until)
             except (TraceNotFound, PermissionError):  # removed since, or not readable
                 continue
 

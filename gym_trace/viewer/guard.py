@@ -32,6 +32,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
+KNOWN = "gym-trace.known"  # in the scope of a request that showed the token
 _OWN_HEADER = "gym-trace-viewer"  # a page of another site cannot send it without asking first
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MOST_BODY = 1 << 14  # bytes
@@ -65,12 +66,14 @@ class Guard:
             if not self._is_token(given):
                 await _answer(send, 403, "wrong token; open the address that gym-trace view printed")
                 return
+            scope[KNOWN] = True
             # A redirect from the file that opens the page would count as another site's, and not send the cookie.
             cookie = f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
             await self._app(scope, receive, _with_headers(send, {"Set-Cookie": cookie}))
         elif not self._is_known(headers):
             await _answer(send, 403, "no token; open the address that gym-trace view printed")
         else:
+            scope[KNOWN] = True
             await self._app(scope, receive, _with_headers(send, {}))
 
     def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
@@ -135,7 +138,10 @@ def is_loopback(host: str) -> bool:
 def _token_in(scope: Scope) -> str | None:
     if b"token=" not in scope["query_string"]:
         return None
-    given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16).get("token")
+    try:
+        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16).get("token")
+    except ValueError:  # more fields
+        return None
     return given[0] if given else None
 
 

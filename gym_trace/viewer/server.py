@@ -7,6 +7,7 @@ import json
 import mimetypes
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
 from gym_trace.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
-from gym_trace.viewer.guard import Guard
+from gym_trace.viewer.guard import KNOWN, Guard
 from gym_trace.viewer.trace import Edited
 
 try:
@@ -23,7 +24,7 @@ try:
     import anyio.to_thread
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -33,7 +34,9 @@ except ImportError as missing:
     ) from missing
 
 _WORKERS = 4  # threads that read traces: each has a chunk or two in memory
-_MOST_CONNECTIONS = 128
+_MOST_CONNECTIONS = 128  # that are idle
+_MOST_NEW = 512 if sys.platform == "linux" else 192  # while they are new; macOS allows 256 open files
+_GRACE_SECONDS = 1.0  # for which a connection is new
 _LONGEST_POLL = 20.0  # seconds
 _FLAGGED = ("good", "bad", "look", None)
 
@@ -72,7 +75,7 @@ class Viewer:
             access_log=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=_MOST_CONNECTIONS + 1,  # the last one gets an error: all others are busy
+            limit_concurrency=_MOST_NEW + 1,  # the last one gets an error: all others are busy
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=1 << 16,
             http=_Connection,
@@ -97,24 +100,35 @@ class Viewer:
 class _Connection(H11Protocol):
     """A connection that makes way for new ones while it waits for a request.
 
-    Others on this machine can connect without the token: connections that they only hold do not lock the page out.
+    Others on this machine can connect without the token: connections that they only hold, or open again and again, do
+    not lock the page out. Those of the page make way last, and new ones get time to send a request.
     """
 
     def connection_made(self, transport: Any) -> None:
         """Accept a connection; of too many, end the one that is idle for longest."""
         self._used = time.monotonic()
         super().connection_made(transport)
-        if len(self.connections) > _MOST_CONNECTIONS:
-            others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
-            idle = [one for one in others if one.cycle is None or one.cycle.response_complete]
-            if idle:
-                oldest = min(idle, key=lambda one: one._used)
-                self.connections.discard(oldest)
-                oldest.transport.abort()
+        if (count := len(self.connections)) <= _MOST_CONNECTIONS:
+            return
+        latest = self._used - (_GRACE_SECONDS if count <= _MOST_NEW else 0)
+        others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
+        idle = [one for one in others if not one._is_busy() and one._used <= latest]
+        if idle:
+            oldest = min(idle, key=lambda one: (one._is_known(), one._used))
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def _is_busy(self) -> bool:
+        """Return True while a request with the token is answered; others are at once, but perhaps not read."""
+        return self._is_known() and not self.cycle.response_complete
+
+    def _is_known(self) -> bool:
+        """Return True if the last request showed the token."""
+        return self.cycle is not None and KNOWN in self.cycle.scope
 
     def data_received(self, data: bytes) -> None:
         """Take in a part of a request."""
-        if self.cycle is not None:  # a request that only dribbles in makes way, too
+        if self._is_known():  # a request that only dribbles in makes way, too
             self._used = time.monotonic()
         super().data_received(data)
 
@@ -153,8 +167,14 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
                 await anyio.sleep(min(watching.pause, max(0.0, end - time.monotonic())))
         return Response(as_json(_changes(answers)).body, media_type=JSON)
 
+    async def body_of(request: Request) -> bytes:
+        try:
+            return await request.body()
+        except ClientDisconnect:  # in the middle of it: invalid JSON, and no page waits for the answer
+            return b""
+
     async def flags(request: Request) -> Response:
-        body = await request.body()
+        body = await body_of(request)
         return await in_thread(partial(_flagged, answers, body))
 
     asked = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
@@ -162,7 +182,7 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
     async def render(request: Request) -> Response:
         if request.method != "POST":
             return await in_thread(partial(_progress, answers, dict(request.query_params)))
-        body = await request.body()  # it waits for the environment, and must not keep others from being answered
+        body = await body_of(request)  # it waits for the environment, and must not keep others from being answered
         return await in_thread(partial(_render, answers, body), limited=False)
 
     routes = [Route(f"/api/{name}", get) for name in asked]

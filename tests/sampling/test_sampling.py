@@ -462,15 +462,29 @@ def test_a_cache_where_others_can_plant_links_is_refused(tmp_path: Path, monkeyp
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_no_other_user_can_keep_the_lock_of_cached_rows(tmp_path: Path) -> None:
+    record_lengths(tmp_path / "trace", [4])
+    trace, disk = open_trace(tmp_path / "trace"), Disk(tmp_path / "cache", 1 << 20)
+    for _ in range(2):
+        disk.rows(Plan(trace, roots_of(None)))
+        [directory] = (tmp_path / "cache").iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        directory.chmod(0o755)
+
+
+def test_the_least_recently_used_cache_is_evicted_and_nothing_else(tmp_path: Path) -> None:
     for name in "abc":
         record_lengths(tmp_path / name, [50])
     disk = Disk(tmp_path / "cache", 2 * 2500)
+    (tmp_path / "cache" / "notes").mkdir(parents=True)
+    (tmp_path / "cache" / "notes" / "mine").write_bytes(bytes(10_000))
     kept = []
     for name in "abc":
         trace = open_trace(tmp_path / name)
         disk.rows(Plan(trace, roots_of(None)))
-        kept.append({path.name for path in (tmp_path / "cache").iterdir()})
+        kept.append({path.name for path in (tmp_path / "cache").iterdir() if path.name != "notes"})
+    assert (tmp_path / "cache" / "notes" / "mine").exists()
     assert len(kept[0]) == 1
     assert kept[0] - kept[2]
     assert kept[2] - kept[1]

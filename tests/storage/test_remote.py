@@ -31,12 +31,13 @@ from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summ
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
 from gym_trace.format.directory import _KINDS, kind_of
 from gym_trace.playback.trace import Trace
+from gym_trace.statistics import describe
 from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
-from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
+from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks, clear
 from gym_trace.storage.remote.storage import RemoteStorage
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
@@ -322,6 +323,25 @@ def test_traces_below_a_url_are_listed(tmp_path: Path, web: Web, kind: str) -> N
     missing = run("ls", f"{top}/missing")
     assert missing.exit_code == 1
     assert "nothing there" in missing.output or "lists no files there" in missing.output
+
+
+def test_a_search_below_a_url_that_never_ends_is_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = b"".join(b'<a href="%d/">' % number for number in range(50))
+    web.answers["/top/"] = lambda handler: handler.answer(200, page, {"Content-Type": "text/html"})
+    web.answers |= {f"/top/{number}/": web.answers["/top/"] for number in range(50)}
+    monkeypatch.setattr(describe, "_SEARCH_SECONDS", 0.2)
+    with pytest.raises(RemoteError, match="takes too long; pass a URL further below"):
+        list(find_traces(f"{web.url}/top"))
+    assert len(web.requests) < 5000
+
+
+def test_clearing_a_cache_removes_blocks_and_nothing_else(tmp_path: Path) -> None:
+    blocks = DiskBlocks(tmp_path / "cache")
+    for key in ("a" * 32, "b" * 32):
+        blocks.put(key, 0, b"block")
+    (mine := tmp_path / "cache" / f"object-{'a' * 32}" / "mine").touch()
+    assert clear(tmp_path / "cache") > 0
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [mine]
 
 
 def test_iterating_fetches_only_the_columns_that_are_asked_for(tmp_path: Path, web: Web) -> None:

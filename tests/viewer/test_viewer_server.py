@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from viewer_requests import FILES, POST, cartpoles, served, viewed
 from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit
+from gym_trace.viewer import server
 from gym_trace.viewer.guard import HEADERS, is_loopback
 from gym_trace.viewer.server import Viewer, pages_of
 
@@ -76,6 +78,10 @@ def test_nothing_is_shown_without_the_token(stranger: TestClient, path: str) -> 
     answer = stranger.get(path)
     assert answer.status_code == 403
     assert "token" in answer.json()["error"]
+
+
+def test_an_address_of_many_parameters_is_refused(stranger: TestClient) -> None:
+    assert stranger.get("/?token=x" + "&a=b" * 30).status_code == 403
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é", "a" * 5000, "%00", "0", SCRIPT])
@@ -354,6 +360,17 @@ def test_a_post_of_unknown_length_is_refused_unread(viewer: Viewer, browser: Tes
 # -- a real server ----------------------------------------------------------------------------------------------------
 
 
+def test_a_post_that_is_cut_off_prints_nothing(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(viewed(directory)) as viewer:
+        token, here = viewer.url.partition("token=")[2], f"127.0.0.1:{viewer.port}"
+        fields = {**POST, "Host": here, "Origin": f"http://{here}", "Authorization": f"Bearer {token}"}
+        lines = ["POST /api/flags HTTP/1.1", *(f"{key}: {value}" for key, value in fields.items())]
+        with socket.create_connection(("127.0.0.1", viewer.port)) as client:
+            client.sendall("\r\n".join([*lines, "Content-Length: 10", "", "{}"]).encode())
+        assert raw_request(viewer.port, "/api/traces", token)[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_page_that_waits_hears_of_new_steps(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(scripted([Told(0)] * 9), tmp_path)
     env.reset()
@@ -393,6 +410,40 @@ def test_idle_connections_without_a_token_lock_nobody_out(directory: Path) -> No
             if number % 2:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: ")  # a request that never ends
         assert raw_request(viewer.port, "/api/traces", token)[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"GET /api/traces HTTP/1.1\r\nHost: x\r\n\r\n", b""])
+def test_connections_of_a_crowd_do_not_displace_those_of_the_page(directory: Path, sent: bytes) -> None:
+    with served(viewed(directory)) as viewer, contextlib.ExitStack() as opened:
+        known = {"Authorization": f"Bearer {viewer.url.partition('token=')[2]}"}
+        page, late = (http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=30) for _ in range(2))
+        page.request("GET", "/api/traces", headers=known)
+        page.getresponse().read()
+        late.connect()  # its request comes when others have connected
+        for _ in range(150):
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", viewer.port)))
+            client.sendall(sent)
+        for connection in (page, late):
+            connection.request("GET", "/api/traces", headers=known)
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_answers_that_are_not_read_lock_nobody_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(server, "_MOST_NEW", 3)
+    with served(viewed(directory)) as viewer, contextlib.ExitStack() as opened:
+        connections = viewer._server.server_state.connections
+        for _ in range(3):
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", viewer.port)))
+            client.setblocking(False)
+            for _ in range(6000):
+                if any(one.flow.write_paused for one in connections if one.client == client.getsockname()):
+                    break
+                with contextlib.suppress(OSError):
+                    client.send(b"GET /api/traces HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+                time.sleep(0.01)
+        assert raw_request(viewer.port, "/api/traces", viewer.url.partition("token=")[2])[0] == 200
 
 
 @pytest.mark.parametrize(

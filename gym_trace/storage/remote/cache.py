@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import weakref
 import zlib
 from collections import OrderedDict
@@ -276,15 +275,20 @@ def _removed(path: Path) -> bool:
 def clear(root: str | os.PathLike[str]) -> int:
     """Remove all blocks in a cache directory, and nothing else; return the number of bytes.
 
-    Raises InvalidOption if there is no such directory.
+    Raises InvalidOption if there is no such directory, and OSError.
     """
     place, removed = Path(root).expanduser(), 0
     if not place.is_dir():
         raise InvalidOption(f"{root}: no such directory; pass the one given as --cache")
     for directory in place.iterdir():
         if _OBJECT.fullmatch(directory.name) and directory.is_dir() and not directory.is_symlink():
-            removed += LocalStorage(directory).allocated()
-            shutil.rmtree(directory)
+            before = LocalStorage(directory).allocated()
+            for path in directory.iterdir():
+                if _PIECE.fullmatch(path.name):
+                    path.unlink()
+            removed += before - LocalStorage(directory).allocated()
+            with contextlib.suppress(OSError):  # others put something there, or a reader does
+                directory.rmdir()
     return removed
 
 

@@ -321,7 +321,7 @@ class WebStore(FsspecStore):
     def _range(self, one: Wanted) -> bytes:
         headers = {"Range": f"bytes={one.offset}-{one.offset + one.length - 1}"}
         key, _, value = one.stored.version.partition("=")
-        if key == "ETag" and value.startswith('"'):
+        if key == "ETag" and value.startswith('"') and value.isascii() and value.isprintable():
             headers["If-Match"] = value
         try:
             data, _ = self._get(self._path(one.name), one.length + 1, _SECONDS + one.length / _SLOWEST, headers)
