@@ -135,7 +135,8 @@ class Stream(Batches):
                 counts[number] = self._make(_without_columns(plan, pieces), self._order.seed).items
             held = max(1, min(share // largest, -(-len(blocks) // self._world_size)))
             strands = next(strands for strands in _STRANDS if held >= strands * _MIXED or strands == 1)
-            ahead = largest * _AT_ONCE <= budget
+            # While a block is decoded, its chunks take about as much again.
+            ahead = largest * (_AT_ONCE + 1) <= budget
             self._cut = _Blocks(plan, blocks, counts, held // strands, strands, ahead)
         return self._cut
 
