@@ -291,6 +291,29 @@ def test_an_error_is_raised_before_the_environment_is_called(
     acted(env, "reset", 0, "close")
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"record_infos": True}, {"frame_filter": lambda index: True}], ids=["plain", "infos", "filtered"]
+)
+@pytest.mark.parametrize("lanes", [0, *([2] if hasattr(vector, "AutoresetMode") else [])])
+def test_a_step_in_which_writing_fails_is_kept_and_the_next_one_raises(
+    tmp_path: Path, lanes: int, options: dict[str, Any]
+) -> None:
+    class Failing(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if len(self.calls) == 3:
+                env._recorder._out.fail(OSError(errno.ENOSPC, "No space left on device"))  # as the thread does
+            return super().step(action)
+
+    env, action = recorder_of(lambda: Failing(length=6), tmp_path, lanes, **options)
+    acted(env, "reset", action, action, action)
+    with pytest.raises(RecordingError, match="No space left"):
+        env.step(action)
+    acted(env, *[action] * 3, "reset", action, "close")
+    for episode in open_trace(tmp_path):
+        assert (len(episode), episode.outcome, episode.pending_action) == (3, "lost", None)
+    assert len(open_trace(tmp_path)) == max(1, lanes)
+
+
 def full_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """Make a batch fail after this number of records."""
     original, left = BatchWriter._append, iter(range(writes))

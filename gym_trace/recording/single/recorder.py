@@ -187,13 +187,13 @@ class RowRecorder(Recorder):
 
     def lead(self, first_step: int, observation: Observed) -> None:
         """Begin a run of steps in the middle of the episode with its leading observation."""
-        if self._closed or self.failed:
+        if self._closed:
             return
         self.running = False
         self.prepare_lead()
         packed = self.put(observation)
         self.log(LEAD, b"", 0, 0, first_step)
-        if self.failed:
+        if not self._is_open:
             return
         self._run = (self.next_row(), first_step)
         self._open_run(packed)
@@ -221,13 +221,16 @@ class RowRecorder(Recorder):
 
     def ask(self, action: bytes) -> bool:
         """Record a packed action before the environment is stepped with it; return False if that fails."""
-        if self.failed or not self._room(self._answer_bytes):
+        if not self._room(self._answer_bytes):
             return False
         self.slab.ask_packed(action)
         return True
 
     def answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Record the result of a step: the packed observation, and a reward of any type."""
+        """Record the result of a step: the packed observation, and a reward of any type.
+
+        Writing may have failed during the step, in the thread. Its result still belongs into the slab, if that is open.
+        """
         slab, kind = self.slab, type(reward)
         if (
             (kind is float or kind is np.float64 or (kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS))
@@ -236,7 +239,7 @@ class RowRecorder(Recorder):
         ):
             slab.answer_packed(observation, reward, terminated, truncated)
             return
-        if self.failed or not self.running:
+        if self._sealed or not self.running:
             return
         if self._deferred is not None:  # the process forked within the step
             row = observation.row if isinstance(observation, Observed) else observation
@@ -247,7 +250,7 @@ class RowRecorder(Recorder):
         if not self._room(_FLAG_BYTES):
             return
         packed = self.put(observation) if isinstance(observation, Observed) else observation
-        if not self.failed:
+        if self._is_open:
             self.slab.answer_packed(packed, number, terminated, truncated)
             self._release()
 
@@ -287,7 +290,7 @@ class RowRecorder(Recorder):
         slab = self.slab
         if slab.sequence and (slab.logged >= slab.rows or slab.asked() is not None):
             self._drop_incomplete_row()
-        if not slab.ended:
+        if not slab.ended and not self.failed:  # how an episode ended of which steps are missing is unknown
             self.end_without_row(outcome)
         slab.ended = False
         self.episode = self._deferred = None
@@ -363,11 +366,13 @@ class RowRecorder(Recorder):
     def make_room(self, turns: bool = True) -> bool:
         """Do what is due before a step; return True if the step can be recorded. Raises RecordingError, once.
 
-        turns: True if the slab may be turned because of the time, not only because it is full.
+        turns: True if the slab may be turned because of the time, not only because it is full. False within a step: a
+            failure to write is reported at the next one.
         """
-        if self.failed:
+        if self.failed and (turns or not self._is_open):
             self._stop_running()
-            self.report()
+            if turns:
+                self.report()
             return False
         self.limit = 1
         self._complain()
@@ -388,12 +393,12 @@ class RowRecorder(Recorder):
         ):
             self._is_due = False
             self._turn()
-        if self.failed:
-            return self.make_room()
+        if self.failed and (turns or not self._is_open):
+            return self.make_room(turns)
         self.log_annotations()
         self._look_at = min(self._most_rows, self.slab.rows + self._stride)
         self._release()
-        return not self.failed
+        return True
 
     def _room(self, log_bytes: int = 0) -> bool:
         """Make room for a row and log_bytes of log; return False if recording has ended."""

@@ -170,16 +170,21 @@ class LaneRecorder(Recorder):
         return self._ring or ring
 
     def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
-        """Write an event, or actions, to the slab, or to the next one if there is no room."""
+        """Write an event, or actions, to the slab, or to the next one if there is no room.
+
+        Writing may have failed since the step began, in the thread. What comes of it still belongs into an open slab.
+        """
         writer, out = self._writer, self._out
         if writer is None or writer.sequence <= out.submitted:
             self._begin(0)
             writer = self._writer
-        while writer is not None and out.failure is None:
+        while writer is not None and writer.sequence > out.submitted:
             try:
                 put(writer, what)
                 return
             except LogFull as full:
+                if self.failed:
+                    return
                 self._submit()
                 self._begin(full.args[0])
                 writer = self._writer
@@ -253,7 +258,7 @@ class LaneRecorder(Recorder):
         return self._writer is not None
 
     def end(self, outcome: int) -> None:
-        if self._writer is not None:
+        if self._writer is not None and not self.failed:
             self._put(LaneWriter.end, End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
