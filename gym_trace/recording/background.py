@@ -73,8 +73,10 @@ class SlabWriter:
         segments: makes the segments, in the background thread. Their arrays must not change until written.
         pending: descriptions of these actions go into the metadata.
         """
-        self._jobs.put(partial(self._write, sequence, segments, [action.described() for action in pending]))
-        self.submitted = sequence
+        job = partial(self._write, sequence, segments, [action.described() for action in pending])
+        with held_back():  # whoever does not know that it is submitted adds to the slab, and that would be lost
+            self._jobs.put(job)
+            self.submitted = sequence
         self._served_by()  # if no thread can start, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:

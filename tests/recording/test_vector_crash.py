@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from telling import (
     MODES,
     NEXT_STEP,
     SPACES,
+    Saying,
     TellingEnv,
     batched_actions,
     expected,
@@ -38,6 +40,7 @@ from zoo import bits
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
+from gym_trace.recording.background import SlabWriter
 
 # -- killed -----------------------------------------------------------------------------------------------------------
 
@@ -335,6 +338,19 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
         "wait",
         "add",
     }
+
+
+@pytest.mark.parametrize("line", range(6))
+def test_ctrl_c_while_a_slab_is_submitted_loses_none_of_the_steps_after_it(tmp_path: Path, line: int) -> None:
+    env, code = TraceRecordingVectorWrapper(Saying(), tmp_path), SlabWriter.submit.__code__
+    env.reset()
+    env.step(np.zeros(COUNT, np.int64))
+    with contextlib.suppress(KeyboardInterrupt), InterruptsAt(line, KeyboardInterrupt, lambda it: it is code):
+        env.flush()
+    for _ in range(9):
+        env.step(np.zeros(COUNT, np.int64))
+    env.close()
+    assert [len(episode) for episode in open_trace(tmp_path)] == [10] * COUNT
 
 
 @pytest.mark.parametrize(
