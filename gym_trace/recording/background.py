@@ -74,7 +74,7 @@ class SlabWriter:
         pending: descriptions of these actions go into the metadata.
         """
         job = partial(self._write, sequence, segments, [action.described() for action in pending])
-        with held_back():  # whoever does not know that it is submitted adds to the slab, and that would be lost
+        with held_back():  # a recorder that does not know of it would add to the slab, and lose that
             self._jobs.put(job)
             self.submitted = sequence
         self._served_by()  # if no thread can start, wait() does the work

@@ -168,13 +168,13 @@ class TraceWriter:
         self._demand_episode("end")
         if outcome not in _ENDS:
             raise InvalidOption(f"end({outcome!r}): pass one of {', '.join(_ENDS)}")
-        self._end_episode()
         if self._rollouts is not None:
-            self._rollouts.end(_ENDS[outcome])
-        elif self._steps is None:
-            self._waiting[-1].outcome = _ENDS[outcome]
-        else:
+            self._rollouts.end(_ENDS[outcome])  # first: after a Ctrl-C in it, end() can be called again
+        self._end_episode()
+        if self._steps is not None:
             self._steps.recorder.end(_ENDS[outcome])
+        elif self._rollouts is None:
+            self._waiting[-1].outcome = _ENDS[outcome]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,10 +14,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces, vector
+from interrupting import InterruptsAt
 
 from gym_trace import Episode, TraceWriter, check_trace, open_trace
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import infos_of
+from gym_trace.recording.vector.rollouts import RolloutRecorder
 
 if not hasattr(vector, "AutoresetMode"):
     pytest.skip("needs gymnasium 1.1", allow_module_level=True)
@@ -304,11 +307,34 @@ def test_an_interrupted_rollout_is_cut_and_lanes_are_recorded_from_their_next_ep
             writer.rollouts(**arrays_of(4))
         arrays = arrays_of(4, first=4)
         arrays["terminations"][1] = True
-        writer.rollouts(**arrays)
+        with pytest.warns(UserWarning, match=r"rollouts\(\): it was interrupted; each lane is recorded again"):
+            writer.rollouts(**arrays)
     assert [(e.outcome, e.observations[:, 0].tolist()) for e in open_trace(tmp_path)] == [
         *[("cut", [0.0 + lane, 1.0 + lane, 2.0 + lane]) for lane in (0, 100, 200)],
         *[("closed", [7.0 + lane, 8.0 + lane]) for lane in (0, 100, 200)],
     ]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("line", range(10))
+def test_an_interrupted_end_of_rollouts_can_be_repeated_and_loses_no_step(
+    tmp_path: Path, line: int, again: bool
+) -> None:
+    codes = TraceWriter.end.__code__, RolloutRecorder.end.__code__
+    with TraceWriter(tmp_path) as writer:
+        writer.rollouts(**arrays_of(4))
+        with contextlib.suppress(KeyboardInterrupt), InterruptsAt(line, KeyboardInterrupt, codes.__contains__):
+            writer.end()
+        if again:
+            with contextlib.suppress(InvalidOption):  # it has ended them before it was interrupted
+                writer.end()
+            writer.rollouts(**arrays_of(3, first=50))
+        else:
+            writer.rollouts(**arrays_of(3, first=4))  # what goes on, or begins, whether they have ended or not
+    steps = [0, 0, 0]
+    for episode in open_trace(tmp_path):
+        steps[episode.lane] += len(episode)
+    assert steps == [7, 7, 7]
 
 
 def die_after_rollouts(directory: str) -> None:

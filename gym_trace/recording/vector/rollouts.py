@@ -111,14 +111,17 @@ class RolloutRecorder:
         except BaseException:
             self.steps.recorder.begin_event()  # which nothing ends: the state of the lanes is unknown
             self._last = self._held = None
+            if not self.steps.recorder.failed:
+                complaint = "it was interrupted; each lane is recorded again from its next episode on, or after end()"
+                self.steps.recorder.complain("rollouts()", complaint)
             raise
 
     def end(self, outcome: Outcome) -> None:
         """End the episodes of all lanes."""
         self.drop_held()
-        self.steps.recorder.end(outcome)
-        self._is_begun, self._last = False, None
+        self._is_begun, self._last = False, None  # first: whatever interrupts this, the next rollout begins episodes
         self._over[:] = False
+        self.steps.recorder.end(outcome)
 
     def drop_held(self) -> None:
         """Give up a step whose observations never came."""
