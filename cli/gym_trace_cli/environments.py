@@ -63,6 +63,8 @@ class NamedEnvironment:
         """Make the environment, or a vector environment of num_envs. Raises EnvironmentUnavailable."""
         import gymnasium
 
+        from gym_trace.envs.opengl import log_mujoco_warnings
+
         import_modules(self.imports)
         vector_kwargs = {}
         if num_envs is not None and not hasattr(gymnasium.vector, "AutoresetMode"):
@@ -83,6 +85,7 @@ class NamedEnvironment:
             find_here(env_id.partition(":")[0])
         if self.max_episode_steps is not None:
             env_args = {**env_args, "max_episode_steps": self.max_episode_steps}
+        log_mujoco_warnings()
         try:
             if num_envs is None:
                 return _wrapped(gymnasium.make(env_id, **env_args), self.wrappers)
@@ -243,9 +246,9 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
     make = NamedCallable().convert(factory, None, None)
     if not takes_render_mode(make):
         render_mode = {}
+    log_mujoco_warnings()
     try:
         env = gymnasium_view(make(**env_args, **render_mode))
-        log_mujoco_warnings()
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
     if not (isinstance(env, gymnasium.Env) or is_of_agents(env)):
@@ -257,9 +260,6 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
     """Wrap env; close it on failure. Raises EnvironmentUnavailable."""
     import gymnasium
 
-    from gym_trace.envs.opengl import log_mujoco_warnings
-
-    log_mujoco_warnings()
     for name in wrappers:
         wrapper = NamedCallable().convert(name, None, None)
         try:

@@ -169,6 +169,7 @@ def _made_by(factory: Recipe, kwargs: dict[str, Any], trust: bool) -> Any:
     arguments = {**_made(factory.kwargs, call), **kwargs}
     if "render_mode" in kwargs and not takes_render_mode(make):
         del arguments["render_mode"]
+    log_mujoco_warnings()
     try:
         env = gymnasium_view(make(**arguments))
         for name, given in wrappers:
@@ -292,9 +293,8 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymn
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
     kwargs = {**spec.kwargs, **arguments}
     spec = dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT)
-    env = gymnasium.make(spec)
     log_mujoco_warnings()
-    return env
+    return gymnasium.make(spec)
 
 
 def _wrapped(

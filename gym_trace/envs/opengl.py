@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
+from functools import cache, lru_cache
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,15 +35,42 @@ def choose_opengl() -> None:
 
 
 def log_mujoco_warnings() -> None:
-    """Log the warnings of MuJoCo if it is loaded and they go nowhere else.
+    """Log the warnings of MuJoCo, from its import on, unless they go elsewhere. Call before making an environment.
 
     By itself it prints them to stdout and appends them to MUJOCO_LOG.TXT in the current directory.
     """
     mujoco: Any = sys.modules.get("mujoco")
-    if hasattr(mujoco, "set_mju_user_warning") and mujoco.get_mju_user_warning() is None:
+    if mujoco is None:
+        if _on_import not in sys.meta_path:
+            sys.meta_path.insert(0, _on_import)
+    elif hasattr(mujoco, "set_mju_user_warning") and mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(_log_warning)
 
 
+class _OnImport(MetaPathFinder):
+    """Finds MuJoCo as the other finders do. Making an environment may import it and compile a model that warns."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "mujoco":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                log_mujoco_warnings()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+_on_import = _OnImport()
+
+
+@lru_cache(1000)  # each text once: every environment of a kind warns of the same
 def _log_warning(text: str | bytes) -> None:
     _log.warning("MuJoCo: %s", text.decode(errors="replace") if isinstance(text, bytes) else text)
 

@@ -95,11 +95,24 @@ def test_warnings_of_mujoco_are_logged_unless_the_user_handles_them(
     monkeypatch.setitem(sys.modules, "mujoco", fake)
     log_mujoco_warnings()
     handlers[0](b"Nan in QPOS")
+    handlers[0](b"Nan in QPOS")
     assert caplog.messages == ["MuJoCo: Nan in QPOS"]
     log_mujoco_warnings()
     assert len(handlers) == 1
-    monkeypatch.delitem(sys.modules, "mujoco")
-    log_mujoco_warnings()
+
+
+def test_a_model_that_warns_when_it_is_made_writes_no_file(tmp_path: Path) -> None:
+    """As with the import of MuJoCo by the module of an environment, which then compiles a model."""
+    (tmp_path / "mujoco.py").write_text(
+        "own = [None]\ndef get_mju_user_warning(): return own[-1]\nset_mju_user_warning = own.append\n"
+    )
+    (tmp_path / "robot.py").write_text(
+        "import gymnasium\n\n\ndef make():\n    import mujoco\n    mujoco.own[-1](b'deprecated')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    script = "from gym_trace_cli.environments import NamedEnvironment\nNamedEnvironment(None, 'robot:make', {})()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "MuJoCo: deprecated\n")
 
 
 def test_an_unstable_simulation_writes_no_file_into_the_current_directory(tmp_path: Path) -> None:
