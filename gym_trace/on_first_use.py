@@ -38,7 +38,9 @@ def on_first_use(package: str, homes: Mapping[str, str], modules: Collection[str
         except ModuleNotFoundError as missing:
             if str(missing.name).partition(".")[0] not in _OF_TRAINING:
                 raise
-            return _stand_in(name, f"{package} needs PyTorch ({missing}): pip install 'gym-trace[train]'")
+            return _stand_in(
+                name, f"{package} needs PyTorch and safetensors ({missing}): pip install 'gym-trace[train]'"
+            )
         setattr(sys.modules[package], name, value)
         return value
 

@@ -114,6 +114,14 @@ def test_the_help_of_every_command_needs_no_extra(python: str, tmp_path: Path) -
         assert f"gym-trace {name} " in output
 
 
+def test_an_anchor_is_written_without_pytorch(python: str, tmp_path: Path) -> None:
+    ((code, output),) = results_of(python, [["proof", "anchor", "here", "anchors.txt"]], tmp_path)
+    assert (code, output) == (
+        1,
+        f"error: {tmp_path / 'here'}: has no log of updates: neither proof.json nor run.json\n",
+    )
+
+
 def results_of(python: str, commands: Iterable[Sequence[str]], cwd: Path) -> list[tuple[int, str]]:
     """Run commands in one process; return the exit code and the output of each."""
     asked = json.dumps(list(commands))

@@ -46,15 +46,16 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     if not quiet:
         for remark in report.remarks:
             click.echo(f"note: {show.printable(remark)}")
+        read = f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: " if report.files else ""  # else rings
         click.echo(
-            f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {show.count(report.chunks, 'chunk')}, "
-            f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} can be read"
+            f"{read}{show.count(report.chunks, 'chunk')}, {show.count(report.episodes, 'episode')}, "
+            f"{show.count(report.steps, 'step')} can be read"
         )
     if report.damages:
-        again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
+        again = show.command("repair", directory, "-o", "NEW")
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
     if report.healed:
-        again = f"'gym-trace repair {show.printable(directory)} --in-place'"
+        again = show.command("repair", directory, "--in-place")
         click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {again} writes them back")
     if is_damaged:
         return DAMAGED
@@ -126,7 +127,7 @@ def _heal(directory: str, quiet: bool, as_json: bool) -> int:
     if report.unprotected:
         click.echo(f"note: {show.count(len(report.unprotected), 'file')} without parity, written by an older release")
     if report.hopeless:
-        again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
+        again = show.command("repair", directory, "-o", "NEW")
         click.echo(f"{show.count(len(report.hopeless), 'place')} beyond parity; {again} saves the rest")
     restored = show.count(len(report.healed), "place") if report.healed else "nothing"
     click.echo(f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {restored} restored")

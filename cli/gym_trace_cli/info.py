@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import gym_trace
-from gym_trace.errors import TraceExists
+from gym_trace.errors import EnvironmentUnavailable, TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, trace_argument
@@ -137,7 +137,23 @@ def _environment(environment: Any) -> Iterator[tuple[str, str]]:
     wrappers = known.get("wrappers")
     yield "wrappers", ", ".join(str(name).rpartition(".")[2] for name in wrappers) if isinstance(wrappers, list) else ""
     yield "render mode", str(known.get("render_mode") or "")
-    yield "note", str(known.get("note") or "")
+    function = _function(known)
+    yield "function", function
+    yield "note", "" if function else str(known.get("note") or "")
+
+
+def _function(environment: dict[str, Any]) -> str:
+    """Return the call that made the environment; "" if that was none, or is malformed."""
+    if environment.get("factory") is None:
+        return ""
+    from gym_trace.envs.consent import called
+    from gym_trace.envs.recipe import recorded_factory
+
+    try:
+        made = recorded_factory(environment)
+    except EnvironmentUnavailable:
+        return ""
+    return "" if made is None else _cut(called(str(made.entry_point), made.kwargs))
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
@@ -204,12 +220,13 @@ def _health(info: Info) -> Iterator[str]:
     if dead:
         end = "stopped" if "killed" not in states else "died"
         yield f"{show.count(dead, 'writer')} {end} while recording: episodes left open have the outcome lost"
+    repair = show.command("repair", directory, "-o", "NEW")
     if damage:
-        yield f"'gym-trace check {directory}' names all damage, 'gym-trace repair {directory} -o NEW' saves the rest"
+        yield f"{show.command('check', directory)} names all damage, {repair} saves the rest"
     elif dead:
-        yield f"no damage found; 'gym-trace repair {directory} -o NEW' writes a copy that is sealed"
+        yield f"no damage found; {repair} writes a copy that is sealed"
     else:
-        yield f"no damage found on opening; 'gym-trace check {directory}' compares every checksum"
+        yield f"no damage found on opening; {show.command('check', directory)} compares every checksum"
 
 
 @headed("card")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.model.values import Array
 
-_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start_time UTC")
+_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start UTC")
 _BLOCK = 1000  # episodes formatted together
 # Columns, and how to format them.
 _SHOWN: dict[str, Callable[[Any], str]] = {
@@ -98,7 +98,7 @@ def hint(directory: str) -> str:
 
     if is_url(directory) or next(find_traces(directory, deepest=2), None) is None:
         return ""
-    return f"; 'gym-trace ls {show.printable(directory)}' lists the traces below it"
+    return f"; {show.command('ls', directory)} lists the traces below it"
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:

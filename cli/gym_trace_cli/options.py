@@ -107,8 +107,10 @@ class NamedCallable(TextOption):
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         module_name, colon, name = value.partition(":")
-        if not (module_name and colon and name):
-            self.fail(f"{value!r} is not of the form MODULE:NAME, such as agents:greedy", param, ctx)
+        if module_name.endswith(".py") or not (module_name and colon and name):
+            file = module_name.endswith(".py") and module_name.removesuffix(".py").replace("/", ".")
+            example = f"{file}:{name or 'NAME'}" if file else "agents:greedy"
+            self.fail(f"{value!r} is not of the form MODULE:NAME, such as {example}", param, ctx)
         if ctx is not None and ctx.resilient_parsing:
             return value
         try:

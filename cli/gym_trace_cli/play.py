@@ -130,7 +130,7 @@ def command(
     from gym_trace.recording.provenance import provenance_of, recorded_by
 
     if source.trace is None and (named.env_id is None) == (named.factory is None):
-        raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
+        raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")
     if source.trace is None and any(comparison.values()):
         raise click.UsageError("--atol, --rtol, --tolerance and --ignore need --from")
     check_display()

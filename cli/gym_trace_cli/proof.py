@@ -89,8 +89,7 @@ def anchor_(directory: str, where: str) -> int:
     gym-trace proof anchor runs/ppo.proof anchors.txt
     """
     from gym_trace.proof.anchors import write_anchor
-    from gym_trace.proof.chain import chain_in
-    from gym_trace.proof.update_log import directory_of
+    from gym_trace.proof.chain import chain_in, directory_of
 
     click.echo(show.printable(write_anchor(chain_in(directory_of(directory)), where)))
     return 0

@@ -218,7 +218,7 @@ def command(
     gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0
     """
     if (named.env_id is None) == (named.factory is None):
-        raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
+        raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
     directory = path_of(output or f"traces/{named.file_name}")

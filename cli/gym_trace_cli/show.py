@@ -229,6 +229,12 @@ def json_line(value: Any, **options: Any) -> None:
     click.echo(json.dumps(value, **options))
 
 
+def command(*words: str) -> str:
+    """Return a command to type: 'gym-trace ls traces', or `gym-trace ls 'my traces'`."""
+    line = printable(shlex.join(["gym-trace", *words]))
+    return f"`{line}`" if "'" in line else f"'{line}'"
+
+
 def leading_commands(directory: Path, episode: int, step: int, environment: Sequence[str] | None) -> None:
     """Print the commands that lead to a recorded step. environment: options to make it with; None: it cannot stand."""
     place = [str(directory), "--episode", str(episode), "--step", str(step)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     \b
     gym-trace sql "SELECT avg(return) FROM episodes WHERE outcome = 'terminated'" DIR
     """
+    if os.path.isdir(query):
+        raise click.UsageError(f"the first argument, {query}, is a directory; pass QUERY, then DIR")
     from gym_trace.formats.arrow.sql import query as run
 
     headings, rows = run(query, directories)

@@ -109,7 +109,7 @@ def verify(
         raise click.UsageError(f"--report and --junit name the same file, {report}")
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     reasons: Counter[str] = Counter()
-    differing: list[Verdict] = []
+    differing: dict[str, Verdict] = {}
     try:
         options |= {**comparison, "imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
         options |= recorded.arguments()
@@ -142,7 +142,10 @@ def verify(
         if outcome.ended != "error":
             _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
         if differing and not as_json:
-            _lead_to(trace, differing[0], [*recorded.words(), *comparison_words(comparison)])
+            if set(differing) == {"infos"}:
+                click.echo("each differs first in infos: --ignore infos compares the rest")
+            first = next(iter(differing.values()))
+            _lead_to(trace, first, [*recorded.words(), *comparison_words(comparison)])
     return outcome.exit_code
 
 
@@ -154,9 +157,9 @@ def _play(
     outcome: Outcome,
     reports: Reports,
     reasons: Any,
-    differing: list[Verdict],
+    differing: dict[str, Verdict],
 ) -> None:
-    """Verify the chosen episodes. differing: gets the first verdict of a difference."""
+    """Verify the chosen episodes. differing: gets the first that differs in each column."""
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     with ProgressLine() as line, closing(verdicts):
@@ -165,8 +168,8 @@ def _play(
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             if verdict.matches and (verdict.needed or verdict.reason):
                 outcome.needing[verdict.index] = verdict.needed
-            if verdict.difference is not None and not differing:
-                differing.append(verdict)
+            if verdict.difference is not None:
+                differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
             plain = _plain(verdict)
             text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])

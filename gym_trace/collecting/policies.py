@@ -189,7 +189,8 @@ def _made(kind: Any, spaces: tuple[Any, ...]) -> Any:
 
 def _needs_file(path: str, kind: str) -> None:
     if not os.path.exists(path):
-        raise InvalidOption(f"{kind}:{path}: file not found")
+        hint = f"; did you mean {kind}:{path}.zip?" if os.path.exists(f"{path}.zip") else ""
+        raise InvalidOption(f"{kind}:{path}: file not found{hint}")
 
 
 class Annotating:

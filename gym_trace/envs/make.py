@@ -244,10 +244,14 @@ def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
             f"import the package that registers it (--import MODULE), or {_WAYS}"
         )
     module, call = recipe.entry_point.partition(":")[0], called(recipe.entry_point, recipe.kwargs)
+    package = module.partition(".")[0]
+    registers = (
+        "MODULE imports the package that registers it" if package == "__main__" else f"{named(package)} may do so"
+    )
     return [
         *asked,
         f"import {named(module)} and call {call}, because {named(recipe.id)} is not registered with gymnasium "
-        "(--import MODULE imports the package that registers it)",
+        f"(--import {registers})",
         *asked_of_arguments(recipe.kwargs, {}),
     ]
 

@@ -29,6 +29,13 @@ ABOUT = "proof.json"  # of a log of UpdateLog; that of a training run follows ru
 START, UPDATE, END = "start", "update", "end"  # kinds of entries
 
 
+def directory_of(place: str | os.PathLike[str]) -> Path:
+    """Return the directory of a log: itself, or the one beside a trace."""
+    path = Path(place).absolute()
+    is_trace = any(path.glob("*.manifest.jsonl"))
+    return path.with_name(path.name + ".proof") if is_trace else path
+
+
 class Entry(NamedTuple):
     """Entry of a log.
 

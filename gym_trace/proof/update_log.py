@@ -12,7 +12,7 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.playback.trace import open_trace
-from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain
+from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, directory_of
 from gym_trace.proof.recorded import files_of
 from gym_trace.proof.state import (
     Parts,
@@ -156,13 +156,6 @@ class UpdateLog:
             self.close()
         else:
             self._log.close()
-
-
-def directory_of(place: str | os.PathLike[str]) -> Path:
-    """Return the directory of a log: itself, or the one beside a trace."""
-    path = Path(place).absolute()
-    is_trace = any(path.glob("*.manifest.jsonl"))
-    return path.with_name(path.name + ".proof") if is_trace else path
 
 
 def _is_open(trace: Path) -> bool:

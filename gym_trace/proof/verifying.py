@@ -13,7 +13,7 @@ import torch
 from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError, told
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.anchors import check_anchor
-from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in, count_entries
+from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in, count_entries, directory_of
 from gym_trace.proof.recorded import Uses, check_bytes, check_files, replay
 from gym_trace.proof.result import Proof, first_difference, tally, telling
 from gym_trace.proof.state import (
@@ -28,7 +28,6 @@ from gym_trace.proof.state import (
     unpacked,
 )
 from gym_trace.proof.steps import RecordedSteps
-from gym_trace.proof.update_log import directory_of
 from gym_trace.showing.words import count
 
 _MOST_THREADS = 1024

@@ -59,7 +59,9 @@ class EpisodeColumns:
         if name not in COLUMNS:
             near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
-            if name in STEP_NAMES:
+            if name in OUTCOMES:
+                instead = f'write "{name}" in quotes if you mean the outcome'
+            elif name in STEP_NAMES:
                 instead = "it is a column of steps; use gym-trace cat --steps-where, or find_steps()"
             raise InvalidOption(f"no column {name!r}; {instead}")
         if name == "return" and len(keys) == 1 and self._agents.names:

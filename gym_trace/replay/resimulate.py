@@ -455,7 +455,9 @@ class LaneReplay:
         """Return the verdict on an episode whose replays differ from each other."""
         if episode.seed is not None:
             return replace(verdict, reason=_UNSTEADY)
-        reason = "two replays differ: some randomness is not restored by seed or generator state"
+        column = "" if verdict.difference is None else verdict.difference.column.partition("/")[0]
+        first = f"{column} differ, and so do two replays" if column in Comparison.COLUMNS else "two replays differ"
+        reason = f"{first}: some randomness is not restored by seed or generator state"
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
 
     def _fingerprint(self, episode: Episode, infos: bool) -> bytes:

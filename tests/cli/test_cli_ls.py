@@ -43,7 +43,7 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
         "return",
         "size",
         "state",
-        "start_time",
+        "start",
         "UTC",
     ]
     (pong,) = (line for line in table if line.startswith("pong "))
@@ -155,6 +155,12 @@ def test_a_where_condition_on_steps_names_steps_where(condition: str) -> None:
     assert "it is a column of steps; use gym-trace cat --steps-where, or find_steps()" in result.stderr
 
 
+def test_an_outcome_without_quotes_is_not_taken_for_a_column() -> None:
+    result = run("ls", SAMPLES / "cartpole", "--where", "outcome == terminated")
+    assert result.exit_code == 2
+    assert "no column 'terminated'; write \"terminated\" in quotes if you mean the outcome\n" in result.stderr
+
+
 def test_ls_without_traces_is_an_error(tmp_path: Path) -> None:
     assert run("ls", tmp_path).stderr == (
         f"error: {tmp_path}: no traces here, nor in the directories up to three levels below\n"
@@ -168,6 +174,14 @@ def test_commands_of_one_trace_point_to_ls_where_there_are_several(command: str)
     assert result.exit_code == 1
     assert f"'gym-trace ls {SAMPLES}' lists the traces below it" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_command_in_a_message_quotes_blanks(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "cartpole", tmp_path / "my traces" / "one")
+    assert f"`gym-trace ls '{tmp_path}/my traces'` lists" in run("stats", tmp_path / "my traces").stderr
+    assert (
+        f"`gym-trace check '{tmp_path}/my traces/one'` compares" in run("info", tmp_path / "my traces" / "one").output
+    )
 
 
 def test_text_of_a_trace_does_not_control_the_terminal(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_a_trace_with_wrappers_of_gymnasium_is_verified_as_any_other(mode: list[
         ("around:broken", "--wrapper around:broken: ValueError: not around this"),
         ("around:nothing", "--wrapper around:nothing: TypeError: returned NoneType; return a gymnasium.Env"),
         ("around:missing", "'around:missing': module 'around' has no attribute 'missing'"),
-        ("around", "'around' is not of the form MODULE:NAME"),
+        ("around", "'around' is not of the form MODULE:NAME, such as agents:greedy"),
+        ("around.py:broken", "'around.py:broken' is not of the form MODULE:NAME, such as around:broken"),
+        ("my/around.py", "'my/around.py' is not of the form MODULE:NAME, such as my.around:NAME"),
     ],
 )
 def test_an_invalid_wrapper_is_an_error_in_one_line_and_leaves_no_trace(here: Path, name: str, said: str) -> None:

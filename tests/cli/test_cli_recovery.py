@@ -46,6 +46,7 @@ def test_repair_tells_what_is_kept_and_what_is_lost(tmp_path):
 def test_repair_of_a_killed_recording_says_that_nothing_is_lost(tmp_path):
     record(tmp_path / "t", closed=False)
     assert run("check", tmp_path / "t").exit_code == 0
+    assert "0 files" not in run("check", tmp_path / "t").output
     result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
     assert result.exit_code == 0
     assert "nothing is lost" in result.output

@@ -233,6 +233,14 @@ def test_info_shows_metadata_of_any_kind(tmp_path: Path) -> None:
     assert shown["5"] is None
 
 
+def test_info_shows_the_function_that_made_the_environment(here: Path) -> None:
+    (here / "robots.py").write_text("import gymnasium\n\n\ndef make(size):\n    return gymnasium.make('CartPole-v1')\n")
+    ok("record", "--make", "robots:make", "--env-arg", "size=7", "-o", "t", "--episodes", 1)
+    assert "function       robots:make(size=7)\n" in _output("info", "t")
+    _record(here / "own", gymnasium.make("CartPole-v1"), 1)
+    assert "\nfunction " not in _output("info", "own")
+
+
 def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     killed = cradle.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environ, check=False)

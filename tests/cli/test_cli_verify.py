@@ -35,6 +35,14 @@ def painted(render_mode=None):
 def halved(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
 
+class Whimsical(gymnasium.Wrapper):
+    def step(self, action):
+        import os
+        return *self.env.step(action)[:4], {"whim": os.urandom(8)}
+
+def whimsical():
+    return Whimsical(gymnasium.make("CartPole-v1"))
+
 def nothing():
     return 3
 
@@ -129,6 +137,17 @@ def test_a_function_that_makes_the_environment_can_be_named_everywhere(tmp_path:
     ok("render", "painted", "-o", "film.gif", "--make", "factories:painted")
     ok("render", "painted", "-o", "again.gif", "--env", "painted:Painted-v0", "--env-arg", "length=4")
     assert "render_mode='rgb_array'" in run("render", trace, "-o", "none", "--make", "factories:clock").stderr
+
+
+def test_verify_says_that_all_but_the_infos_can_be_compared() -> None:
+    ok("record", "--make", "factories:whimsical", "-o", "t", "--episodes", 2, "--infos")
+    verify = ("verify", "t", "--make", "factories:whimsical")
+    hint = "each differs first in infos: --ignore infos compares the rest\n"
+    differs = run(*verify)
+    assert (differs.exit_code, hint in differs.stdout) == (3, True)
+    assert ok(*verify, "--ignore", "infos").stdout == "2 episodes replayed: 2 identical, bit for bit\n"
+    record("fine")
+    assert hint not in run("verify", "t", "--env", "CartPole-v1").stdout
 
 
 def test_a_factory_and_its_arguments_are_stored_and_need_trust() -> None:

@@ -372,6 +372,7 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     assert refused.exit_code == 2
     assert 'column "nonsense" not found' in refused.output
     assert run("sql", "SELECT 1").exit_code == 2
+    assert "is a directory; pass QUERY, then DIR" in run("sql", recorded, "SELECT 1").stderr
 
 
 def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:

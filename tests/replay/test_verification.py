@@ -196,6 +196,7 @@ def test_infos_that_do_not_agree_with_themselves_are_said_to_be_so(tmp_path: Pat
     assert first.verdict == "differs"
     assert "not deterministic" in first.reason
     assert second.verdict == "unverifiable"
+    assert second.reason.startswith("infos differ, and so do two replays: ")
     assert verdicts(tmp_path, make_env=lambda: Whimsical(length=4), ignore=["infos"]) == ["identical"] * 2
 
 
