@@ -26,6 +26,7 @@ from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import RING
 from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.model.values import Array
+from gym_trace.recording.options import demand_gymnasium
 from gym_trace.ring.lanes.autoreset import after_step
 from gym_trace.storage.remote.address import local_path
 
@@ -205,8 +206,10 @@ def record_episodes(
     for name, limit in {**limits, "seed": seed}.items():
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
-    recorder = _recorder_of(env)
     is_vector = isinstance(env, VectorEnv)
+    if not is_vector:
+        demand_gymnasium(env, gymnasium.Env, "an environment")
+    recorder = _recorder_of(env)
     if recorder is None and not (is_vector and any(map(_recorder_of, getattr(env.unwrapped, "envs", ())))):
         kind = "TraceRecordingVectorWrapper" if is_vector else "TraceRecordingWrapper"
         raise InvalidOption(f"env: is not recorded; wrap it: {kind}(env, directory)")

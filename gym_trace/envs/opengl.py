@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache, lru_cache
 from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any
 
@@ -48,13 +49,10 @@ def log_mujoco_warnings() -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Finds MuJoCo as the other finders do. Making an environment may import it and compile a model that warns."""
+    """Finds MuJoCo. Making an environment may import it, and compile a model that warns."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != "mujoco":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        spec = PathFinder.find_spec(fullname) if fullname == "mujoco" else None
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module

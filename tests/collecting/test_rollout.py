@@ -192,6 +192,9 @@ def test_an_environment_without_a_recorder_is_refused() -> None:
     with pytest.raises(InvalidOption, match="wrap it: TraceRecordingVectorWrapper"):
         gym_trace.record_episodes(envs, episodes=1)
     assert env.seeds == envs.envs[0].unwrapped.seeds == []
+    other: Any = "CartPole-v1"
+    with pytest.raises(InvalidOption, match="str: is not an environment of Gymnasium; pass one"):
+        gym_trace.record_episodes(other, episodes=1)
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")

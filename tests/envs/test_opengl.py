@@ -110,7 +110,11 @@ def test_a_model_that_warns_when_it_is_made_writes_no_file(tmp_path: Path) -> No
         "import gymnasium\n\n\ndef make():\n    import mujoco\n    mujoco.own[-1](b'deprecated')\n"
         "    return gymnasium.make('CartPole-v1')\n"
     )
-    script = "from gym_trace_cli.environments import NamedEnvironment\nNamedEnvironment(None, 'robot:make', {})()"
+    script = (
+        "from importlib.util import find_spec; from gym_trace_cli.environments import NamedEnvironment\n"
+        "NamedEnvironment('CartPole-v1', None, {})()\nassert find_spec('mujoco')\n"
+        "NamedEnvironment(None, 'robot:make', {})()"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "MuJoCo: deprecated\n")
 
