@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
+from gym_trace.storage.remote.address import is_url
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
 from gym_trace_cli.help import headed, option, section
@@ -55,8 +56,10 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
         again = show.command("repair", directory, "-o", "NEW")
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
     if report.healed:
-        again = show.command("repair", directory, "--in-place")
-        click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {again} writes them back")
+        again = f"{show.command('repair', directory, '--in-place')} writes them back"
+        if is_url(directory):
+            again = f"{show.command('pull', directory, 'NEW')} writes them into the copy"
+        click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {again}")
     if is_damaged:
         return DAMAGED
     if not quiet:

@@ -65,7 +65,8 @@ class TraceDirectory(click.Path):
                 names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name.startswith(start))
         except OSError:
             names = []
-        shown = [os.path.join(head, name) for name in names if start or not name.startswith(".")]
+        names = [name for name in names if start or not name.startswith(".")]
+        shown = [os.path.join(head, name) if head or name[0] != "-" else f"./{name}" for name in names]  # no option
         if shown and len(shown) <= _MOST and all(name.isprintable() and _is_trace(name) for name in shown):
             return [CompletionItem(path) for path in shown]
         return [CompletionItem(incomplete, type="dir")]  # the shell completes paths itself, also after a slash

@@ -1,17 +1,16 @@
 """Which requests are let in: those of our own page, in a browser that was given the token.
 
 A page of another site may send requests to this port, or have its own name point here (DNS rebinding). Neither knows
-the token, names this host, or has the cookie.
+the token, or names this host. The token is in no cookie: browsers send those to every port of this machine, where
+servers of other users may listen.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -43,15 +42,15 @@ class Guard:
 
     Args:
         app: answers the others.
-        token: what the first request must show: ?token=, or "Authorization: Bearer".
-        port: of the server; its cookies have a name of their own, as browsers share them between ports.
+        token: what requests must show, as "Authorization: Bearer".
+        pages: paths that need no token: the files of the page, which takes the token from its address.
+        port: of the server.
         host: what the server listens on. Requests may name it, or this machine; if other machines can connect, also any
             address.
     """
 
-    def __init__(self, app: App, token: str, port: int, host: str):
-        self._app, self._token, self._port, self._host = app, token.encode(), port, host
-        self._cookie = f"gym-trace-{port}"
+    def __init__(self, app: App, token: str, pages: Collection[str], port: int, host: str):
+        self._app, self._token, self._pages, self._port, self._host = app, token.encode(), pages, port, host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,19 +61,13 @@ class Guard:
         problem = self._problem(scope, headers)
         if problem is not None:
             await _answer(send, *problem)
-        elif (given := _token_in(scope)) is not None and scope["path"] == "/":
-            if not self._is_token(given):
-                await _answer(send, 403, "wrong token; open the address that gym-trace view printed")
-                return
+        elif self._is_known(headers):
             scope[KNOWN] = True
-            # A redirect from the file that opens the page would count as another site's, and not send the cookie.
-            cookie = f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
-            await self._app(scope, receive, _with_headers(send, {"Set-Cookie": cookie}))
-        elif not self._is_known(headers):
-            await _answer(send, 403, "no token; open the address that gym-trace view printed")
+            await self._app(scope, receive, _with_headers(send))
+        elif scope["path"] in self._pages:
+            await self._app(scope, receive, _with_headers(send))
         else:
-            scope[KNOWN] = True
-            await self._app(scope, receive, _with_headers(send, {}))
+            await _answer(send, 403, "no token, or a wrong one; open the address that gym-trace view printed")
 
     def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and text if a request is refused, with a token or without."""
@@ -112,19 +105,10 @@ class Guard:
             return False
         return address.is_loopback or not is_loopback(self._host)
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode("utf-8", "replace"), self._token)
-
     def _is_known(self, headers: Mapping[str, str]) -> bool:
-        """Return True if a request has the cookie, or the token in a header."""
+        """Return True if a request has the token."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            return self._is_token(bearer.strip())
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return False
-        return found is not None and self._is_token(found.value)
+        return kind.lower() == "bearer" and secrets.compare_digest(bearer.strip().encode(), self._token)
 
 
 def is_loopback(host: str) -> bool:
@@ -135,16 +119,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _token_in(scope: Scope) -> str | None:
-    if b"token=" not in scope["query_string"]:
-        return None
-    try:
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16).get("token")
-    except ValueError:  # more fields
-        return None
-    return given[0] if given else None
-
-
 async def _answer(send: Send, status: int, text: str) -> None:
     body = f'{{"error": "{text}", "hint": ""}}'.encode()
     known = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -153,9 +127,9 @@ async def _answer(send: Send, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Send, more: Mapping[str, str]) -> Send:
-    """Return send() with our headers and these added to an answer."""
-    ours = {name.lower().encode(): value.encode("latin-1") for name, value in {**HEADERS, **more}.items()}
+def _with_headers(send: Send) -> Send:
+    """Return send() with our headers added to an answer."""
+    ours = {name.lower().encode(): value.encode("latin-1") for name, value in HEADERS.items()}
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

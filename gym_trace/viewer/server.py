@@ -68,7 +68,7 @@ class Viewer:
             shown = "127.0.0.1"
         self.url = f"http://{shown}:{self.port}/?token={token}"
         app = _app(answers, pages, lambda: self._server.should_exit)
-        self.app = Guard(app, token, self.port, host)
+        self.app = Guard(app, token, pages, self.port, host)
         config = uvicorn.Config(
             self.app,
             log_level="error",

@@ -70,6 +70,13 @@ def words_after_tab(shell: str, line: str, directory: Path) -> list[str]:
 
 
 @each_shell
+def test_a_directory_called_like_an_option_does_not_become_one(tmp_path: Path, shell: str) -> None:
+    record_lengths(tmp_path / "--make=m:f", [2])
+    found = words_after_tab(shell, "gym-trace verify ", tmp_path)[-1]
+    assert found == ("verify" if shell == "fish" else "./--make=m:f")  # fish inserts nothing
+
+
+@each_shell
 def test_names_of_a_trace_that_a_shell_would_run_are_not_offered(tmp_path: Path, shell: str) -> None:
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "t")
     env.reset(seed=1)

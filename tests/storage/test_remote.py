@@ -325,6 +325,16 @@ def test_traces_below_a_url_are_listed(tmp_path: Path, web: Web, kind: str) -> N
     assert "nothing there" in missing.output or "lists no files there" in missing.output
 
 
+def test_check_of_a_damaged_copy_at_a_url_names_pull(tmp_path: Path, web: Web) -> None:
+    recorded(tmp_path / "t", uid="w", episodes=20)
+    url = served(tmp_path / "t", web)
+    batch = web.files["/t/w.000000.gtb"]
+    web.files["/t/w.000000.gtb"] = batch[:1500] + bytes([batch[1500] ^ 1]) + batch[1501:]
+    assert f"restored from parity; 'gym-trace pull {url} NEW' writes them into the copy" in run("check", url).output
+    assert "the copy here is restored" in run("pull", url, tmp_path / "copy").output
+    assert (tmp_path / "copy" / "w.000000.gtb").read_bytes() == batch
+
+
 def test_a_search_below_a_url_that_never_ends_is_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     page = b"".join(b'<a href="%d/">' % number for number in range(50))
     web.answers["/top/"] = lambda handler: handler.answer(200, page, {"Content-Type": "text/html"})

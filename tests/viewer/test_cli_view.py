@@ -42,12 +42,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_the_printed_address_shows_the_page_and_ctrl_c_stops_it(directory: Path) -> None:
     process, address = started(directory, "--no-browser")
     try:
-        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        page_of = opener.open(address, timeout=30)
+        page_of = urllib.request.urlopen(address, timeout=30)
         assert page_of.status == 200
         assert b"app.js" in page_of.read()
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(address.partition("?")[0], timeout=30)
+            urllib.request.urlopen(f"{address.partition('?')[0]}api/traces", timeout=30)
     finally:
         process.send_signal(signal.SIGINT)
     code, text = ended(process)

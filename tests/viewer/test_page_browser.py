@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler
 
 import browser
 import gymnasium as gym
@@ -16,6 +17,7 @@ from damage import flip, strip_parity
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
+from web import running
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, edit
@@ -339,7 +341,35 @@ def test_the_theme_follows_the_system_and_the_key(page):
     page.text(".matched")
     page.press("t")
     page.until("document.documentElement.dataset.theme === 'light'")
-    page.run("localStorage.clear()")
+    page.run("localStorage.removeItem('gym-trace-theme')")
+
+
+def test_the_token_goes_to_no_server_on_another_port_and_leaves_the_address(page, driver):
+    """A page of another site can lead the browser to a port where another user of this machine listens."""
+    token, received = page.address.partition("token=")[2], []
+    page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
+    assert token not in driver.current_url
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self):
+            received.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.end_headers()
+            if len(received) == 1:  # a request from this page is one of the same site
+                self.wfile.write(b"<script>location = '/again'</script>")
+
+        def log_message(self, *_):
+            pass
+
+    with running(Listening) as other:
+        driver.get(other)
+        end = time.monotonic() + SECONDS
+        while not any(line.startswith("/again") for line in received):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert not any(token in line for line in received)
+    driver.get(page.address.partition("?")[0])  # another tab has no token in its address
+    page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
 
 
 def test_a_live_trace_grows_on_the_page(driver, tmp_path):

@@ -6,7 +6,7 @@ import { fill, h, icon } from "./dom.ts";
 import { Overview } from "./overview.ts";
 import { Player } from "./player.ts";
 import { formatRoute, HOME, LIST, parseRoute, type Route } from "./route.ts";
-import { openSource, Refused } from "./source.ts";
+import { keepToken, openSource, Refused } from "./source.ts";
 import { count } from "./words.ts";
 import { isAbort, type Page, type View } from "./view.ts";
 
@@ -204,8 +204,7 @@ class App implements Page {
 async function main(): Promise<void> {
   const host = document.getElementById("app")!;
   try {
-    // The token is a cookie now.
-    if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
+    keepToken();
     const source = await openSource();
     // Saved pages and notebooks have no storage of their own.
     const chosen = source.saved ? null : localStorage.getItem("gym-trace-theme");

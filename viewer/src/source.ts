@@ -18,6 +18,16 @@ export interface Source {
   post(path: string, body: unknown): Promise<unknown>;
 }
 
+const TOKEN = "gym-trace-token";
+
+/** Take the token out of the address. Not a cookie: browsers send those to servers of other users on other ports, too. */
+export function keepToken(): void {
+  const token = new URLSearchParams(location.search).get("token");
+  if (token === null) return;
+  localStorage.setItem(TOKEN, token);
+  history.replaceState(null, "", location.pathname + location.hash);
+}
+
 type Transferable = ArrayBuffer & { transfer?(length: number): ArrayBuffer }; // in browsers since 2024
 
 class Server implements Source {
@@ -44,8 +54,9 @@ class Server implements Source {
 }
 
 async function reach(path: string, options: RequestInit): Promise<Response> {
+  const headers = { ...options.headers, Authorization: `Bearer ${localStorage.getItem(TOKEN) ?? ""}` };
   try {
-    return await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+    return await fetch(path, { credentials: "omit", cache: "no-store", ...options, headers });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Refused("The server does not answer.", "Is gym-trace view still running?", 0);
