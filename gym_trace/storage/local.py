@@ -111,9 +111,7 @@ class LocalStorage(Storage):
         if not hasattr(os, "posix_fallocate") or _file_system(self.root) not in _SAFE_TO_MAP:
             return None
         path, fresh = self.path(name), self.path(name + ".part")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+        fd = open_new(fresh)
         try:
             os.posix_fallocate(fd, 0, size)  # where there is no room: an error now, and not a signal later
             mapping = LocalMapping(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
@@ -324,6 +322,16 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, _REFUSED, os.fspath(path))
     return fd
+
+
+def open_new(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a new file, in place of one that a killed process left: another user may read that one.
+
+    Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
 @contextlib.contextmanager

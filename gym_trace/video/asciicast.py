@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, TextIO
 
 from gym_trace.errors import InvalidOption, RenderingError
-from gym_trace.storage.local import open_regular
+from gym_trace.storage.local import open_new
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _SMALLEST = (40, 10)  # minimum columns and rows of the terminal
@@ -38,8 +37,7 @@ class CastWriter:
         plain = [_ESCAPE.sub("", line) for line in lines]
         size = (max(self._size[0], *map(len, plain)), max(self._size[1], len(lines) + 1))
         if self._file is None:
-            fd = open_regular(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            self._file = open(fd, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+            self._file = open(open_new(self._part), "w", encoding="utf-8", newline="\n")  # noqa: SIM115
             self._line({"version": 2, "width": size[0], "height": size[1], "title": self._title})
         elif size != self._size:
             self._event("r", f"{size[0]}x{size[1]}")

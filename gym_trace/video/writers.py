@@ -20,7 +20,7 @@ import zstandard
 from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
 from gym_trace.model.values import Array
 from gym_trace.showing.pictures import as_picture
-from gym_trace.storage.local import open_regular
+from gym_trace.storage.local import open_new
 from gym_trace.storage.staging import WorkDirectory, work_beside
 
 try:
@@ -65,8 +65,7 @@ class _OwnFile:
     """A file that only its opening process writes to, so that a forked child cannot damage an unfinished video."""
 
     def __init__(self, path: Path):
-        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # overwrites the file of a killed process
-        self._file = open(fd, "wb", buffering=0)  # noqa: SIM115
+        self._file = open(open_new(path), "wb", buffering=0)  # noqa: SIM115
         self._pid = os.getpid()
 
     def write(self, data: bytes) -> int:
@@ -220,7 +219,7 @@ class GifWriter(_Writer):
     _spool: Any = None
 
     def _open(self, height: int, width: int) -> None:
-        os.close(open_regular(self._part, os.O_WRONLY | os.O_CREAT))  # fail early if it cannot be written
+        os.close(open_new(self._part))  # fail early if it cannot be written
         self._spool = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
         self._packed: Any = zstandard.ZstdCompressor(level=1).stream_writer(self._spool, closefd=False)
         self._seen = np.zeros(1 << 24, bool)  # by colour
@@ -316,8 +315,7 @@ class PngWriter(_Writer):
         frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
         frame.pts = 0
         packets = [*context.encode(frame), *context.encode(None)]
-        fd = open_regular(self._part / f"frame-{self.frames:06d}.png", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        with open(fd, "wb") as file:
+        with open(open_new(self._part / f"frame-{self.frames:06d}.png"), "wb") as file:
             file.write(b"".join(map(bytes, packets)))
 
     def close(self) -> None:

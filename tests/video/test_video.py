@@ -94,6 +94,18 @@ def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path
     assert list(tmp_path.glob("*.part")) == []
 
 
+@pytest.mark.parametrize("ending", ["mp4", "gif", "cast"])
+def test_nothing_is_written_into_a_file_that_others_left_for_an_unfinished_video(tmp_path: Path, ending: str) -> None:
+    env = painted() if ending != "cast" else gymnasium.make("FrozenLake-v1")
+    directory = recorded(tmp_path / "t", env=env)
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    os.link(theirs, tmp_path / f"v.{ending}.part")
+    (made,) = rendered(directory, tmp_path / f"v.{ending}")
+    assert made.path.stat().st_size > 100
+    assert theirs.read_text() == "theirs"
+
+
 def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
     picture = np.zeros((33, 47, 3), np.uint8)
