@@ -174,7 +174,7 @@ def test_the_page_asks_renders_and_hears_of_progress(tmp_path: Path) -> None:
     renderings = Renderings()
     viewer = Viewer(answers_with(mine(tmp_path), renderings), pages_of(FILES))
     with TestClient(viewer.app, base_url=f"http://127.0.0.1:{viewer.port}") as client:
-        client.get(viewer.url.partition(str(viewer.port))[2])
+        client.headers["Authorization"] = f"Bearer {viewer.url.partition('token=')[2]}"
         headers = {**POST, "Origin": f"http://127.0.0.1:{viewer.port}"}
         body = {"trace": 0, "episode": 0, "trust": False}
         assert client.post("/api/render", json=body).status_code == 403
