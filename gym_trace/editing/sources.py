@@ -9,8 +9,6 @@ import numpy as np
 
 from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, are_alike, copy_videos, schema_of
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.format.batch_reader import Damage
-from gym_trace.format.directory import batch_name
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.origins import of_origins
 from gym_trace.model.packing import pack_lenient
@@ -46,7 +44,7 @@ def opened(trace: TraceOrPath) -> Trace:
     """Open a trace. Raises TraceNotFound, and CorruptTrace if it is known to be damaged or incomplete."""
     found = as_trace(trace)
     for reader in found.readers:
-        for damage in [*reader.damage, *_missing(reader)]:
+        for damage in reader.damage:
             raise damage.error()
     return found
 
@@ -69,12 +67,6 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
         if rows.any() or (chosen is None and not len(rows)):
             taken.append(Taken(trace, reader, rows, places))
     return taken, int(np.count_nonzero(~over if chosen is None else ~over & chosen))
-
-
-def _missing(reader: WriterReader) -> list[Damage]:
-    reader = reader.stored if isinstance(reader, OriginReader) else reader
-    paths = [reader.files.storage.path(batch_name(reader.writer, run.start)) for run in reader.files.missing()]
-    return [Damage(path, 0, 0, "this batch is missing") for path in paths]
 
 
 class Group(NamedTuple):

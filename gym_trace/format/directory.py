@@ -86,10 +86,12 @@ class WriterFiles:
         return found, dropped
 
     def missing(self) -> list[range]:
-        """Return the numbers of batches that are not there, were not dropped, and come before one that is there."""
-        last = max(self.batches, default=-1)
-        dropped = self.listed()[1] if len(self.batches) <= last else set()
-        present = sorted({-1, *self.batches, *(number for number in dropped if number < last)})
+        """Return the numbers of batches that are not there and were not dropped."""
+        listed, dropped = self.listed()
+        counted = {batch_number(self.writer, name) or 0 for name in listed}
+        end = 1 + max([-1, *self.batches, *counted])
+        gone = {number for number in dropped - counted if number < end}
+        present = sorted({-1, end, *self.batches} | gone)
         return [range(before + 1, after) for before, after in pairwise(present) if before + 1 < after]
 
     def failure(self) -> str | None:

@@ -7,11 +7,9 @@ from bisect import bisect_right
 from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.batch_reader import Damage, size_and_crc
+from gym_trace.format.batch_reader import MISSING, Damage, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
-
-MISSING = "this batch is missing"
 
 
 class Seen(NamedTuple):

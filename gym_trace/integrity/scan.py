@@ -13,6 +13,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import (
+    MISSING,
     PARITY_CONTRADICTS,
     PART,
     BatchReader,
@@ -28,7 +29,7 @@ from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.parity import is_right, parity_of, stored_parity
 from gym_trace.format.records import columns_of, gaps_of, metadata_of
-from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, Seen
+from gym_trace.integrity.manifest_check import ManifestCheck, Seen
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.packing import pack
 from gym_trace.model.schema import Layouts, WriterSchema

@@ -16,9 +16,9 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, TableRoom
+from gym_trace.format.batch_reader import MISSING, PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
-from gym_trace.format.directory import WriterFiles
+from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
@@ -95,6 +95,7 @@ class WriterReader:
         self.room = TableRoom() if room is None else room
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
+        self._missing: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
         self._starts: dict[int, tuple[list[Any], Array]] = {}  # of the chunks that were asked last
         self._about: WriterSchema | None = None
@@ -133,7 +134,13 @@ class WriterReader:
             self._read_batches()
             ring, number = self._extent.ring, self._extent.number
             self.tail = RingTail(ring, ring.open(files.storage, self.writer), number, dict(self._extent.chunks))
+        self._missing = [] if self.alive else self._missing_batches()  # of a live writer one may be sealed just now
         self._join()
+
+    def _missing_batches(self) -> list[Damage]:
+        names = [batch_name(self.writer, numbers.start) for numbers in self.files.missing()]
+        storage = self.files.storage
+        return [Damage(storage.path(name), 0, 0, MISSING) for name in names if not self.files.is_there(name)]
 
     def _read_ring_and_batches(self) -> None:
         for _ in range(_LISTINGS):
@@ -232,7 +239,8 @@ class WriterReader:
 
     @property
     def damage(self) -> list[Damage]:
-        return self._unreadable + [damage for batch in self.read_batches for damage in batch.damage]
+        batches = (damage for batch in self.read_batches for damage in batch.damage)
+        return [*self._unreadable, *self._missing, *batches]
 
     @property
     def read_batches(self) -> list[BatchReader]:

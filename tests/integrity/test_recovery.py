@@ -8,18 +8,20 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import shell
 from damage import flip
 from gymnasium import spaces
 from longer import LONG
-from runs import chunks_of, recorded
+from runs import chunks_of, record_lengths, recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of, strip_parity
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
-from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
+from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, repair_trace
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.model.episode import Episode
@@ -259,7 +261,24 @@ def test_a_very_large_batch_number_is_one_gap_found_quickly(tmp_path):
     batch.rename(tmp_path / "t" / "w.999999999.gtb")
     damages = check_trace(tmp_path / "t").damages
     assert damages[0].problem == "this batch is missing, and 999999998 after it"
-    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_every_reader_says_that_a_batch_is_missing(tmp_path: Path, number: int) -> None:
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1):
+        record_lengths(tmp_path / "t", [3] * 4, uid="w", flush_after=1)
+    (tmp_path / "t" / f"w.{number:06d}.gtb").unlink()
+    trace = open_trace(tmp_path / "t")
+    assert [damage.problem for damage in trace.damage] == ["this batch is missing"]
+    for read in (lambda: list(trace), lambda: next(trace.windows(1, 2)), lambda: edit.merge([trace], tmp_path / "m")):
+        with pytest.raises(CorruptTrace, match="this batch is missing"):
+            read()
+    with pytest.warns(UserWarning, match="this batch is missing"):
+        read = sum(map(len, trace.scan(on_damage="skip")))
+    assert read == repair_trace(tmp_path / "t", tmp_path / "r").steps
+    for command in ("check", "cat", "verify"):
+        assert shell.run(command, tmp_path / "t").exit_code == 5
 
 
 def test_a_batch_truncated_at_a_chunk_boundary_is_reported(tmp_path):
