@@ -136,6 +136,8 @@ def _drawn(parts: Sequence[str], fraction: float | None, width: int) -> Any:
     from rich.text import Text
 
     text = "  ".join(parts)
+    while len(text) > width - 6 and "  " in text and not text.endswith(")"):  # 6: of the percentage; ): a trouble
+        text = text.rpartition("  ")[0]
     line = Text(text, no_wrap=True, overflow="ellipsis")
     if fraction is None:
         return line
@@ -153,7 +155,7 @@ class Report:
     """Progress of record or train, as it is shown and plotted.
 
     Attributes:
-        facts: parts of the line, the most important first: a narrow terminal cuts the end.
+        facts: parts of the line, the most important first: a narrow terminal leaves out the last.
         details: makes what rich draws below the line.
         scalars: steps, returns and values for TensorBoard, of each policy.
     """

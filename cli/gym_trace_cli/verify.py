@@ -202,6 +202,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 
 def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
     """Print the summary, also of an early end."""
+    from gym_trace.format.wire import NO_SEED
     from gym_trace.replay.verify import played_in_registered
 
     for name, versions in outcome.versions.items():
@@ -211,13 +212,18 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
         click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
     for damage in outcome.damage:
         click.echo(f"skipped: {show.damage(**damage)}", err=True)
-    after = [f"{index} ({show.count(number)} before it)" for index, number in outcome.needing.items() if number]
+    after: dict[str, list[str]] = {"": [], "unseeded ": []}
+    for index, number in outcome.needing.items():
+        if number:
+            kind = "unseeded " if trace.episodes["seed"][index] == NO_SEED else ""
+            after[kind].append(f"{index} ({show.count(number)} before it)")
     alone = [str(index) for index, number in outcome.needing.items() if not number]
-    for which, where in ((after, "after others of the same lane"), (alone, "by itself, in a fresh environment")):
+    others = [(kind, which, "after others of the same lane") for kind, which in after.items()]
+    for kind, which, where in (*others, ("", alone, "by itself, in a fresh environment")):
         if which:
             match = "episode matches" if len(which) == 1 else "episodes match"
             listed = ", ".join(which[:_TOLD] + ["…"] * (len(which) > _TOLD))
-            click.echo(f"note: {show.count(len(which))} {match} only {where}: {listed}", err=True)
+            click.echo(f"note: {show.count(len(which))} {kind}{match} only {where}: {listed}", err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(outcome.verdicts.items())]
     total = show.count(sum(outcome.verdicts.values()), "episode")
     stopped = outcome.ended in ("interrupted", "terminated")

@@ -14,7 +14,8 @@ import pytest
 from gym_trace_cli import show
 from gym_trace_cli.main import COMMANDS, ELSEWHERE
 from gym_trace_cli.options import EpisodeSlice
-from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.progress import ProgressLine, _drawn
+from rich.console import Console
 from runs import recorded
 from shell import ok, process, run
 
@@ -188,6 +189,17 @@ def test_a_table_widens_when_later_rows_need_it(capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(show, "_TABLE_BLOCK", 2)
     show.table(["n", "name"], [["1", "a"], ["2", "b"], ["1,000", "c"]])
     assert capsys.readouterr().out == "n  name\n1  a\n2  b\n1,000  c\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "drawn"),
+    [("52,647 steps/s", " 40%  3 min left  5,925 episodes  131,688 steps"), ("(it hangs)", "131,688 steps  (it …")],
+)
+def test_a_narrow_terminal_leaves_out_facts_and_cuts_only_a_trouble(last: str, drawn: str) -> None:
+    terminal = Console(width=54)
+    with terminal.capture() as capture:
+        terminal.print(_drawn(["3 min left", "5,925 episodes", "131,688 steps", last], 0.4, 54))
+    assert capture.get().rstrip().endswith(drawn)
 
 
 def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
