@@ -581,20 +581,20 @@ RUNS: dict[str, tuple[Forge, str]] = {
     "another seed": (seeds(lambda content: content.__setitem__(1, content[1] ^ 1)), "action differs by 1"),
     "seeds of other writers": (
         seeds(lambda content: content.__setitem__(0, "a9-0-0-00000000")),
-        "2,048 of 2,048 actions: the log lacks the seeds of their generators",
+        r"([\d,]+) of \1 actions: the log lacks the seeds of their generators",
     ),
     "no seeds": (
         lambda _, entries: [entries.remove(entry) for entry in entries[:] if entry[0] == "worker"],
-        "2,048 of 2,048 actions: the log lacks",
+        r"([\d,]+) of \1 actions: the log lacks",
     ),
     "seeds twice": (lambda _, entries: entries.insert(3, ["worker", of_kind(entries, "worker")[0]]), "invalid seed"),
     "another version of PyTorch": (
         lambda _, entries: of_kind(entries, "start")[0].update(PyTorch="9.9"),
-        "2,048 of 2,048 actions: a server, or other kernels, drew them",
+        r"([\d,]+) of \1 actions: a server, or other kernels, drew them",
     ),
     "drawn by a server": (
         in_run_json(lambda found: found["settings"].update(inference="server")),
-        "2,048 of 2,048 actions: a server, or other kernels, drew them",
+        r"([\d,]+) of \1 actions: a server, or other kernels, drew them",
     ),
     "versions without rollouts": (update(6, 1, []), "version 6 has 0 rollouts"),
     "a version that takes over nothing": (taken_over({}), "version 7 has 0 rollouts"),
@@ -651,12 +651,12 @@ def test_an_honest_run_is_proved_as_a_whole_with_counts(trained: Path) -> None:
     told = ok("train", "--verify", trained).output
     for line in (
         "7 versions and 7 checkpoints: 6 learned again, bit for bit",
-        "2,048 of 2,048 steps: logprob and value",
-        "2,048 of 2,048 actions as the generator",
+        r"([\d,]+) of \1 steps: logprob and value",
+        r"([\d,]+) of \1 actions as the generator",
         "2 of 2 files of the trace",
         "episodes played again in CartPole-v1, bit for bit",
     ):
-        assert line in told
+        assert re.search(line, told), told
     assert run("train", "--verify", trained, "--no-replay", "--quiet").exit_code == 5
 
 
