@@ -87,6 +87,14 @@ def chunks_of(path: Path) -> list[tuple[int, int]]:
     return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
+def place_of(path: Path, chunk: int, column: str) -> int:
+    """Return the offset of a byte of a column of a chunk."""
+    batch = batch_reader(path)
+    with batch.open() as file:
+        _, _, columns = batch._chunk_record(file, chunk)
+    return next(at + stored.stored // 2 for stored, at in columns if stored.path[0] == column)
+
+
 def manifest_entries(directory: Path) -> list[dict[str, Any]]:
     """Return the entries of all manifests of a trace."""
     paths = sorted(directory.glob("*.manifest.jsonl"))

@@ -22,6 +22,8 @@ from gym_trace.format.batch_reader import (
     Index,
     SlabLedger,
     TableRoom,
+    add_totals,
+    observation_rows,
 )
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
@@ -171,6 +173,9 @@ class BatchInspector(BatchReader):
     """A BatchReader that finds chunks by their records only, and compares the index and the padding with them.
 
     The columns of the chunks are for the caller to read.
+
+    Attributes:
+        without_table: offsets of the chunks whose fragment table is damaged, and taken from the index, as readers do.
     """
 
     def __init__(self, storage: ReadStorage, name: str):
@@ -190,6 +195,7 @@ class BatchInspector(BatchReader):
 
     def _load(self, file: Reader) -> None:
         self.index: Index | None = None
+        self.without_table: set[int] = set()
         self._data_start = wire.HEADER_SIZE
         self._data_end: int | None = None  # where the index begins, once that is known
         self._padding: set[Damage] = set()
@@ -220,7 +226,8 @@ class BatchInspector(BatchReader):
         return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
 
     def _read_index(self, file: Reader) -> bool:
-        super()._read_index(file)  # names a footer that is damaged
+        is_known = super()._read_index(file)  # names a footer that is damaged
+        self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if is_known else None
         self._count_afresh()  # records and index say the same rows
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
@@ -235,12 +242,44 @@ class BatchInspector(BatchReader):
             self._data_start = header.offset
         if header.type == wire.INDEX:
             self._data_end = header.offset
-        super()._walk_record(file, header, fragments, chunks)
+        try:
+            super()._walk_record(file, header, fragments, chunks)
+        except CorruptTrace as error:
+            if header.type != wire.CHUNK or not self._take_table(file, header, fragments, chunks):
+                raise
+            self._damaged(header.offset, header.end, error.problem)
         if header.type == wire.INDEX:
             self._count_afresh()
             self.index = self._index(file, header)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
+
+    def _take_table(
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> bool:
+        """Take the fragment table of a chunk from the index; return False if that does not have it.
+
+        Raises CorruptTrace if more than the table of the chunk is damaged that it cannot be read without.
+        """
+        length = header.end - header.offset
+        entries = np.empty(0, wire.CHUNK_ENTRY) if self._listed is None else self._listed.chunks
+        (places,) = np.nonzero((entries["offset"] == header.offset) & (entries["length"] == length))
+        if self._listed is None or len(places) != 1:
+            return False
+        begin = int(entries["fragments"][: places[0]].sum())
+        table = self._listed.fragments[begin : begin + int(entries["fragments"][places[0]])]
+        metadata = metadata_of(file, header)
+        add_totals(self.totals, (column for column, _ in columns_of(header, metadata)))
+        self.slabs.take(metadata)
+        fragments.append(table)
+        chunks.append((header.offset, length, len(table), observation_rows(table)))
+        self.without_table.add(header.offset)
+        return True
+
+    def read_whole(self, number: int) -> Chunk:
+        """Read all columns of a chunk that can be needed. Raises as read_chunk()."""
+        has_table = int(self.chunks["offset"][number]) not in self.without_table
+        return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
 
     def _count_afresh(self) -> None:
         self._room = TableRoom()
@@ -416,7 +455,7 @@ class Examination:
             self.pending = pending_in(batch.slabs.pending)
             offset, length = batch.chunks[["offset", "length"]][number].tolist()
             try:
-                chunk = batch.read_chunk(number, lambda path: True)
+                chunk = batch.read_whole(number)
                 self._verify(chunk, fragments)
             except CorruptTrace as error:
                 is_clean = False

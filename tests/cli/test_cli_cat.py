@@ -20,7 +20,7 @@ from gym_trace_cli import show
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from odd_objects import array_for, reward_for, value_for
-from runs import record_lengths, record_nested, recorded
+from runs import place_of, record_lengths, record_nested, recorded
 from shell import ok, process, run, strict_json
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
@@ -480,6 +480,15 @@ def test_a_chunk_in_the_midst_costs_no_more_than_itself_and_the_step_behind_it(t
     steps = [line["step"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "step"]
     assert (result.exit_code, steps) == (5, [*range(10), *range(21, 40)])
     assert [line["step"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "start"] == [0, 21]
+
+
+def test_an_episode_whose_reset_info_is_damaged_keeps_its_steps(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [4, 5, 6], flush_after=4, uid="w", record_infos=True)
+    flip(tmp_path / "w.000000.gtb", place_of(tmp_path / "w.000000.gtb", 1, "starts"))
+    result = run("cat", tmp_path, "--json")
+    steps = [line["episode"] for line in map(strict_json, result.stdout.splitlines()) if line["type"] == "step"]
+    assert (result.exit_code, steps) == (5, [0] * 4 + [1] * 5 + [2] * 6)
+    assert "column starts" in result.stderr
 
 
 def test_a_trace_that_is_being_recorded_has_its_steps_so_far(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import shell
 from damage import flip
 from gymnasium import spaces
 from longer import LONG
-from runs import chunks_of, record_lengths, recorded
+from runs import chunks_of, place_of, record_lengths, recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of, strip_parity
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
@@ -262,6 +262,18 @@ def test_a_very_large_batch_number_is_one_gap_found_quickly(tmp_path):
     damages = check_trace(tmp_path / "t").damages
     assert damages[0].problem == "this batch is missing, and 999999998 after it"
     assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+
+
+def test_a_chunk_whose_fragment_table_is_damaged_is_read_and_repaired_by_the_index(tmp_path: Path) -> None:
+    batch = record(tmp_path / "t")
+    flip(batch, place_of(batch, 2, "fragments"))
+    report = check_trace(tmp_path / "t")
+    assert [damage.problem for damage in report.damages] == ["checksum mismatch in column fragments"]
+    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+    repaired = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert (report.steps, repaired.steps, repaired.losses) == (STEPS, STEPS, [])
+    assert steps_of(open_trace(tmp_path / "r")) == all_steps()
+    assert_clean(tmp_path / "r")
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

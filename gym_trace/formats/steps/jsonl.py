@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array
 from gym_trace.reading.episode_columns import MOST_OBJECTIVES
+
+_Read = TypeVar("_Read")
 
 
 def json_lines(
@@ -42,20 +44,21 @@ def json_lines(
             index = window.episode.index
             known = {} if identity is None else {KEY: identity(window.episode)}
             yield _line(_episode(window.episode, on_damage) | known)
-        yield from _steps(window, rows)
+        yield from _steps(window, rows, on_damage)
 
 
 def _line(value: Any) -> str:
     return f"{json_text(value)}\n"
 
 
-def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
+def _steps(window: Window, rows: dict[str, list[Any]], on_damage: OnDamage | None) -> Iterator[str]:
     number, first = window.episode.index, window.first_step
     observations = rows.pop("observations", None)
     if window.opens:
         before = {} if observations is None else {"observations": observations[0]}
-        if first == 0 and "infos" in rows and (info := window.episode.reset_info) is not None:
-            before["infos"] = tagged(info)
+        if first == 0 and "infos" in rows:
+            info = _unless_damaged(lambda: window.episode.reset_info, on_damage)
+            before |= {} if info is None else {"infos": tagged(info)}
         if before:
             yield _line({"type": "start", "episode": number, "step": first, **before})
     if observations is not None:
@@ -88,14 +91,21 @@ def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
         "start_time": _time(episode.start_time),
         "end_time": _time(episode.end_time),
     }
+    started = _unless_damaged(
+        lambda: {"seed": episode.seed, "options": episode.options, "rng_state": episode.rng_state}, on_damage
+    )
+    return facts | {name: tagged(value) for name, value in (started or {}).items()}
+
+
+def _unless_damaged(read: Callable[[], _Read], on_damage: OnDamage | None) -> _Read | None:
+    """Return what is read; None after a call of on_damage, if there is one and it is damaged."""
     try:
-        started = {"seed": episode.seed, "options": episode.options, "rng_state": episode.rng_state}
+        return read()
     except CorruptTrace as error:
         if on_damage is None:
             raise
         on_damage(error)
-        return facts
-    return facts | {name: tagged(value) for name, value in started.items()}
+        return None
 
 
 def _time(nanoseconds: int | None) -> str | None:
