@@ -32,6 +32,7 @@ from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
 PART = ".part"
 MISSING = "this batch is missing"
+FOREIGN = "this batch is of another recording"
 PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored from it"
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones

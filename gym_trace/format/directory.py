@@ -7,7 +7,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import current_process
@@ -93,6 +94,19 @@ class WriterFiles:
         gone = {number for number in dropped - counted if number < end}
         present = sorted({-1, end, *self.batches} | gone)
         return [range(before + 1, after) for before, after in pairwise(present) if before + 1 < after]
+
+    def foreign(self, schemas: Mapping[int, dict[str, Any] | None]) -> set[int]:
+        """Return the numbers of batches that another writer with the same id has recorded.
+
+        schemas: of the batches, by number; None: unknown. The manifest tells which are its own, otherwise the most.
+        """
+        created = {number: repr(schema.get("created")) for number, schema in schemas.items() if schema is not None}
+        if len(set(created.values())) < 2:
+            return set()
+        own = repr(next(self.entries(), {}).get("created"))
+        if own not in created.values():
+            own = Counter(created.values()).most_common(1)[0][0]
+        return {number for number, when in created.items() if when != own}
 
     def failure(self) -> str | None:
         """Why the writer stopped recording before it was closed, in printable text; None if it does not say so."""

@@ -160,7 +160,7 @@ def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
 
 
 def _copy(examination: Examination, storage: Storage, report: RepairReport) -> None:
-    schema = examination.schema()
+    schema = examination.schema
     writer = None
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts

@@ -13,6 +13,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import (
+    FOREIGN,
     MISSING,
     PARITY_CONTRADICTS,
     PART,
@@ -347,18 +348,23 @@ class Examination:
         self._tail = RingTail()
         self._last_origin = 0
 
+    @cached_property
     def schema(self) -> dict[str, Any] | None:
-        """Return the schema of the writer from the first place where it is readable."""
-        for name in self.files.batches.values():
+        """Return the schema of the writer from the first place where it is readable, and find batches of others."""
+        schemas: dict[int, dict[str, Any] | None] = {}
+        for number, name in self.files.batches.items():
             with suppress(CorruptTrace, FileNotFoundError):
-                if (schema := BatchReader(self._storage, name, warns=False).schema) is not None:
-                    return {key: value for key, value in schema.items() if key not in ("batch", "type")}
+                schemas[number] = BatchReader(self._storage, name, warns=False).schema
+        self._foreign = self.files.foreign(schemas)
+        for number, schema in schemas.items():
+            if schema is not None and number not in self._foreign:
+                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
         first = next(self.files.entries(), {})
         return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
 
     def chunks(self) -> Iterator[tuple[Array, Chunk]]:
         """Yield the readable chunks in order, each with its fragments."""
-        schema = self._journal.schema = self.schema()
+        schema = self._journal.schema = self.schema
         problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
         if schema is not None:
             try:
@@ -372,8 +378,8 @@ class Examination:
         for number, name in sorted(self.files.batches.items()):
             while missing and missing[0].start < number:
                 self._missing(missing.pop(0))
-            if problem is not None:
-                self._unreadable(name, problem)
+            if problem is not None or number in self._foreign:
+                self._unreadable(name, problem or FOREIGN)
             else:
                 yield from self._batch(number, name)
         if problem is None:

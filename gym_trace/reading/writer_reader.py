@@ -16,7 +16,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import MISSING, PART, BatchReader, Chunk, Damage, TableRoom
+from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
@@ -181,6 +181,9 @@ class WriterReader:
                 except FileNotFoundError:
                     del self._readers[number]
                     self._has_missed = True
+        for number in sorted(self.files.foreign({number: batch.schema for number, batch in self._readers.items()})):
+            batch = self._readers.pop(number)
+            self._take_damage(batch.name, CorruptTrace(FOREIGN), batch.size)
 
     def _join(self) -> None:
         """Collect the chunks of the batches and those of the ring."""

@@ -276,6 +276,27 @@ def test_a_chunk_whose_fragment_table_is_damaged_is_read_and_repaired_by_the_ind
     assert_clean(tmp_path / "r")
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_batch_of_another_recording_of_the_same_id_is_not_read(
+    tmp_path: Path, number: int, has_manifest: bool
+) -> None:
+    with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1):
+        for name in "ab":
+            record_lengths(tmp_path / name, [4] * 3, uid="w", flush_after=4, record_infos=True)
+    shutil.copy(tmp_path / "b" / f"w.{number:06d}.gtb", tmp_path / "a")
+    if not has_manifest:
+        (tmp_path / "a" / "w.manifest.jsonl").unlink()
+    assert [damage.problem for damage in check_trace(tmp_path / "a").damages] == ["this batch is of another recording"]
+    trace = open_trace(tmp_path / "a")
+    assert [damage.problem for damage in trace.damage] == ["this batch is of another recording"]
+    assert {episode.episode_id for episode in skimmed(tmp_path / "a")} == {0, 1, 2} - {number}
+    with pytest.raises(CorruptTrace, match="another recording"):
+        edit.merge([trace], tmp_path / "m")
+    assert repair_trace(tmp_path / "a", tmp_path / "r").losses
+    assert_clean(tmp_path / "r")
+
+
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_every_reader_says_that_a_batch_is_missing(tmp_path: Path, number: int) -> None:
     with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 1):
