@@ -206,7 +206,7 @@ def test_a_manifest_that_is_alone_is_a_trace_of_nothing(tmp_path: Path) -> None:
         batch.unlink()
     row = list_trace(tmp_path / "t")
     assert (row["episodes"], row["state"]) == (0, "damaged")
-    assert "missing, but listed in the manifest" in row["problem"]
+    assert "this batch is missing" in row["problem"]
 
 
 def test_start_times_of_another_year_show_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
