@@ -24,6 +24,7 @@ from gym_trace.format.columns import (
 )
 from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
+from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.parity import HealedReader, stored_parity
 from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
 from gym_trace.format.restoring import heal
@@ -557,10 +558,11 @@ class BatchReader:
 
 
 def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
-    """Fetch begin and index of several batches, in two round trips. Raises OSError."""
+    """Fetch begin and index of several batches, and manifests, in two round trips. Raises OSError."""
     sizes = {name: storage.size(name) for name in names if not name.endswith(PART)}
+    manifests = [Span(name, 0, sizes.pop(name)) for name in [*sizes] if name.endswith(SUFFIX)]
     begins = [Span(name, 0, 2 * wire.HEADER_SIZE) for name in sizes]
-    storage.expect([*begins, *(Span(name, size - _TAIL, _TAIL) for name, size in sizes.items())])
+    storage.expect([*manifests, *begins, *(Span(name, size - _TAIL, _TAIL) for name, size in sizes.items())])
     indexes = []
     for name, size in sizes.items():
         with storage.open(name) as file, contextlib.suppress(CorruptTrace, UnsupportedTrace):

@@ -140,9 +140,10 @@ class Opened:
 
 
 def _unread(found: Sequence[WriterFiles], known: Mapping[str, WriterReader]) -> list[str]:
-    """Return the names of the batches that were not read before."""
+    """Return the names of the batches that were not read before, and of the manifests, which say which there were."""
     before = {batch.name for reader in known.values() for batch in reader.batches}
-    return [name for files in found for name in files.batches.values() if name not in before]
+    names = (name for files in found for name in (*files.batches.values(), files.manifest))
+    return [name for name in names if name is not None and name not in before]
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:

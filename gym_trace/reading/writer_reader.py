@@ -96,6 +96,7 @@ class WriterReader:
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._missing: list[Damage] = []
+        self._missing_among: tuple[int, ...] | None = None  # numbers of the batches that it was found out for
         self._readers: dict[int, BatchReader] = {}
         self._starts: dict[int, tuple[list[Any], Array]] = {}  # of the chunks that were asked last
         self._about: WriterSchema | None = None
@@ -134,7 +135,10 @@ class WriterReader:
             self._read_batches()
             ring, number = self._extent.ring, self._extent.number
             self.tail = RingTail(ring, ring.open(files.storage, self.writer), number, dict(self._extent.chunks))
-        self._missing = [] if self.alive else self._missing_batches()  # of a live writer one may be sealed just now
+        if self.alive or self._extent is not None:  # of a live writer a batch may be sealed just now
+            self._missing, self._missing_among = [], None
+        elif self._missing_among != (among := tuple(self.files.batches)):
+            self._missing, self._missing_among = self._missing_batches(), among
         self._join()
 
     def _missing_batches(self) -> list[Damage]:
