@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, open_trace, record_episodes
 from gym_trace.pytest_plugin import GoldenTrace
 
 pytest_plugins = ["pytester"]
@@ -140,8 +140,41 @@ def test_a_golden_trace_without_episodes_fails(tmp_path: Path) -> None:
     asked = open_trace(tmp_path / "empty").metadata
     shutil.rmtree(tmp_path / "empty")
     TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "empty", metadata=asked).close()
-    with pytest.raises(pytest.fail.Exception, match="no episode to verify"):
+    with pytest.raises(pytest.fail.Exception, match="episodes: the trace has 0, the test asks for 1"):
         GoldenTrace(tmp_path, update=False)("empty", "CartPole-v1", episodes=1)
+
+
+def recorded_otherwise(golden: Path, seed: int = 0, **limits: int) -> None:
+    """Record the trace with other limits or another seed, and let it say what the test asks for."""
+    asked = open_trace(golden / "cartpole").metadata
+    shutil.rmtree(golden / "cartpole")
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), golden / "cartpole", metadata=asked)
+    record_episodes(env, seed=seed, **limits)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ({"episodes": 1}, "episodes: the trace has 1, the test asks for 3"),
+        ({"episodes": 3, "seed": 5}, "seed: the episodes have others than those of 0"),
+        ({"steps": 1}, "episode 0: is not whole"),
+    ],
+)
+def test_a_golden_trace_of_less_than_it_says_fails(recorded: dict[str, int], told: str, tmp_path: Path) -> None:
+    GoldenTrace(tmp_path, update=True)("cartpole", "CartPole-v1")
+    GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1")
+    recorded_otherwise(tmp_path, **recorded)
+    with pytest.raises(pytest.fail.Exception, match=told):
+        GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1")
+
+
+def test_a_golden_trace_of_fewer_steps_than_it_says_fails(tmp_path: Path) -> None:
+    GoldenTrace(tmp_path, update=True)("cartpole", "CartPole-v1", steps=60)
+    GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1", steps=60)
+    recorded_otherwise(tmp_path, steps=2)
+    with pytest.raises(pytest.fail.Exception, match="steps: the trace has 2, the test asks for 60"):
+        GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1", steps=60)
 
 
 def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:

@@ -59,7 +59,7 @@ class Verdict:
     reason: why it is unverifiable, what is damaged, or another note.
     crash: result of the action in progress when the recording was killed, if it was executed again.
     needed: number of episodes, those right before it in its lane, that had to be played first in the same environment:
-        without them the episode has no start, or differs.
+        without them the episode has no start, or differs. 0 also if it matches in its turn, after those before it.
     """
 
     index: int
