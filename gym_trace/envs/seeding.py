@@ -29,6 +29,12 @@ def episode_of(root: int, seed: int) -> int:
     return _walk(seed, _keys(root)[::-1], swap=True)
 
 
+def worker_roots(root: int, worker: int, life: int, split: int) -> tuple[int, int]:
+    """Return the roots of a training worker's episodes and of its generator of actions."""
+    episodes, actions = np.random.SeedSequence(root, spawn_key=(worker, life, split)).generate_state(2).tolist()
+    return episodes, actions
+
+
 def policy_seed(root: int, episode: int) -> int:
     """Return the seed of a policy before an episode."""
     return int(np.random.SeedSequence(root, spawn_key=(episode,)).generate_state(1)[0] >> 1)

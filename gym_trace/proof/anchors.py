@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from pathlib import Path
+import threading
+from tempfile import TemporaryFile
 from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, ReplayDiverged
 from gym_trace.format.manifest import json_of
 from gym_trace.proof.chain import Chain
-from gym_trace.proof.result import Proof
+from gym_trace.proof.result import Proof, tally
 from gym_trace.recording.provenance import inert_git
+from gym_trace.storage.local import open_regular
 
 GIT_NOTE = "git-note"
 _REF = "gym-trace"
 _KEY = "gym_trace_log"
+_MOST = 16 << 20  # bytes of anchors
+_SECONDS = 60.0  # of git
+# Opening a pipe without a reader would block.
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
 
 
 def write_anchor(chain: Chain, where: str) -> str:
@@ -31,7 +38,7 @@ def write_anchor(chain: Chain, where: str) -> str:
         _git("notes", "--ref", _REF, "append", "-m", line, "HEAD")
     else:
         try:
-            with open(where, "a", encoding="utf-8") as file:
+            with open(os.open(where, _APPENDING, 0o666), "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise RecordingError(f"{where}: cannot be written: {error.strerror}") from error
@@ -49,20 +56,25 @@ def check_anchor(chain: Chain, where: str, proof: Proof) -> None:
         raise ReplayDiverged(f"{where}: has no anchor of {chain.path}")
     for anchor in anchors:
         number = anchor.get("entries")
-        if not (type(number) is int and heads[number - 1 : number] == [anchor.get("head")]):
+        if not (type(number) is int and number > 0 and heads[number - 1 : number] == [anchor.get("head")]):
             raise ReplayDiverged(f"{chain.path}: entry {number} is not the one of the anchor in {where}")
-    proof.proved.append(f"log: continues the anchor of {where}")
+    last = max(anchor["entries"] for anchor in anchors)
+    why = "they were made after the anchor"
+    tally(proof, last, len(heads), "entries of the log", f"are those of the anchor of {where}", why)
 
 
 def _anchors(where: str) -> list[dict[str, Any]]:
     if where == GIT_NOTE:
         listed = _git("notes", "--ref", _REF, "list").split("\n")
-        text = "\n".join(_git("cat-file", "blob", line.split()[0]) for line in listed if line)
+        text = _git("cat-file", "--batch", told="".join(f"{line.split()[0]}\n" for line in listed if line))
     else:
         try:
-            text = Path(where).read_text(encoding="utf-8")
+            with open(open_regular(os.path.realpath(where), os.O_RDONLY), encoding="utf-8") as file:
+                text = file.read(_MOST + 1)
         except (OSError, ValueError) as error:
             raise InvalidOption(f"{where}: cannot be read: {error}") from error
+        if len(text) > _MOST:
+            raise InvalidOption(f"{where}: is larger than {_MOST >> 20} MiB; pass a file of anchors")
     found = []
     for line in text.split("\n"):
         try:
@@ -74,12 +86,31 @@ def _anchors(where: str) -> list[dict[str, Any]]:
     return found
 
 
-def _git(*arguments: str) -> str:
-    """Run git in the current directory, whose repository is untrusted. Raises InvalidOption."""
-    try:
-        ended = subprocess.run(**inert_git(*arguments), capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise InvalidOption(f"{GIT_NOTE}: git cannot be run: {error.strerror}") from error
-    if ended.returncode:
-        raise InvalidOption(f"{GIT_NOTE}: git: {ended.stderr.strip()}")
-    return str(ended.stdout)
+def _git(*arguments: str, told: str = "") -> str:
+    """Run git in the current directory, whose repository is untrusted. told: its input. Raises InvalidOption."""
+    command = inert_git(*arguments)
+    command["env"]["GIT_NO_REPLACE_OBJECTS"] = "1"
+    with TemporaryFile() as given, TemporaryFile() as errors:
+        given.write(told.encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(**{**command, "stdin": given}, stdout=subprocess.PIPE, stderr=errors)
+        except OSError as error:
+            raise InvalidOption(f"{GIT_NOTE}: git cannot be run: {error.strerror}") from error
+        late = threading.Timer(_SECONDS, process.kill)  # a pipe in place of one of its files would never end
+        late.start()
+        try:
+            with process:
+                assert process.stdout is not None
+                said = process.stdout.read(_MOST + 1)
+                if len(said) > _MOST:
+                    process.kill()
+        finally:
+            late.cancel()
+        errors.seek(0)
+        problem = errors.read(1 << 10).decode(errors="replace").strip()
+    if len(said) > _MOST:
+        raise InvalidOption(f"{GIT_NOTE}: the notes are larger than {_MOST >> 20} MiB")
+    if process.returncode:
+        raise InvalidOption(f"{GIT_NOTE}: git: {problem or f'ended by signal, perhaps after {_SECONDS} seconds'}")
+    return str(said, errors="replace")

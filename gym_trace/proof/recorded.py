@@ -5,13 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.envs.consent import called, named
+from gym_trace.envs.make import completed
+from gym_trace.envs.recipe import (
+    Arguments,
+    Recipe,
+    Wrappers,
+    is_whole,
+    recipe_of,
+    recorded_factory,
+    recorded_recipe,
+)
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.integrity.repair import check_trace
 from gym_trace.model.values import Array
@@ -19,23 +31,37 @@ from gym_trace.playback.trace import Trace
 from gym_trace.proof.result import Proof, Tell, tally
 from gym_trace.replay.verify import verify_trace
 from gym_trace.showing.words import count
-from gym_trace.storage.local import open_regular
+from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _BLOCK = 1 << 20
+# Wrappers that gymnasium.make() and training add to all environments.
+_ADDED = {
+    "gymnasium:PassiveEnvChecker",
+    "gymnasium:OrderEnforcing",
+    "gymnasium:ClipAction",
+    "gym_trace:ClipActionParts",
+}
+LIMIT = "gymnasium:TimeLimit"
 
 
 def files_of(directory: Path) -> dict[str, list[Any]]:
-    """Return, by name, size and BLAKE2b digest of the files of a trace but rings, and facts, which users may change."""
+    """Return, by name, size and BLAKE2b digest of the files of a trace but rings, and facts, which users may change.
+
+    Raises CorruptTrace for a file that cannot be read.
+    """
     found: dict[str, list[Any]] = {}
-    for name in sorted(os.listdir(directory)):
-        path = directory / name
-        if name != FACTS and not name.startswith(".") and not name.endswith(".ring") and path.is_file():
+    for name in sorted(LocalStorage(directory).names()):
+        if name != FACTS and not name.startswith(".") and not name.endswith(".ring"):
             hashed, size = hashlib.blake2b(digest_size=32), 0
-            with open(open_regular(path, os.O_RDONLY), "rb") as file:
-                while block := file.read(_BLOCK):
-                    hashed.update(block)
-                    size += len(block)
-            found[name] = [size, hashed.hexdigest()]
+            try:
+                with open(open_regular(directory / name, os.O_RDONLY), "rb") as file:
+                    size_on_disk(file.fileno(), directory / name)
+                    while block := file.read(_BLOCK):
+                        hashed.update(block)
+                        size += len(block)
+            except OSError as error:
+                raise CorruptTrace(f"cannot be read: {error.strerror}", directory / name) from error
+            found[name.encode(errors="backslashreplace").decode()] = [size, hashed.hexdigest()]
     return found
 
 
@@ -74,6 +100,7 @@ def replay(
     proof.doing, proof.done, proof.out_of = "episode", 0, len(trace)
     identical, reasons = 0, Counter[str]()
     try:
+        described = [_played_in(writer.env_spec, make_env) for writer in trace.readers if len(writer.parts)]
         for verdict in verify_trace(trace, make_env=make_env, trust=trust):
             proof.done += 1
             if verdict.verdict == "differs":
@@ -87,13 +114,62 @@ def replay(
     except (EnvironmentUnavailable, InvalidOption) as error:
         proof.unproved.append(f"the episodes in their environment, which cannot be made here: {error}")
         return
-    env = trace.env_spec.get("id") or "their environment"
+    env = " and in ".join(dict.fromkeys(described))
     why = "; ".join(f"{reason} ({number:,})" for reason, number in reasons.items()) or "there is nothing to play"
     tally(proof, identical, len(trace), "episodes", f"played again in {env}, bit for bit", why)
 
 
+def _played_in(description: Mapping[str, Any], make_env: Callable[[], Any] | None) -> str:
+    """Return the environment in which episodes of a writer are played, with all that its id alone does not bring.
+
+    Raises EnvironmentUnavailable.
+    """
+    if make_env is not None:
+        env = completed(make_env(), description)
+        description = {"made": recipe_of(env)}
+        env.close()
+    recipe = recorded_recipe(description)
+    if (recipe is None or not is_whole(recipe)) and (factory := recorded_factory(description)) is not None:
+        return f"what {called(factory.id, factory.kwargs)} makes"
+    if recipe is None:
+        made = description.get("made")
+        return f"their environment, {named(made.get('class') if isinstance(made, Mapping) else None)}"
+    kwargs, wrappers = added_to(recipe)
+    around = [called(name, arguments) for name, arguments in wrappers]
+    limit = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
+    if limit is not None and LIMIT not in [kind_of(name) for name, _ in recipe.wrappers]:
+        around.append("no limit of steps")
+    return (called(recipe.id, kwargs) if kwargs else named(recipe.id)) + (
+        f" with {', '.join(around)}" if around else ""
+    )
+
+
+def added_to(recipe: Recipe) -> tuple[Arguments, Wrappers]:
+    """Return the arguments and wrappers of a recipe that its id alone does not bring."""
+    spec = gymnasium.registry.get(recipe.id)
+    kwargs = {
+        name: stored
+        for name, stored in recipe.kwargs.items()
+        if spec is None or stored not in (["value", spec.kwargs.get(name, ...)], ["registered", stored[-1]])
+    }
+    limit = ["value", getattr(spec, "max_episode_steps", None)]
+    wrappers = [
+        (name, arguments)
+        for name, arguments in recipe.wrappers
+        if kind_of(name) not in _ADDED
+        and not (kind_of(name) == LIMIT and (arguments or {}).get("max_episode_steps") == limit)
+    ]
+    return kwargs, wrappers
+
+
+def kind_of(name: str) -> str:
+    """Return package and name of a class, MODULE:NAME: some are imported from another module than their own."""
+    module, _, kind = name.rpartition(":")
+    return f"{module.partition('.')[0]}:{kind}"
+
+
 class Uses:
-    """Number of updates that learned from each recorded step."""
+    """Numbers of times that updates learned from each recorded step."""
 
     def __init__(self, trace: Trace):
         table = trace.episodes
@@ -102,9 +178,10 @@ class Uses:
             for place, (rows, begins) in lanes_of(trace).items()
         }
 
-    def add(self, writer: str, lane: int, steps: Array) -> None:
-        """Add an update. steps: numbers of steps of the lane, each once."""
-        self._counts[writer, lane][steps] += 1
+    def add(self, writer: str, lane: int, steps: Sequence[Array]) -> None:
+        """Add an update. steps: numbers of steps of the lane, for each Steps: what several have counts once."""
+        counts = self._counts[writer, lane]
+        counts += np.max([np.bincount(numbers, minlength=len(counts)) for numbers in steps], 0).astype(np.uint32)
 
     def tell(self, proof: Proof) -> None:
         counts = np.concatenate([np.zeros(0, np.uint32), *self._counts.values()])

@@ -205,6 +205,8 @@ def set_generator(name: str, state: Any, device: str | None = None) -> None:
         elif name == "random":
             version, words, gauss = state
             random.setstate((version, tuple(words), gauss))
+        else:
+            raise ValueError("it is unknown")
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise CorruptTrace(f"no state of the generator {name}: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,9 @@ def verify(
     tell = telling(proof, on_progress)
     learner = _Again(chain, parts, learn, proof, device)
     trace = learner.trace
+    if place != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
+        of = "no trace" if trace is None else trace.directory
+        raise InvalidOption(f"{place}: is of {of}, not of {directory}; pass the directory of the log to prove that")
     if trace is not None:
         check_bytes(trace.directory, proof)
     with first_difference(proof):
@@ -101,6 +105,7 @@ class _Again:
         self._uses = None if self.trace is None else Uses(self.trace)
         self._recorded: RecordedSteps | None = None
         self._starts = self._covered = 0  # updates before a state that was compared
+        self._drawn = 0  # updates whose generators the log sets
         self._compared = Counter[str]()
         self._end: Mapping[str, Any] | None = None
         self._outside: dict[str, list[int]] = {}  # parts, and updates before which something else changed them
@@ -133,8 +138,13 @@ class _Again:
                                       "started again")  # fmt: skip
             else:
                 self._covered = proof.versions
-        self._starts += 1
+        before = _settings_of(self._parts)
         restore(self._parts, state)
+        if not self._starts:
+            for name, there, here in _differing(_settings_of(self._parts), before, ""):
+                proof.unproved.append(f"where the first state came from: {name[1:]} is {there} in the log, and {here} "
+                                      "in the parts that were passed")  # fmt: skip
+        self._starts += 1
         proof.notes = list(dict.fromkeys([*proof.notes, *notes_on([content])]))
         threads = content.get("threads", 1)
         if type(threads) is not int or not 0 < threads <= _MOST_THREADS:
@@ -165,7 +175,8 @@ class _Again:
             inputs[str(name)] = self._recorded.of(where, columns, uses)
         if self._uses is not None:
             for (writer, lane), steps in uses.items():
-                self._uses.add(writer, lane, np.unique(np.concatenate(steps)))
+                self._uses.add(writer, lane, [numbers.ravel() for numbers in steps])
+        self._drawn += any(state is not None for state in content["generators"].values())
         for name, state in content["generators"].items():
             if state is not None:
                 set_generator(name, state, self._device)
@@ -235,7 +246,8 @@ class _Again:
     def finish(self) -> None:
         """Say what was proved. Raises ReplayDiverged."""
         proof, updates, compared = self._proof, self._proof.versions, self._compared
-        proof.limits.append("where the first state came from, and that these weights chose the actions")
+        drawn = f", and the states of generators before {count(self._drawn, 'update')}" if self._drawn else ""
+        proof.limits.append(f"where the first state{drawn} came from, and that these weights chose the actions")
         count_entries(self._kinds, (START, UPDATE, END), ABOUT, proof)
         settings = "".join(f"; {name}={_spread(values)}" for name, values in self._settings.items())
         how = f"learned again, bit for bit; the state compared after {compared['states']:,}{settings}"
@@ -264,6 +276,13 @@ class _Again:
 def _plain(state: Any) -> Any:
     """Return a state as it comes out of the log, on the CPU."""
     return unpacked(packed(state, "state"), "cpu")
+
+
+def _settings_of(parts: Parts) -> Any:
+    """Return the state of optimizers and schedulers, but for what was learned."""
+    learned = torch.nn.Module, torch.Generator, np.random.Generator
+    states = _plain_state({name: part for name, part in parts.items() if not isinstance(part, learned)})
+    return {name: {key: value for key, value in state.items() if key != "state"} for name, state in states.items()}
 
 
 def _plain_state(parts: Parts) -> Any:

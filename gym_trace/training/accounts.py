@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, ReplayDiverged, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.chain import END
@@ -14,6 +18,8 @@ from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
 
 _SHORT = 2.0  # seconds
+_MOST_STARTS = 100  # of a learner that died before it wrote an entry
+_WRITER = re.compile(r"a(\d{1,6})-(\d{1,6})-(\d{1,6})-[0-9a-f]{8}")  # worker, split, life
 STAGGER = "random steps of stagger"
 UNTAKEN = "the worker or the learner ended before it was learned from"
 
@@ -47,10 +53,36 @@ def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
         for first, what in [*sorted(rollouts), (counts[writer], "")]:
             if first < at and what:
                 raise ReplayDiverged(f"steps {first} to {at} of writer {writer} are in {before} and in {what}")
-            if first > at:
-                is_stagger = settings.stagger and not at and first == settings.rollout
-                found.append(Left(writer, at, first, STAGGER if is_stagger else UNTAKEN))
+            random = settings.rollout if settings.stagger and not at else 0
+            if what and first < random:
+                raise ReplayDiverged(
+                    f"the first steps of writer {writer} are in {what}, and with stagger they are random"
+                )
+            for begin, end, reason in ((at, min(first, random), STAGGER), (max(at, random), first, UNTAKEN)):
+                if end > begin:
+                    found.append(Left(writer, begin, end, reason))
             at, before = first + settings.rollout, what
+    return found
+
+
+def seeded(log: Log, trace: Trace, settings: Settings, seed: int) -> int:
+    """Return the number of episodes whose seeds, and that of their worker's generator, follow from that of the run."""
+    table, found = trace.episodes, 0
+    for writer in trace.writers:
+        lanes = [(lane, *of) for (name, lane), of in lanes_of(trace).items() if name == writer]
+        if not lanes or (named := _WRITER.fullmatch(writer)) is None:
+            continue
+        rows = np.concatenate([rows for _, rows, _ in lanes])
+        begins = np.concatenate([begins for _, _, begins in lanes])
+        mine = table["seed"][rows[np.lexsort((table["lane"][rows], begins))]].tolist()
+        numbers = [*range(len(lanes)), *range(len(lanes) + settings.stagger, len(mine) + settings.stagger)]
+        worker, split, life = map(int, named.groups())
+        for cell in range(len(log.starts) + _MOST_STARTS):
+            root, actions = worker_roots(seed + (cell << 32), worker, life, split)
+            if episode_seed(root, 0) == mine[0]:
+                is_same = mine == [episode_seed(root, number) for number in numbers]
+                found += len(mine) if is_same and log.seeds.get(writer, actions) == actions else 0
+                break
     return found
 
 

@@ -20,11 +20,11 @@ from gym_trace.model.values import Array
 from gym_trace.playback.trace import open_trace
 from gym_trace.proof.anchors import check_anchor
 from gym_trace.proof.chain import END, START, UPDATE, count_entries
-from gym_trace.proof.recorded import check_bytes, check_files, replay
+from gym_trace.proof.recorded import LIMIT, added_to, check_bytes, check_files, kind_of, replay
 from gym_trace.proof.result import Proof, Tell, first_difference, tally, telling
 from gym_trace.proof.state import notes_on
 from gym_trace.showing.words import count
-from gym_trace.training.accounts import STAGGER, UNTAKEN, Left, left_over, rollouts_of
+from gym_trace.training.accounts import STAGGER, UNTAKEN, Left, left_over, rollouts_of, seeded
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, source_of, tensors
@@ -45,8 +45,6 @@ from gym_trace.training.settings import ANY
 
 _TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
 _NOT_COMPUTED = {"seconds", MEAN}  # by an update
-# Wrappers that gymnasium.make() and training add.
-_NOT_NAMED = {"PassiveEnvChecker", "OrderEnforcing", "TimeLimit", "ClipAction", "ClipActionParts"}
 
 
 def verify_run(
@@ -118,9 +116,13 @@ class _RunProof:
             check_anchor(run.chain, anchor, proof)
         self._check_environment()
         saved = checkpoint_files(run)
+        known = {*(path.name for path in saved), *(update.changed.get("checkpoint") for update in self._updates)}
+        others = sorted(path.name for path in run.checkpoints.glob("[!.]*") if path.name not in known)
+        proof.unproved += [f"{run.checkpoints / name}: no version of the run has this name" for name in others]
         later = [version for version in saved.values() if version >= len(self._updates)]
         if later:
             raise CorruptTrace(f"{run.path}: the log ends before version {min(later)}, which has a checkpoint")
+        self._check_begin()
         left = self._account()
         self._check_end(self._check_versions(saved, left, exact=not notes))
 
@@ -131,13 +133,14 @@ class _RunProof:
             return
         named = named if isinstance(named, dict) else {}
         where = f"{self._run.path / 'run.json'}: the environment"
-        if named.get("id") and str(named["id"]).rpartition(":")[2] != spec.get("id"):
-            raise ReplayDiverged(f"{where} is {named['id']}, and the trace was recorded in {spec.get('id')}")
+        recipe = recorded_recipe(spec)
+        recorded_id = spec.get("id") if recipe is None else recipe.id
+        if named.get("id") and str(named["id"]).rpartition(":")[2] != recorded_id:
+            raise ReplayDiverged(f"{where} is {named['id']}, and the trace was recorded in {recorded_id}")
         kwargs, wrappers = named.get("kwargs") or {}, named.get("wrappers") or []
         if not isinstance(kwargs, dict) or not isinstance(wrappers, list):
             raise CorruptTrace(f"{where} is malformed")
-        recipe = recorded_recipe(spec)
-        if recipe is None or not named.get("id") or spec.get("lanes"):
+        if recipe is None or not named.get("id") or named.get("make") or spec.get("lanes"):
             self._proof.unproved.append(f"{where}, its arguments and wrappers: the trace has no single id for it")
             return
         for name, value in kwargs.items():
@@ -146,15 +149,36 @@ class _RunProof:
         steps = named.get("max_episode_steps")
         if steps is None:
             steps = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
-        limits = [(of or {}).get("max_episode_steps") for name, of in recipe.wrappers if _name(name) == "TimeLimit"]
-        around = [_name(name) for name, _ in recipe.wrappers if _name(name) not in _NOT_NAMED]
+        limits = [(of or {}).get("max_episode_steps") for name, of in recipe.wrappers if kind_of(name) == LIMIT]
+        more, wrapped = added_to(recipe)
+        around = [kind for name, _ in wrapped if (kind := kind_of(name)) != LIMIT]
         for what, then, now in (
+            ("arguments", {}, {name: stored[-1] for name, stored in more.items() if name not in kwargs}),
             ("limit", [] if steps in (None, -1) else [["value", steps]], limits),
-            ("wrappers", list(map(_name, wrappers)), around),
+            ("wrappers", [kind_of(str(name)) for name in wrappers], around),
         ):
             if then != now:
                 self._proof.unproved.append(f"{where}: its {what}, {then} there and {now} in the trace")
         self._proof.proved.append(f"{where} is that of the trace: {recipe.id}")
+
+    def _check_begin(self) -> None:
+        """Compare seeds, reward shaping and the first weights of other runs with run.json."""
+        run, proof, about, trace = self._run, self._proof, self._about, self.trace
+        found = seeded(self._log, trace, self._settings, about["seed"])
+        why = f"they are not those of the run's seed, {about['seed']}"
+        tally(proof, found, len(trace), "episodes and their actions", f"have seeds of the run's, {about['seed']}", why)
+        taken = [update.changed["settings"] for update in self._updates if "settings" in update.changed]
+        given = [self._about["settings"], *(one for one in taken if isinstance(one, dict))]
+        shaping = [{"reward_shaping": of} if (of := one.get("reward_shaping")) else None for one in given]
+        for number in range(len(trace)):
+            if (options := trace[number].options) not in shaping:
+                raise ReplayDiverged(f"{run.trace}: the options of the reset of episode {number} are {options!r:.200}, "
+                                     f"and by the settings {shaping[0]}")  # fmt: skip
+        begins = about.get("begins") or {}
+        second = self._updates[1].changed if len(self._updates) > 1 else {}
+        if bool(about.get("begins_with")) != bool(begins) or (begins and len(self._updates) > 1 and second != begins):
+            raise ReplayDiverged(f"{run.path / 'run.json'}: the run began with {about.get('begins_with')}, and its log "
+                                 f"with {second.get('checkpoint')}")  # fmt: skip
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +194,7 @@ class _RunProof:
             self._compare(update, losses, steps)
             best.add(update)
             for path in [path for path, version in saved.items() if version == update.version]:
-                _compare_checkpoint(path, learner)
+                _compare_checkpoint(path, learner, update.steps)
                 proof.checkpoints += 1
             acting.check(update.version, learner)
             proof.versions, proof.done = proof.versions + 1, proof.done + 1
@@ -242,11 +266,19 @@ class _RunProof:
                 steps = f"steps from {origin.first_step} on of writer {origin.writer}"
                 raise ReplayDiverged(f"{self._run.path}: {steps} were not learned from: the log says {reason}, which "
                                      "does not hold")  # fmt: skip
+        ages = [0]
+        most = settings.max_lag if settings.lag == ANY else int(settings.lag)
         for update in self._updates:
             for origin in update.rollouts:
+                ages.append(update.version - 1 - origin.version)
+                if ages[-1] > most:
+                    raise ReplayDiverged(f"{self._run.path}: version {update.version} was learned from steps in which "
+                                         f"version {origin.version} acted, and the lag is {settings.lag}")  # fmt: skip
                 if origin.version >= update.version:
                     raise ReplayDiverged(f"{self._run.path}: version {origin.version} is said to have acted before "
                                          f"version {update.version} was learned")  # fmt: skip
+
+        self._proof.proved.append(f"lag {settings.lag}: no step was more than {count(max(ages), 'version')} old")
 
     def _check_end(self, best: float | None) -> None:
         """best: the largest mean return of the last 100 episodes."""
@@ -457,14 +489,15 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _name(of: Any) -> str:
-    """Return the name of a wrapper, from MODULE:NAME."""
-    return str(of).rpartition(":")[2]
-
-
-def _compare_checkpoint(path: Path, learner: Learner) -> None:
-    """Raise CorruptTrace for a checkpoint with other tensors."""
-    _, found = read_checkpoint(path)
+def _compare_checkpoint(path: Path, learner: Learner, steps: int) -> None:
+    """Raise CorruptTrace for a checkpoint with other tensors or facts."""
+    about, found = read_checkpoint(path)
+    now = {**learner.facts(), "steps": steps}
+    settings = about.get("settings")
+    for then, facts in ((about, now), (settings if isinstance(settings, dict) else {}, now.pop("settings"))):
+        for name, fact in facts.items():
+            if then.get(name) != fact:
+                raise CorruptRun(f"{name} is {then.get(name)!r:.99}, and {fact!r:.99} when relearned", path, REMOVE)
     mine = learner.tensors()
     for name in sorted({*mine, *found}):
         if name not in mine or name not in found or not torch.equal(mine[name].cpu(), found[name]):

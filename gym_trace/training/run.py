@@ -289,7 +289,8 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
     for run in found:
         if run.path.is_symlink():
             raise _link(run.path)
-    return found if found and all(run.exists for run in found) else [Run(path)]
+    own = Run(path)
+    return found if found and not own.exists and all(run.exists for run in found) else [own]
 
 
 def _link(place: Path) -> CorruptRun:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import gymnasium
 import numpy as np
 import pytest
+from forgery import taken_apart
 from longer import LONG
 from shell import ok, run
 
@@ -25,15 +29,18 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 import torch
+from safetensors.torch import save_file
 
 import gym_trace
-from gym_trace.errors import TraceError
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.proof import Steps, UpdateLog, verify
 from gym_trace.proof.chain import chain_in
 from gym_trace.proof.recorded import files_of
 from gym_trace.proof.state import digest_of, packed, state_of, unpacked
 from gym_trace.training import Run, verify_run
 from gym_trace.training.accounts import left_over
+from gym_trace.training.network.learning import read_checkpoint
+from gym_trace.training.processes import actor
 
 Entries = list[list[Any]]  # kind and content
 Forge = Callable[[Path, Entries], None]
@@ -83,7 +90,12 @@ def learn(model: Any, optimizer: Any, steps: Any, rate: float) -> dict[str, floa
     return {"loss": loss.item()}
 
 
-def log_of(trace: Path, order: Sequence[int] = range(ROLLOUTS), as_arrays: bool = False) -> Path:
+def log_of(
+    trace: Path,
+    order: Sequence[int] = range(ROLLOUTS),
+    as_arrays: bool = False,
+    where: Callable[[range], Any] = lambda rows: rows,
+) -> Path:
     """Record rollouts, and learn from them in an order; return the directory of the log."""
     parts, function = made(1)
     env = gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), trace)
@@ -97,9 +109,9 @@ def log_of(trace: Path, order: Sequence[int] = range(ROLLOUTS), as_arrays: bool 
         if terminated or truncated:
             seen, _ = env.reset()
     for rollout in order:
-        where = range(rollout * LENGTH, (rollout + 1) * LENGTH)
-        arrays = {"observations": observations[where.start : where.stop], "rewards": rewards[where.start : where.stop]}
-        log.update(steps=arrays if as_arrays else Steps(where, **arrays), rate=0.1)
+        rows = where(range(rollout * LENGTH, (rollout + 1) * LENGTH))
+        arrays = {"observations": observations[list(rows)], "rewards": rewards[list(rows)]}
+        log.update(steps=arrays if as_arrays else Steps(rows, **arrays), rate=0.1)
     env.close()
     log.close()
     return log.directory
@@ -198,6 +210,18 @@ def invented(entries: Entries, honest: bool = True) -> None:
     for content in of_kind(entries):
         arrays = {"observations": torch.ones(LENGTH, 4), "rewards": torch.full((LENGTH,), 500.0)}
         content["inputs"]["steps"], content["steps"] = packed(arrays, "steps"), {}
+
+
+def in_first_state(change: Callable[[Any], Any]) -> Forge:
+    """Return a forgery of the first state, without all that it would differ from."""
+
+    def forge(directory: Path, entries: Entries) -> None:
+        state = unpacked(of_kind(entries, "start")[0]["state"])
+        change(state)
+        of_kind(entries, "start")[0]["state"] = packed(state, "")
+        with_any_end(entries)
+
+    return forge
 
 
 def learned_otherwise(order: Sequence[int], as_arrays: bool = False) -> Forge:
@@ -301,6 +325,11 @@ LOGS: dict[str, tuple[Forge, str]] = {
         changed("outside", packed({"model": unpacked(state_of(made(7)[0]))["model"]}, "")),
         "differs: update 2",
     ),
+    "another rate in the first state": (
+        in_first_state(lambda state: state["optimizer"]["param_groups"][0].update(momentum=0.0)),
+        "where the first state came from: optimizer/param_groups/0/momentum is 0.0 in the log, and 0.9|differs: update",
+    ),
+    "an unknown generator": (changed("generators", {"other": b"x"}), "no state of the generator other"),
     "an unknown kind": (
         lambda _, entries: entries.insert(3, ["note", {}]),
         "1 entries of the log: of the unknown kind 'note'",
@@ -380,6 +409,37 @@ def test_a_forged_log_differs_or_has_a_gap(forged: Path, name: str) -> None:
         write(forged, entries)
     told = prove_log(forged)
     assert re.search(expected, told, re.DOTALL), told
+
+
+def test_a_log_beside_a_trace_that_names_another_one_raises(forged: Path) -> None:
+    shutil.copytree(forged.parent / "trace", forged.parent / "other")
+    entries = entries_of(forged)
+    (forged / "proof.json").write_text('{"trace": "../other"}')
+    write(forged, entries)
+    with pytest.raises(InvalidOption, match=r"is of .*other, not of .*trace"):
+        verify(forged.parent / "trace", *made())
+    assert prove_log(forged) == ""
+
+
+def test_a_step_that_is_learned_from_twice_in_an_update_counts_twice(tmp_path: Path) -> None:
+    log_of(tmp_path / "trace", [0], where=lambda rows: np.array([*rows, *rows[:2]]))
+    proof = verify(tmp_path / "trace", *made())
+    assert not proof.differs
+    assert "16 of 96 recorded steps learned from, each 1 to 2 times" in proof.proved
+
+
+def test_states_of_generators_are_named_as_given(tmp_path: Path) -> None:
+    def drawing(model: Any, optimizer: Any, x: Any) -> float:
+        return float(torch.rand(1))
+
+    with UpdateLog(tmp_path / "log", made()[0], drawing) as log:
+        for _ in range(3):
+            torch.manual_seed(5)
+            log.update(x=1)
+    limits = verify(tmp_path / "log", made()[0], drawing).limits
+    assert any(
+        "where the first state, and the states of generators before 3 updates came from" in one for one in limits
+    )
 
 
 def test_a_gap_in_a_proof_has_an_exit_code(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,6 +565,63 @@ def environment(**facts: Any) -> Forge:
     return in_run_json(lambda found: found["environment"].update(facts))
 
 
+def without_checkpoints(directory: Path, _: Entries) -> None:
+    shutil.rmtree(directory / "checkpoints")
+
+
+def limit(steps: int | None) -> Forge:
+    return then(without_checkpoints, in_run_json(lambda found: found.update(steps=steps)))
+
+
+def settings(**facts: Any) -> Forge:
+    """Return a forgery of settings, without checkpoints, which have them, too."""
+
+    def forge(directory: Path, entries: Entries) -> None:
+        in_run_json(lambda found: found["settings"].update(facts))(directory, entries)
+        without_checkpoints(directory, entries)
+
+    return forge
+
+
+def in_trace(**facts: Any) -> Forge:
+    """Return a forgery of what the trace says of its environment."""
+
+    def forge(directory: Path, entries: Entries) -> None:
+        for path in sorted((directory / "trace").glob("*.gtb")):
+            batch = taken_apart(path)
+            manifest = path.with_name(f"{path.name.split('.')[0]}.manifest.jsonl")
+            lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+            for environment in [about["environment"] for about in (lines[0], batch.records[0].metadata)]:
+                for name, value in facts.items():
+                    value(environment[name]) if callable(value) else environment.update({name: value})
+            path.write_bytes(data := batch.data())
+            for line in lines[1:]:
+                line.update(bytes=len(data), crc32=crc32(data)) if line.get("file") == path.name else None
+            manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return forge
+
+
+def in_checkpoint(**facts: Any) -> Forge:
+    def forge(directory: Path, _: Entries) -> None:
+        path = directory / "checkpoints" / "000000003.safetensors"
+        about, found = read_checkpoint(path)
+        save_file(found, path, {"gym_trace": json.dumps({**about, **facts})})
+
+    return forge
+
+
+def of_another_seed(directory: Path, entries: Entries) -> None:
+    """Train with the workers of another seed, and say that the run has its own."""
+    shutil.rmtree(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        roots = actor.worker_roots
+        patch.setattr(actor, "worker_roots", lambda seed, *place: roots(seed + 1, *place))
+        sizes: Any = {"num_envs": 8, "rollout": 32, "hidden": (8,), "epochs": 1, "workers": 0}
+        gym_trace.train(partial(gymnasium.make, "CartPole-v1"), directory, steps=512, seed=1, **sizes)
+    entries[:] = entries_of(directory)
+
+
 def at_end(**facts: Any) -> Forge:
     return lambda _, entries: entries[-1][1].update(facts)
 
@@ -553,8 +670,6 @@ def dropped(directory: Path, entries: Entries) -> None:
 
 def unchained(directory: Path, entries: Entries) -> None:
     """Write the log as releases before the chain did."""
-    from zlib import crc32
-
     import msgpack
 
     from gym_trace.proof.chain import frame
@@ -572,9 +687,9 @@ RUNS: dict[str, tuple[Forge, str]] = {
         "that the run reached its return of 400.0: of the means of 100 episodes .*, the largest is 9",
     ),
     "reached a lower return": (at_end(stopped="return", until_return=5.0), "run.json ends at a mean return of None"),
-    "done without a limit": (in_run_json(lambda found: found.update(steps=None)), "ended as done after 1,536 of 0"),
-    "done before the limit": (in_run_json(lambda found: found.update(steps=4096)), "done after 1,536 of 4,096"),
-    "beyond its limit": (in_run_json(lambda found: found.update(steps=512)), "went on to 1,536 steps|differs when re"),
+    "done without a limit": (limit(None), "ended as done after 1,536 of 0"),
+    "done before the limit": (limit(4096), "done after 1,536 of 4,096"),
+    "beyond its limit": (limit(512), "went on to 1,536 steps|differs when re"),
     "stopped, and done": (at_end(stopped="seconds"), "the run is done, and its log says that it was stopped"),
     "seeds of -1": (seeds(lambda content: content.__setitem__(1, -1)), "invalid seed of writer"),
     "a seed too large": (seeds(lambda content: content.__setitem__(1, LONG_NUMBER)), "invalid seed|error"),
@@ -593,7 +708,7 @@ RUNS: dict[str, tuple[Forge, str]] = {
         r"([\d,]+) of \1 actions: a server, or other kernels, drew them",
     ),
     "drawn by a server": (
-        in_run_json(lambda found: found["settings"].update(inference="server")),
+        settings(inference="server"),
         r"([\d,]+) of \1 actions: a server, or other kernels, drew them",
     ),
     "versions without rollouts": (update(6, 1, []), "version 6 has 0 rollouts"),
@@ -615,7 +730,10 @@ RUNS: dict[str, tuple[Forge, str]] = {
         taken_over({"checkpoint": "000000002.safetensors"}),
         "version 7 differs|another run",
     ),
-    "wrappers in run.json": (environment(wrappers=["nowhere:Scaled"]), r"its wrappers, \['Scaled'\] there and \[\]"),
+    "wrappers in run.json": (
+        environment(wrappers=["nowhere:Scaled"]),
+        r"its wrappers, \['nowhere:Scaled'\] there and \[\]",
+    ),
     "another limit of episodes": (environment(max_episode_steps=500), "its limit, .*500.* there and .*10"),
     "no limit of episodes": (environment(max_episode_steps=None), "its limit, .*500.* there and .*10"),
     "arguments in run.json": (environment(kwargs={"sutton_barto_reward": True}), "has sutton_barto_reward=True"),
@@ -639,6 +757,36 @@ RUNS: dict[str, tuple[Forge, str]] = {
         lambda _, entries: of_kind(entries)[2][1][0].__setitem__(2, 2),
         "the log says that version 2|is said to have acted",
     ),
+    "arguments only in the trace": (
+        in_trace(made=lambda made: made.update(kwargs={"sutton_barto_reward": ["value", False]})),
+        "its arguments, {} there and {'sutton_barto_reward': False} in the trace",
+    ),
+    "another id beside the recipe": (
+        then(in_trace(id="MountainCar-v0"), environment(id="MountainCar-v0")),
+        "is MountainCar-v0, and the trace was recorded in CartPole-v1",
+    ),
+    "a wrapper with the name of one of Gymnasium's": (
+        in_trace(made=lambda made: made["wrappers"].append(["nowhere:OrderEnforcing", {}])),
+        r"its wrappers, \[\] there and \['nowhere:OrderEnforcing'\] in the trace",
+    ),
+    "another lag": (settings(lag=0), "version 2 was learned from steps in which version 0 acted, and the lag is 0"),
+    "staggered": (settings(stagger=True), "the first steps of writer .* and with stagger they are random"),
+    "shaped rewards": (settings(reward_shaping={"goal": 1.0}), "the options of the reset of episode 0 are None"),
+    "weights of another run": (
+        in_run_json(lambda found: found.update(begins_with="runs/other@9")),
+        "the run began with runs/other@9, and its log with None",
+    ),
+    "a checkpoint with another rate": (in_checkpoint(rate=1.0), "000000003.safetensors: rate is 1.0, and 0.001 when"),
+    "a checkpoint of more steps": (in_checkpoint(steps=10**9), "000000003.safetensors: steps is 1000000000, and 768"),
+    "a checkpoint of another limit": (
+        in_run_json(lambda found: found.update(steps=4096)),
+        r"updates is \[1, 6\], and \[1, 16\] when relearned",
+    ),
+    "a checkpoint of another name": (
+        lambda directory, _: shutil.copy(directory / "checkpoints/000000003.safetensors", directory / "checkpoints/x"),
+        "checkpoints/x: no version of the run has this name",
+    ),
+    "seeds of another run": (of_another_seed, "[0-9]+ of [0-9]+ episodes and their actions: they are not those of the"),
     "too many threads": (in_run_json(lambda found: found["settings"].update(learner_threads=10**9)), "learner_threads"),
     "a start of another type": (lambda _, entries: entries[0].__setitem__(1, 5), "error"),
     "facts of another type": (lambda _, entries: of_kind(entries, "start")[0].update(PyTorch=[]), "not proved|error"),
@@ -654,7 +802,7 @@ def test_an_honest_run_is_proved_as_a_whole_with_counts(trained: Path) -> None:
         r"([\d,]+) of \1 steps: logprob and value",
         r"([\d,]+) of \1 actions as the generator",
         "2 of 2 files of the trace",
-        "episodes played again in CartPole-v1, bit for bit",
+        r"again in CartPole-v1 with gymnasium.wrappers.common:TimeLimit\(max_episode_steps=10\), bit for bit",
     ):
         assert re.search(line, told), told
     assert run("train", "--verify", trained, "--no-replay", "--quiet").exit_code == 5
@@ -670,6 +818,24 @@ def test_a_forged_run_differs_or_has_a_gap(run_to_forge: Path, name: str) -> Non
             write_run(run_to_forge, entries)
     told = prove_run(run_to_forge)
     assert re.search(expected, told, re.DOTALL), told
+
+
+def test_links_pipes_and_odd_names_in_a_trace_do_not_end_a_proof(run_to_forge: Path) -> None:
+    trace = run_to_forge / "trace"
+    (trace / "link").symlink_to("/etc/passwd")
+    os.mkfifo(trace / "pipe")
+    (trace / "directory").mkdir()
+    assert prove_run(run_to_forge) == ""
+    open(os.fsencode(trace) + b"/\xff", "w").close()
+    assert prove_run(run_to_forge).startswith("differs: ")
+    write_run(run_to_forge, entries_of(run_to_forge))
+    assert prove_run(run_to_forge) == ""
+
+
+def test_a_run_inside_another_one_is_not_taken_for_it(run_to_forge: Path) -> None:
+    shutil.copytree(run_to_forge, run_to_forge / "policy-0")
+    proof = verify_run(run_to_forge, replays=False)
+    assert not any("policy-0" in line for line in proof.proved)
 
 
 @pytest.mark.parametrize("seed", range(300 if LONG else 60))

@@ -114,14 +114,14 @@ def plus(number: float, at: int = 0) -> Callable[[Any], Any]:
 
 def another_acting_version(copy: Path) -> None:
     with rewritten(copy) as entries:
-        updates(entries)[5][1][0][2] -= 1
+        updates(entries)[5][1][0][2] += 1
 
 
 def another_acting_version_in_the_trace_too(copy: Path) -> None:
     writer, _, version = updates([[e.kind, e.content] for e in Run(copy).chain.entries()])[5][1][0]
 
     def changed(rows: Any) -> Any:
-        rows[rows == version] = version - 1
+        rows[rows == version] = version + 1
         return rows
 
     change_column(copy, ("annotations", "version"), changed, writer, slice(None))
@@ -129,7 +129,7 @@ def another_acting_version_in_the_trace_too(copy: Path) -> None:
         for update in updates(entries):
             for rollout in update[1]:
                 if rollout[0] == writer and rollout[2] == version:
-                    rollout[2] -= 1
+                    rollout[2] += 1
 
 
 def cut_log_and_checkpoints(copy: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_run_forged_as_a_whole_does_not_fit_its_anchor(
     for anchor in anchors:
         write_anchor(Run(copy).chain, anchor)
         assert (
-            f"proved: log: continues the anchor of {anchor}"
+            f"entries of the log are those of the anchor of {anchor}"
             in run("train", "--verify", copy, "--anchor", anchor, "--no-replay").output
         )
     with rewritten(copy) as entries:

@@ -320,12 +320,15 @@ class Learner:
             found |= {f"optimizer.{number}.{name}": tensor.contiguous() for name, tensor in parts.items()}
         return {**found, "generator": self._generator.get_state()}
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint has in addition to tensors, as JSON restores it."""
+        about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain()}
+        return {**about, "updates": [self._learned, self._total]}
+
     def save(self, path: FilePath, **facts: Any) -> None:
         """Write a checkpoint: tensors, and the rest as JSON. Raises RecordingError."""
-        about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
-        about |= {"updates": [self._learned, self._total]}
         try:
-            path.write_bytes(save(self.tensors(), {_KEY: json.dumps(about)}))
+            path.write_bytes(save(self.tensors(), {_KEY: json.dumps({**self.facts(), **facts})}))
         except OSError as error:
             path.unlink(missing_ok=True)
             raise RecordingError(f"a checkpoint cannot be written to {path.parent}: {error.strerror}") from error

@@ -18,7 +18,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.envs.clipping import clipping
-from gym_trace.envs.seeding import episode_seed
+from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
@@ -189,8 +189,8 @@ class Split:
         self._form, self._leaves = plan.shape.actions, plan.shape.leaves
         self._objective, self.shaping = plan.objective, settings.reward_shaping
         self._writer = f"a{actor.number}-{number}-{actor.life}-{os.urandom(4).hex()}"
-        roots = np.random.SeedSequence(plan.seed, spawn_key=(actor.number, actor.life, number)).generate_state(2)
-        self._seeds, self.seed = map(partial(episode_seed, int(roots[0])), itertools.count()), int(roots[1])
+        root, self.seed = worker_roots(plan.seed, actor.number, actor.life, number)
+        self._seeds = map(partial(episode_seed, root), itertools.count())
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
         self._did: list[tuple[Any, Any]] = [(None, None)] * self._lanes  # last action (None: reset), and its result
