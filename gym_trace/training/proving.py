@@ -273,7 +273,7 @@ class _RunProof:
                 ages.append(update.version - 1 - origin.version)
                 if ages[-1] > most:
                     raise ReplayDiverged(f"{self._run.path}: version {update.version} was learned from steps in which "
-                                         f"version {origin.version} acted, and the lag is {settings.lag}")  # fmt: skip
+                                         f"version {origin.version} acted: more than {most} versions old")  # fmt: skip
                 if origin.version >= update.version:
                     raise ReplayDiverged(f"{self._run.path}: version {origin.version} is said to have acted before "
                                          f"version {update.version} was learned")  # fmt: skip
