@@ -210,7 +210,7 @@ def test_a_wrong_condition_shows_the_error_of_the_server(page):
 
 def test_the_first_click_on_an_episode_opens_it(page):
     page.go("#trace=0")
-    page.until("document.querySelectorAll('.space .row').length === 4")
+    page.until("document.querySelectorAll('.bars .some').length > 0")  # the list has moved down
     row = page.driver.find_element("css selector", "#row-1 .of-episode")
     ActionChains(page.driver).move_to_element(row).click_and_hold().perform()
     page.run("document.querySelector('.episodes .window').dispatchEvent(new Event('scroll'))")  # draws the list again
