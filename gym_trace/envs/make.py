@@ -89,7 +89,7 @@ def make_environment(
         env = _wrapped(recipe, _base(recipe, overriding, imports), wrappers, trust)
     except TraceError:
         raise
-    except Exception as error:  # of any kind: foreign code runs here
+    except Exception as error:  # foreign code may raise anything
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} cannot be made here: {type(error).__name__}: {error}; "
             f"{_WAYS}{opengl_hint(error)}"
@@ -176,7 +176,7 @@ def _made_by(factory: Recipe, kwargs: dict[str, Any], trust: bool) -> Any:
             env = (harmless_wrapper(name) or import_named(name))(env, **_made(_known(name, given), name))
     except TraceError:
         raise
-    except Exception as error:  # of any kind: foreign code runs here
+    except Exception as error:  # foreign code may raise anything
         problem = f"{shown(call, plain=True)}: {type(error).__name__}: {error}"
         raise EnvironmentUnavailable(f"{problem}; {_WAYS}{opengl_hint(error)}") from error
     return env

@@ -19,7 +19,7 @@ from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import class_name, copied, dtype_from, is_plain_dtype
 
-_HAS_NO_NAME = re.compile(r"[<]|^__main__:|^__mp_main__:")  # that another process could import
+_HAS_NO_NAME = re.compile(r"[<]|^__main__:|^__mp_main__:")  # not importable in another process
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100

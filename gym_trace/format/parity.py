@@ -224,7 +224,7 @@ def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
     index = wire.unpack_record_header(raw, footer.index_offset, file_id)
     if index is None:
         return None
-    for digests in (parity.digests, b""):  # those of older releases have none
+    for digests in (parity.digests, b""):  # older releases wrote none
         known = parity._replace(digests=digests)
         record = parity_record(stored.shape, known, index.offset, index.sequence + 1, file_id)
         if stored.shape.covered + len(record) + wire.HEADER_SIZE == file.size:

@@ -83,7 +83,7 @@ def _candidates(file: Reader, stored: Stored, found: Parity, bad: list[int]) -> 
     """Return blocks as the parity has them, by offset; only those with the recorded checksum and digest."""
     shape, parity = stored.shape, stored.parity
     counts = np.bincount(np.array(bad, np.int64) % shape.groups, minlength=shape.groups)
-    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # of each group, between recorded and damaged bytes
+    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # recorded XOR damaged bytes, per group
     candidates = dict[int, bytes]()
     for number in bad:
         offset, group = number * shape.block, number % shape.groups

@@ -20,7 +20,7 @@ GIT_NOTE = "git-note"
 _REF = "gym-trace"
 _KEY = "gym_trace_log"
 _MOST = 16 << 20  # bytes of anchors
-_SECONDS = 60.0  # of git
+_SECONDS = 60.0  # time limit of one git command
 # Opening a pipe without a reader would block.
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
 

@@ -140,7 +140,7 @@ class _Rows:
         self._seen, ends = block.offsets
         begins, counts = ends[:-1], block.table["steps"].astype(np.int64)
         self._of_fragment = np.repeat(np.arange(len(counts)), counts)
-        self._ends = ends[1:]  # of the rows of each fragment
+        self._ends = ends[1:]  # end row of each fragment
         position = np.arange(len(self._of_fragment)) - begins[self._of_fragment]
         self._after = (self._seen[:-1] + self._leads)[self._of_fragment] + position  # row of the observation after it
         self._continues = np.flatnonzero((position == 0) & (self._leads == 0)[self._of_fragment])

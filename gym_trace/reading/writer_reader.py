@@ -135,7 +135,7 @@ class WriterReader:
             self._read_batches()
             ring, number = self._extent.ring, self._extent.number
             self.tail = RingTail(ring, ring.open(files.storage, self.writer), number, dict(self._extent.chunks))
-        if self.alive or self._extent is not None:  # of a live writer a batch may be sealed just now
+        if self.alive or self._extent is not None:  # a live writer may be sealing a batch just now
             self._missing, self._missing_among = [], None
         elif self._missing_among != (among := tuple(self.files.batches)):
             self._missing, self._missing_among = self._missing_batches(), among

@@ -33,7 +33,7 @@ from gym_trace.replay.resimulate import (
     verdict_on,
 )
 
-_MOST_ENVIRONMENTS = 32  # of lanes that are played in turns
+_MOST_ENVIRONMENTS = 32  # lanes that are played in turns
 _PART = 50  # episodes that a worker takes at a time, where they can be started one by one
 
 

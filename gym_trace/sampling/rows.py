@@ -124,7 +124,7 @@ class Plan:
         if not known.all() and not to_the_end:
             shorter = _without_end(self.readers, parts, writer, steps, known, rows)
             steps[shorter] -= 1
-            known = known.copy()  # of a table that is the user's
+            known = known.copy()  # the table is the user's
             known[shorter] = True
         self._known = None if known.all() else known
         self.first = np.append(0, np.cumsum(steps))
@@ -320,7 +320,7 @@ class _Writer:
         count = len(reader.fragments)
         self._place = np.full(count, -1, place_type)
         self._place[own] = place
-        self._skipped = np.zeros(count, np.bool_)  # whether its first step is left out
+        self._skipped = np.zeros(count, np.bool_)  # True: its first step is skipped
         self._skipped[own[opens & trimmed]] = True
         self._cut = np.zeros(count, np.bool_)  # and its last one
         self._cut[parts.last_of(cut)] = True

@@ -206,7 +206,7 @@ def _tree(columns: Columns) -> Any:
 
 
 _TEXT_BYTES = 256
-_MOST_OPENINGS = 16  # of one video, which is decoded from its beginning each time
+_MOST_OPENINGS = 16  # per video; each opening decodes it from its beginning
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _COUNTED = ("episode_index", "frame_index", "timestamp")
 Columns = dict[LeafPath, Any]  # rows of each
