@@ -100,10 +100,10 @@ class WriterFiles:
 
         schemas: of the batches, by number; None: unknown. The manifest tells which are its own, otherwise the most.
         """
-        created = {number: repr(schema.get("created")) for number, schema in schemas.items() if schema is not None}
+        created = {number: _created(schema) for number, schema in schemas.items() if schema is not None}
         if len(set(created.values())) < 2:
             return set()
-        own = repr(next(self.entries(), {}).get("created"))
+        own = _created(next(self.entries(), {}))
         if own not in created.values():
             own = Counter(created.values()).most_common(1)[0][0]
         return {number for number, when in created.items() if when != own}
@@ -112,6 +112,11 @@ class WriterFiles:
         """Why the writer stopped recording before it was closed, in printable text; None if it does not say so."""
         found = (entry for entry in self.entries() if entry.get("type") == manifest.FAILED)
         return next((printable(entry.get("problem"))[:_MOST_SAID] for entry in found), None)
+
+
+def _created(schema: Mapping[str, Any]) -> int | None:
+    created = schema.get("created")
+    return created if type(created) is int else None
 
 
 def new_writer_id() -> str:
