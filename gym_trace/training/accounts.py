@@ -18,7 +18,7 @@ from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
 
 _SHORT = 2.0  # seconds
-_MOST_STARTS = 100  # of a learner that died before it wrote an entry
+_MOST_STARTS = 100  # restarts of a learner that died before it wrote an entry
 _WRITER = re.compile(r"a(\d{1,6})-(\d{1,6})-(\d{1,6})-[0-9a-f]{8}")  # worker, split, life
 STAGGER = "random steps of stagger"
 UNTAKEN = "the worker or the learner ended before it was learned from"

@@ -16,7 +16,7 @@ from gym_trace.model.values import Array
 
 BASE = 64  # rows of the narrowest bins that are kept
 _MOST_OF_COLUMN = 8 << 20
-_BIN_BYTES = 40  # of one item
+_BIN_BYTES = 40  # bytes per bin and item
 _OVERHEAD = 1 << 10  # bytes that the bins of a column take in addition
 
 

@@ -34,7 +34,7 @@ except ImportError as missing:
     ) from missing
 
 _WORKERS = 4  # threads that read traces: each has a chunk or two in memory
-_MOST_CONNECTIONS = 128  # that are idle
+_MOST_CONNECTIONS = 128  # idle connections
 _MOST_NEW = 512 if sys.platform == "linux" else 192  # while they are new; macOS allows 256 open files
 _GRACE_SECONDS = 1.0  # for which a connection is new
 _LONGEST_POLL = 20.0  # seconds

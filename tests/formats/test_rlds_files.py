@@ -183,7 +183,7 @@ def robot_data(tmp_path: Path, last: float) -> Path:
     return rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3)
 
 
-SEQUENTIAL = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # of SequentialWriter in TFDS, which envlogger uses
+SEQUENTIAL = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # TFDS's SequentialWriter, which envlogger uses
 
 
 @pytest.mark.parametrize(

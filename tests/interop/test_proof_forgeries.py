@@ -512,7 +512,7 @@ def test_a_random_change_of_a_log_is_found(forged: Path, seed: int) -> None:
     what = forge_at_random(entries, random.Random(seed))
     write(forged, entries)
     told = prove_log(forged, replays=False)
-    without_effect = what.startswith("changed ('state',) of start 0")  # such as the first rate, which learn() sets
+    without_effect = what.startswith("changed ('state',) of start 0")  # the first rate has none: learn() sets it
     assert told or same(honest, entries) or without_effect, what
 
 
@@ -814,7 +814,7 @@ def test_a_forged_run_differs_or_has_a_gap(run_to_forge: Path, name: str) -> Non
     entries = entries_of(run_to_forge)
     forge(run_to_forge, entries)
     if entries:
-        with suppress(TraceError):  # of what is forged too badly to be read
+        with suppress(TraceError):  # too badly forged to be read
             write_run(run_to_forge, entries)
     told = prove_run(run_to_forge)
     assert re.search(expected, told, re.DOTALL), told

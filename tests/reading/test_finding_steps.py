@@ -19,7 +19,7 @@ from zoo import ScriptedEnv, Told, small_blocks
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 
-Holds = Callable[[Any, int], Any]  # of an episode and a step in it
+Holds = Callable[[Any, int], Any]  # called with an episode and a step in it
 
 
 def by_loop(trace: Any, holds: Holds) -> list[list[int]]:
