@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 import gym_trace
-from gym_trace.model.values import row_of
+from gym_trace.data.values import row_of
 from gym_trace.replay.compare import Comparison, EpisodeComparison
 
 _HEADINGS = ("environment", "episode", "replayed", "states", "size", "size with states", "differing")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gym_trace.collecting.api import collect as collect
     from gym_trace.collecting.branching import branch as branch
     from gym_trace.collecting.rollout import record_episodes as record_episodes
+    from gym_trace.data.episode import Episode as Episode
     from gym_trace.formats.exporting import export as export
     from gym_trace.formats.importing import import_trace as import_trace
     from gym_trace.formats.legacy.monitor import load_results as load_results
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from gym_trace.integrity.repair import check_trace as check_trace
     from gym_trace.integrity.repair import repair_trace as repair_trace
     from gym_trace.linting.api import lint_trace as lint_trace
-    from gym_trace.model.episode import Episode as Episode
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 
 # Imported on first access, so that "gym-trace --help" does not import gymnasium.
 _HOMES = {
-    "Episode": "gym_trace.model.episode",
+    "Episode": "gym_trace.data.episode",
     "Hindsight": "gym_trace.sampling.items",
     "ReplayEnv": "gym_trace.replay.replay_env",
     "Trace": "gym_trace.playback.trace",

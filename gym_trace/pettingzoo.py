@@ -9,11 +9,11 @@ from typing import Any
 
 import gymnasium
 
+from gym_trace.data.agents import JointRow, key_in
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.agents import AEC, PARALLEL, JointEnv, is_of_agents
 from gym_trace.envs.factories import spec_of
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.agents import JointRow, key_in
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import TraceLike
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.replay.replay_env import ReplayEnv

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:  # pytest loads this module in every project, so it imports the library when it is used
     import gymnasium
 
-    from gym_trace.model.values import Array
+    from gym_trace.data.values import Array
     from gym_trace.playback.trace import Trace
     from gym_trace.replay.resimulate import Verdict
 
@@ -183,7 +183,7 @@ def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:
     """Play the actions of an episode again; compare all of it, by column. [] if the environment raises an error."""
     import numpy as np
 
-    from gym_trace.model.values import row_of
+    from gym_trace.data.values import row_of
 
     episode = trace[index]
     layout = trace.writer_of(index).layouts.observations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace import open_trace
-from gym_trace.model.values import ABSENT
+from gym_trace.data.values import ABSENT
 
 _NDARRAY, _SCALAR, _TUPLE, _GRAPH, _COMPLEX, _OBJECTS, _UNSTORED, _ABSENT = 1, 2, 4, 5, 6, 7, 8, 10
 

@@ -14,7 +14,7 @@ from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, ImageEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
-from gym_trace.model.packing import pack_lenient
+from gym_trace.data.packing import pack_lenient
 
 Key = tuple[str, int, int]
 SAMPLES = sorted((Path(__file__).parents[1] / "sample_traces").glob("format-*/*"))

@@ -10,9 +10,9 @@ from zlib import crc32
 
 import numpy as np
 
+from gym_trace.data.packing import pack, unpack
 from gym_trace.format import wire
 from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
-from gym_trace.model.packing import pack, unpack
 
 PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # fields of a column descriptor
 

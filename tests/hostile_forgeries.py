@@ -21,9 +21,9 @@ from longer import LONG
 from telltale import record
 
 from gym_trace import TraceRecordingWrapper
+from gym_trace.data.packing import pack
 from gym_trace.format import wire
 from gym_trace.format.columns import CONSTANT, ZSTD
-from gym_trace.model.packing import pack
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20

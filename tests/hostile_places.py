@@ -25,7 +25,7 @@ from hostile_forgeries import (
     rows_of,
 )
 
-from gym_trace.model.packing import pack
+from gym_trace.data.packing import pack
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\n\u202eevil\x9b31m"
 

@@ -13,7 +13,7 @@ from mortals import LANES, canon, events
 from telling import rows_of
 
 from gym_trace import Episode, Trace, check_trace, open_trace, repair_trace
-from gym_trace.model.episode import infos_of
+from gym_trace.data.episode import infos_of
 
 
 @dataclasses.dataclass

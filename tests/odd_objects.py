@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Layout, Leaf
+from gym_trace.data.layout import Layout, Leaf
 
 
 class Child(np.ndarray):

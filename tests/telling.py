@@ -15,8 +15,8 @@ from gymnasium import spaces, vector
 from zoo import bits, row_bits
 
 from gym_trace import check_trace, open_trace
+from gym_trace.data.packing import pack
 from gym_trace.errors import TraceError
-from gym_trace.model.packing import pack
 
 if not hasattr(vector, "AutoresetMode"):
     pytest.skip("vector environments need gymnasium 1.1", allow_module_level=True)

@@ -13,10 +13,10 @@ import pytest
 from column_hashes import describe_trace
 
 from gym_trace import check_trace, heal_trace, open_trace
+from gym_trace.data.vocabulary import OUTCOMES, SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import columns
 from gym_trace.format.columns import Column
-from gym_trace.model.vocabulary import OUTCOMES, SCANNED
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 import gymnasium
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 from gym_trace.viewer.answers import Answers
 from gym_trace.viewer.container import unpacked
 from gym_trace.viewer.server import Viewer, pages_of

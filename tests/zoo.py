@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
-from gym_trace.model.tensors import RawArray
+from gym_trace.data.tensors import RawArray
 
 
 class Told(NamedTuple):

@@ -114,7 +114,7 @@ def command(
 
 
 def _print(done: Branched, index: int, step: int, policy: str) -> None:
-    from gym_trace.model.returns import as_return
+    from gym_trace.data.returns import as_return
 
     click.echo(show.printable(f"from step {step} of episode {index} on"))
     rows = [["recorded", "1", show.returned(done.recorded_return), "", "", "", show.count(done.recorded_length)]]

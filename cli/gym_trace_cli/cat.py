@@ -24,9 +24,9 @@ from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
+    from gym_trace.data.values import Array
     from gym_trace.errors import CorruptTrace
     from gym_trace.formats.steps.windows import Choice, Window
-    from gym_trace.model.values import Array
     from gym_trace.playback.trace import Trace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]

@@ -25,7 +25,7 @@ from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.model.values import Array
+    from gym_trace.data.values import Array
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start UTC")
 _BLOCK = 1000  # episodes formatted together

@@ -16,7 +16,7 @@ from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.model.values import Array
+    from gym_trace.data.values import Array
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Selection:
 
     def of_one_of_several(self, trace: Trace) -> Array:
         """Return the positions, (n,) int64, in one trace of many: none if it lacks the named episodes or keys."""
-        from gym_trace.selecting.columns import NoSuchKey
+        from gym_trace.data.selecting.columns import NoSuchKey
 
         try:
             return self.view(trace).chosen
@@ -92,7 +92,7 @@ class Condition(TextOption):
     name = "condition"
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gym_trace.selecting.language import parse_condition, parse_keys
+        from gym_trace.data.selecting.language import parse_condition, parse_keys
 
         try:
             (parse_keys if param is not None and param.name == "sort" else parse_condition)(value)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from gym_trace.adapters.episodes import array, arrays, finished, part_of, rewards_of
+from gym_trace.data.trees import leaves_of
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.trees import leaves_of
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
 try:

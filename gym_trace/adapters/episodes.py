@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.steps.windows import with_repeated_final
-from gym_trace.model.episode import Episode
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
 from gym_trace.reading.episode_columns import repeated_steps

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.adapters.episodes import array, arrays, finished, part_of, rewards_of, scanned
+from gym_trace.data.episode import infos_of
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.episode import infos_of
 from gym_trace.playback.trace import Trace
 
 try:

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 
 from gym_trace.adapters.episodes import finished, scanned
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.schema import IMPORTED_FROM
 from gym_trace.errors import EnvironmentUnavailable, MissingExtra
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.schema import IMPORTED_FROM
 from gym_trace.playback.trace import Trace
 
 try:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gym_trace.adapters.episodes import array, arrays, finished, lengths, rewards_of, scanned
+from gym_trace.data.episode import infos_of
+from gym_trace.data.trees import mapped
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.episode import infos_of
-from gym_trace.model.trees import mapped
 from gym_trace.on_first_use import on_first_use
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.trees import mapped
 from gym_trace.errors import MissingExtra
-from gym_trace.model.trees import mapped
 from gym_trace.sampling.batches import Batches
 
 try:

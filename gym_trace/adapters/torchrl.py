@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.adapters.torch import tensors
+from gym_trace.data.trees import mapped
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.trees import mapped
 from gym_trace.sampling.batches import Batches
 
 try:

@@ -15,12 +15,12 @@ import numpy as np
 
 from gym_trace.collecting.policies import Annotating, policy_maker
 from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
+from gym_trace.data.episode import Episode
+from gym_trace.data.returns import Return, as_return
+from gym_trace.data.values import Array
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
-from gym_trace.model.episode import Episode
-from gym_trace.model.returns import Return, as_return
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper

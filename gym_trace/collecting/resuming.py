@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.schema import as_map
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
 from gym_trace.format.directory import find_writers, prepare
 from gym_trace.format.manifest import SUFFIX, json_of
-from gym_trace.model.schema import as_map
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.processes.run_log import EVENTS
 from gym_trace.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
 from gym_trace.reading.episode_table import outcome_codes

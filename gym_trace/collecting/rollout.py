@@ -18,14 +18,14 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from gym_trace.collecting.policies import RandomPolicy
+from gym_trace.data.returns import LaneReturns, LastReturns, Return, as_return
+from gym_trace.data.values import Array
 from gym_trace.envs.autoreset import vector_mode
 from gym_trace.envs.recipe import wrappers_around
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import RING
-from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
-from gym_trace.model.values import Array
 from gym_trace.recording.options import demand_gymnasium
 from gym_trace.ring.lanes.autoreset import after_step
 from gym_trace.storage.remote.address import local_path

@@ -17,8 +17,8 @@ from typing import Any
 from gym_trace.collecting.resuming import Shard, finished, has_ended, shard_mark
 from gym_trace.collecting.rollout import directory_bytes
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
+from gym_trace.data.returns import LastReturns, Return
 from gym_trace.format.directory import new_writer_id
-from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.fleet import Backend, Cluster, Fleet, Job, Lost, Member, Meter
 from gym_trace.processes.run_log import Events
 from gym_trace.publishing.spool import publish_ended

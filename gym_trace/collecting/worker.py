@@ -16,9 +16,9 @@ from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.collecting.policies import Annotating, LanePolicies, Policy
 from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout
+from gym_trace.data.returns import Return
+from gym_trace.data.values import Array
 from gym_trace.envs.seeding import episode_seed, policy_seed
-from gym_trace.model.returns import Return
-from gym_trace.model.values import Array
 from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
 from gym_trace.editing.in_place import edited, report_for
 from gym_trace.editing.sources import TraceOrPath, opened
 from gym_trace.editing.writer_copy import LEVEL, EditReport, Progress, chunks_of, copy_videos, entries_of, finish
@@ -18,9 +21,6 @@ from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers, new_writer_id
-from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
+from gym_trace.data.packing import pack_lenient, unpack
+from gym_trace.data.schema import as_map
+from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.editing.compact import check_editable, check_same
 from gym_trace.editing.in_place import edited, report_for
 from gym_trace.editing.sources import TraceOrPath, opened
@@ -15,10 +19,6 @@ from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, copy
 from gym_trace.errors import InvalidOption
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers
-from gym_trace.model.origins import ORIGINS, packed_origins, unpacked_origins
-from gym_trace.model.packing import pack_lenient, unpack
-from gym_trace.model.schema import as_map
-from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.printable import shown
 from gym_trace.reading.writer_reader import WriterReader

@@ -11,13 +11,13 @@ from zlib import crc32
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.editing.in_place import edited, report_for, writing
 from gym_trace.editing.sources import TraceOrPath, groups_of, opened, taken_of, write_groups
 from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.facts import write_facts
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 from gym_trace.sampling.draw import GOLDEN, mixed

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.origins import of_origins
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, are_alike, copy_videos, schema_of
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.origins import of_origins
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.origins import OriginReader

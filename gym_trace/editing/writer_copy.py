@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
@@ -17,8 +19,6 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import DROPPED
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.segment import part_of

@@ -13,9 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from gym_trace.envs.spaces import describe
-from gym_trace.errors import raise_if_of_signal
-from gym_trace.model.agents import (
+from gym_trace.data.agents import (
     ACTED,
     GIVEN,
     INFORMED,
@@ -36,9 +34,11 @@ from gym_trace.model.agents import (
     Name,
     agents_key,
 )
-from gym_trace.model.layout import Branch, Layout, layout_of
-from gym_trace.model.schema import as_map
-from gym_trace.model.values import copied
+from gym_trace.data.layout import Branch, Layout, layout_of
+from gym_trace.data.schema import as_map
+from gym_trace.data.values import copied
+from gym_trace.envs.spaces import describe
+from gym_trace.errors import raise_if_of_signal
 
 AEC, PARALLEL = "aec", "parallel"
 _MOST_PLACES = np.iinfo(np.int16).max

@@ -20,11 +20,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.data import values
 from gym_trace.envs.clipping import ClipActionParts
 from gym_trace.envs.monitor import Monitor
 from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
-from gym_trace.model import values
 
 # Of gymnasium.wrappers, over all its releases: they call nothing that they are given, and touch no disk and no screen.
 # fmt: off

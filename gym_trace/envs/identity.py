@@ -16,6 +16,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import shown, without_addresses
 from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.dm_env import DmEnvView
 from gym_trace.envs.recipe import (
@@ -27,8 +29,6 @@ from gym_trace.envs.recipe import (
     wrappers_around,
 )
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.values import shown, without_addresses
 
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
 _TELLING_PACKAGES = (

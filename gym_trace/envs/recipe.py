@@ -14,10 +14,10 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.data.packing import pack, pack_lenient
+from gym_trace.data.values import class_name, copied, dtype_from, is_plain_dtype
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
 from gym_trace.format.manifest import json_of
-from gym_trace.model.packing import pack, pack_lenient
-from gym_trace.model.values import class_name, copied, dtype_from, is_plain_dtype
 
 _HAS_NO_NAME = re.compile(r"[<]|^__main__:|^__mp_main__:")  # not importable in another process
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.data.values import shown
 from gym_trace.errors import EnvironmentUnavailable
-from gym_trace.model.values import shown
 
 EPISODES = 1 << 31  # that a run can have; some simulators take seeds of no more than 31 bits
 _HALF = 0xFFFF

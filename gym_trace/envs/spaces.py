@@ -11,10 +11,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from gym_trace.data.layout import PlainSpace, from_array_map, to_array_map
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import dtype_from, is_plain_dtype, without_addresses
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError
-from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import dtype_from, is_plain_dtype, without_addresses
 
 _MOST_ELEMENTS = 1 << 25  # of all arrays that a space is rebuilt with
 _PARTS = ("spaces", "space", "node_space", "edge_space")

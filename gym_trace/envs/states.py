@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.trees import mapped
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.trees import mapped
 
 _GROUP = "gym_trace.states"
 # What environments of Gymnasium read of MjData and the integration state lacks: it belongs to the substep before.

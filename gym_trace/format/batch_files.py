@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk
@@ -18,8 +20,6 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.manifest import FAILED, SUFFIX, created, line
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Appender, Storage
 from gym_trace.storage.reserve import Reserve
 

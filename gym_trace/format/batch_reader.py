@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
@@ -28,7 +29,6 @@ from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.parity import HealedReader, stored_parity
 from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
 from gym_trace.format.restoring import heal
-from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
 PART = ".part"

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.origins import ORIGINS
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
 from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, parity_of, parity_record, record_for, shape_for, stored_parity
-from gym_trace.model.origins import ORIGINS
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Storage
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write

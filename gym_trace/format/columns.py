@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.packing import MAX_CONTAINERS, Containers, unpack
+from gym_trace.data.values import Array, dtype_from, objects
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import kernels, transforms, wire
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.packing import MAX_CONTAINERS, Containers, unpack
-from gym_trace.model.values import Array, dtype_from, objects
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"

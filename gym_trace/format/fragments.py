@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.format import kernels, wire
 from gym_trace.format.columns import CONSTANT, SHUFFLE, XOR, Column, Piece, decode, inflated_pieces, memory_error
-from gym_trace.model.values import Array
 
 _LEAST_ROWS = 4096  # smaller tables take less time decoded
 _SIZE = wire.FRAGMENT.itemsize

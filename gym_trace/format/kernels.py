@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms, wire
-from gym_trace.model.values import Array
 
 __all__ = ["COMPILED", "crc32", "log_places", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
 

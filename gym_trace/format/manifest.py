@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.packing import MAX_CONTAINERS
+from gym_trace.data.values import shown
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.model.packing import MAX_CONTAINERS
-from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import Column
 from gym_trace.format.kernels import crc32
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 4096, 64  # bytes; a sector of a disk, and a header

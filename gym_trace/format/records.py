@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.kernels import crc32
-from gym_trace.model.packing import unpack
 from gym_trace.storage.protocol import Reader
 
 SCAN_BLOCK = 1 << 20

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from gym_trace.data.deltas import Slot, word_of
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.model.deltas import Slot, word_of
-from gym_trace.model.values import Array
 
 _COUNT = np.dtype("<u4")
 _NARROW = 16  # bytes; up to this size, all elements are shuffled in one pass

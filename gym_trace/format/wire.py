@@ -11,8 +11,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.data.vocabulary import FragmentFlag
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
-from gym_trace.model.vocabulary import FragmentFlag
 
 MAJOR, MINOR = 1, 1
 ORIGINS_MINOR = 2  # minor version of batches with the feature ORIGINS

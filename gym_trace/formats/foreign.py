@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace, to_array_map
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.steps.plain import untagged
-from gym_trace.model.layout import PlainSpace, to_array_map
 from gym_trace.storage.local import size_on_disk
 
 _MOST_JSON = 64 << 20  # bytes

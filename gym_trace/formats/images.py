@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 from gym_trace.reading.forms import Form
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from gym_trace.data.layout import Layout, Leaf, PlainSpace, taken_apart
+from gym_trace.data.packing import pack, pack_lenient
+from gym_trace.data.schema import IMPORTED_FROM, Layouts, WriterSchema
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.envs.spaces import describe
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.formats.identity import flags_of, malformed, read_about, read_identity
-from gym_trace.model.layout import Layout, Leaf, PlainSpace, taken_apart
-from gym_trace.model.packing import pack, pack_lenient
-from gym_trace.model.schema import IMPORTED_FROM, Layouts, WriterSchema
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.recording.reset_record import packed_start, stored_seed
 from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 

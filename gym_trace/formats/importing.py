@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
@@ -21,7 +22,6 @@ from gym_trace.formats.contract import Importer, ImportReport
 from gym_trace.formats.foreign import check_files, check_links, most_episodes
 from gym_trace.formats.imported import Imported
 from gym_trace.formats.registry import importer_for, importer_named
-from gym_trace.model.schema import WriterSchema
 from gym_trace.printable import printable, shown
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.ring.segment import Segment

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import Window, choose, step_windows
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.values import ABSENT, Array, objects
 from gym_trace.reading.forms import Form
 
 ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.trees import cut, joined
 from gym_trace.errors import CorruptTrace
 from gym_trace.formats.identity import malformed, read_about
 from gym_trace.formats.infos import info_of
-from gym_trace.model.layout import PlainSpace
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.trees import cut, joined
 from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16

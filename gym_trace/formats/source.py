@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Path
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format import wire
@@ -25,11 +30,6 @@ from gym_trace.formats.steps.windows import (
     with_repeated_final,
     without_unknown_end,
 )
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Path
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.reading.episode_table import outcome_codes

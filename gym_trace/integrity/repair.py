@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.origins import ID_BITS
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, RecordingError, TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
@@ -20,8 +22,6 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.integrity.scan import CheckReport, Examination, Loss, LostSteps, Progress, SalvagedSteps, examinations
-from gym_trace.model.origins import ID_BITS
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import TraceLike, storage_of
 from gym_trace.reading.episode_table import step_offsets
 from gym_trace.storage.protocol import ReadStorage, Storage
@@ -98,7 +98,7 @@ def repair_trace(
             read.
         on_progress: called now and then with the bytes done and the bytes there are.
         salvage: keep the steps of a damaged chunk with the columns that are intact. In the others every value is NaN
-            where they are floats, and ABSENT (of gym_trace.model.values) where not, in arrays of objects; there are no
+            where they are floats, and ABSENT (of gym_trace.data.values) where not, in arrays of objects; there are no
             such annotations. Where it is lost how episodes began, they have neither seed nor start. The fact "salvaged"
             of the new trace names the columns, episodes and steps.
 

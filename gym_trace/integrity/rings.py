@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.format.manifest import reopened
-from gym_trace.model.packing import unpack
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.recovered import read_ring

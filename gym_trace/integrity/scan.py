@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.origins import Origin, origins_of, split_id
+from gym_trace.data.packing import pack
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.values import ABSENT, Array, dtype_from
+from gym_trace.data.vocabulary import NOTES
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import (
@@ -33,11 +38,6 @@ from gym_trace.format.fragments import Fragments
 from gym_trace.format.parity import is_right, parity_of, stored_parity
 from gym_trace.format.records import columns_of, gaps_of, metadata_of
 from gym_trace.integrity.manifest_check import ManifestCheck, Seen
-from gym_trace.model.origins import Origin, origins_of, split_id
-from gym_trace.model.packing import pack
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import ABSENT, Array, dtype_from
-from gym_trace.model.vocabulary import NOTES
 from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.origins import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of

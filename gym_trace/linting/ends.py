@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.schema import WriterSchema
+from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.linting.findings import NOTE, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
-from gym_trace.model.schema import WriterSchema
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
 _AT_ONCE = Kind("T401", WARNING, "episodes that end at once")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
 
 ERROR, WARNING, NOTE = SEVERITIES = ("error", "warning", "note")
 _AROUND = 2  # steps shown before and after the first place

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf, Path, PlainSpace
+from gym_trace.data.values import Array
 from gym_trace.linting.findings import ERROR, NOTE, WARNING, Kind, Sighting, column_name
 from gym_trace.linting.steps import StepBlock
 from gym_trace.linting.values import Limits
-from gym_trace.model.layout import Leaf, Path, PlainSpace
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
 _FROZEN = Kind("T201", WARNING, "observations that stop changing")

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.linting.findings import ERROR, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.replay.fingerprints import CONTENT, fingerprints_of

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.linting.findings import NOTE, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
 _CONSTANT = Kind("T301", NOTE, "rewards that are the same in the whole trace")

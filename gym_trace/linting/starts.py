@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.linting.findings import NOTE, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.lanes import inseparable, lanes_of

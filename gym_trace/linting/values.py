@@ -7,11 +7,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf, Path, PlainSpace, from_array_map
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.linting.findings import ERROR, WARNING, Kind, Sighting, column_name
 from gym_trace.linting.steps import StepBlock, by_dimension
-from gym_trace.model.layout import Leaf, Path, PlainSpace, from_array_map
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 
 _NAN = Kind("T101", ERROR, "NaN in observations, actions or rewards")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_trace.model.episode import Episode
+from gym_trace.data.episode import Episode
 from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
 
 __all__ = ["Episode", "Trace", "open_trace", "scan_recorded_traces"]

@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.showing.html import image, page, sparkline
+from gym_trace.data.showing.pictures import is_picture, picture_of, pictures_in
+from gym_trace.data.showing.words import count as counted
+from gym_trace.data.showing.words import period, spread, tally
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import TraceError
-from gym_trace.model.episode import Episode
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_columns import complete_rows
 from gym_trace.reading.episode_table import EpisodeTable, outcome_codes
-from gym_trace.showing.html import image, page, sparkline
-from gym_trace.showing.pictures import is_picture, picture_of, pictures_in
-from gym_trace.showing.words import count as counted
-from gym_trace.showing.words import period, spread, tally
 
 _NAMED = 3  # environments
 

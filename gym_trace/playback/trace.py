@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.other_names import OF_TRACE, KnowsOtherNames
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.selecting.conditions import chosen_rows
+from gym_trace.data.showing.frames import episodes_frame
+from gym_trace.data.showing.html import player
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import SCANNED
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
-from gym_trace.model.episode import Episode
-from gym_trace.model.other_names import OF_TRACE, KnowsOtherNames
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import SCANNED
 from gym_trace.playback.shown import Shown
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_columns import EpisodeColumns
@@ -28,9 +31,6 @@ from gym_trace.reading.episode_table import EpisodeTable
 from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.reading.step_columns import steps_where
 from gym_trace.reading.writer_reader import Extent, WriterReader
-from gym_trace.selecting.conditions import chosen_rows
-from gym_trace.showing.frames import episodes_frame
-from gym_trace.showing.html import player
 from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.remote.address import is_url

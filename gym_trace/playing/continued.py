@@ -8,10 +8,10 @@ from typing import Any
 
 import gymnasium
 
+from gym_trace.data.episode import infos_of
+from gym_trace.data.values import row_of
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import InvalidOption
-from gym_trace.model.episode import infos_of
-from gym_trace.model.values import row_of
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.replay.env_at import env_at
 from gym_trace.replay.making import Making, replays

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import MissingExtra, RenderingError
-from gym_trace.model.values import Array
 from gym_trace.playing.keymap import Inputs
 from gym_trace.printable import printable
 

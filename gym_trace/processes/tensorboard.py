@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gym_trace.data.returns import Return
 from gym_trace.errors import MissingExtra
-from gym_trace.model.returns import Return
 
 
 class Scalars:

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
+from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.format.manifest import json_of
-from gym_trace.model.packing import unpack
 from gym_trace.proof.result import Proof
 from gym_trace.storage.local import lock, open_regular, size_on_disk
 

@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.data.showing.words import count
+from gym_trace.data.values import Array
 from gym_trace.envs.consent import called, named
 from gym_trace.envs.make import completed
 from gym_trace.envs.recipe import (
@@ -26,11 +28,9 @@ from gym_trace.envs.recipe import (
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.integrity.repair import check_trace
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.proof.result import Proof, Tell, tally
 from gym_trace.replay.verify import verify_trace
-from gym_trace.showing.words import count
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _BLOCK = 1 << 20

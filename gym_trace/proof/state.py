@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.tensors import RawArray, plain_array
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, InvalidOption, UnstorableValue
 from gym_trace.format.manifest import json_of
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.tensors import RawArray, plain_array
-from gym_trace.model.values import Array
 
 TENSOR = 64  # extension type of MessagePack: a safetensors file of one tensor
 _CUDA = "cuda:"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, ReplayDiverged
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import Array, dtype_from
 from gym_trace.playback.trace import Trace
 from gym_trace.proof.recorded import lanes_of
 from gym_trace.proof.state import digest_of, place_of, placed

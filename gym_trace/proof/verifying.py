@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gym_trace.data.showing.words import count
 from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError, told
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.proof.anchors import check_anchor
@@ -29,7 +30,6 @@ from gym_trace.proof.state import (
     unpacked,
 )
 from gym_trace.proof.steps import RecordedSteps
-from gym_trace.showing.words import count
 
 _MOST_THREADS = 1024
 

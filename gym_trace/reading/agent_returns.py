@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.agents import PLACE, REWARDS, JointColumns, Name, agents_key
+from gym_trace.data.episode import Episode
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import wire
-from gym_trace.model.agents import PLACE, REWARDS, JointColumns, Name, agents_key
-from gym_trace.model.episode import Episode
-from gym_trace.model.values import Array
 from gym_trace.reading.content import Content
 from gym_trace.reading.writer_reader import WriterReader
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf, Path, put_together
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import ABSENT, Array, copied, densified, dtype_from, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.model.layout import Leaf, Path, put_together
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import ABSENT, Array, copied, densified, dtype_from, objects
 
 _EXACT_INTEGERS = 1 << 53
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format.fragments import Rows
-from gym_trace.model.values import Array
 from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
 

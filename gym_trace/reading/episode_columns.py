@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
 from gym_trace.format.fragments import Rows
-from gym_trace.model.episode import Episode
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.printable import printable
 from gym_trace.reading.agent_returns import AgentReturns, agent_returns
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.reading.step_columns import STEP_NAMES
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
 
 COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start_time", "end_time"),

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import put_together
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Chunk, Damage
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import put_together
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import SCANNED
 from gym_trace.reading.assembly import Piece, assemble
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import Parts, parts_of

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gym_trace.data.showing.html import table as html_table
+from gym_trace.data.showing.words import aligned, count, moment, number, seed_of
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments, Rows
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.ring.pending import Pending
-from gym_trace.showing.html import table as html_table
-from gym_trace.showing.words import aligned, count, moment, number, seed_of
 
 EPISODE = np.dtype(
     [

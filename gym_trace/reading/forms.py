@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
-from gym_trace.model.layout import Path
-from gym_trace.model.values import dtype_from
 from gym_trace.reading.content import Recorded
 
 

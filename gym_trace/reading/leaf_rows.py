@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
 from gym_trace.reading.assembly import assemble_leaf
 from gym_trace.reading.opened import ChunkCache
 from gym_trace.reading.writer_reader import WriterReader

@@ -10,12 +10,12 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
 
+from gym_trace.data.layout import Path
+from gym_trace.data.trees import cut
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom, expect_indexes
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
-from gym_trace.model.layout import Path
-from gym_trace.model.trees import cut
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.episode_table import Parts
 from gym_trace.reading.on_demand import STARTS, Asked, read

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
+from gym_trace.data.schema import WriterSchema
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece, Workspace, decode_rows, unpacked
 from gym_trace.format.directory import WriterFiles, is_writer_id
 from gym_trace.format.fragments import Fragments
-from gym_trace.model.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
-from gym_trace.model.schema import WriterSchema
-from gym_trace.model.values import Array, dtype_from
 from gym_trace.reading.episode_table import parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail
 from gym_trace.reading.writer_reader import WriterReader

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, words
+from gym_trace.data.selecting.conditions import rows_where
+from gym_trace.data.selecting.language import columns_in, parse_condition, pointed
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_scan import OnDamage, damage_at
 from gym_trace.reading.writer_reader import Block, WriterReader
-from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, words
-from gym_trace.selecting.conditions import rows_where
-from gym_trace.selecting.language import columns_in, parse_condition, pointed
 
 _NAMED = 8  # parts that an error names
 _BEFORE, _AFTER = "observation", "next_observation"
@@ -123,7 +123,7 @@ _Last = dict[int, dict[Path, Array]]  # by the row of an episode, its last obser
 
 
 class _Rows:
-    """The steps of a chunk as a table for conditions; see gym_trace.selecting.columns.Table.
+    """The steps of a chunk as a table for conditions; see gym_trace.data.selecting.columns.Table.
 
     Columns have the shape (steps, values of a row).
 

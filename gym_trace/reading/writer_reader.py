@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.values import Array, copied
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
-from gym_trace.model.layout import Path
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down
 from gym_trace.reading.episode_table import Parts, headless, parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of

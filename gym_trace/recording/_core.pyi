@@ -1,7 +1,7 @@
 from typing import Any
 
-from gym_trace.model.layout import Layout
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Layout
+from gym_trace.data.values import Array
 from gym_trace.ring.log import Entry
 from gym_trace.ring.row_layout import RowLayout
 

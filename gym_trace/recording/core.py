@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.deltas import changed_words
+from gym_trace.data.deltas import changed_words
 from gym_trace.ring.lanes.contents import PYTHON, Passes
 from gym_trace.ring.lanes.slab import LaneSlab
 from gym_trace.ring.row_slab import RowSlab

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.returns import number_of
 from gym_trace.errors import InvalidOption
-from gym_trace.model.returns import number_of
 
 EpisodeFilter = Callable[[int], bool]
 FrameFilter = Callable[[int], bool]

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BATCH_BYTES, BatchFiles, RowsOrEncoded
@@ -16,9 +19,6 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.columns import Path
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import DROPPED, line
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.ring.segment import rows_of_part
 from gym_trace.storage.protocol import Storage
 

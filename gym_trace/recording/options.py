@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from gymnasium import Space
 
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.packing import pack, unpack
 from gym_trace.envs import identity as environment
 from gym_trace.envs import spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
-from gym_trace.model.layout import PlainSpace
-from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import NAN, KeepIf

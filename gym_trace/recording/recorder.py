@@ -14,16 +14,16 @@ from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Any
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.packing import is_readable, pack, pack_lenient
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import unstored
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import RecordingError, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.manifest import SUFFIX
-from gym_trace.model.layout import Leaf
-from gym_trace.model.packing import is_readable, pack, pack_lenient
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import unstored
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.newest import NewestBatches

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import vector
 
+from gym_trace.data.packing import pack, pack_lenient
 from gym_trace.envs.seeding import generator_state, has_own_generator
 from gym_trace.errors import raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.recording.core import pcg64_state
 
 

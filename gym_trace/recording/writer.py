@@ -14,13 +14,13 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.data.packing import pack
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs import spaces
 from gym_trace.envs.identity import describe_environment
 from gym_trace.errors import InvalidOption, RecordingError, UnstorableValue, raise_if_of_signal
 from gym_trace.format.directory import check_writer_id
-from gym_trace.model.packing import pack
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options

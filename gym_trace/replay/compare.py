@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.layout import Layout, as_kept
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import Array, unstored
 from gym_trace.errors import InvalidOption
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.layout import Layout, as_kept
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import Array, unstored
 from gym_trace.printable import key_text, shown
 
 _STATISTICS = frozenset("rlt")  # of an episode: return, length, time

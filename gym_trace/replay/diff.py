@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.trees import cut
+from gym_trace.data.values import Array, row_of
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.trees import cut
-from gym_trace.model.values import Array, row_of
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.writer_reader import WriterReader

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.packing import pack, pack_lenient
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.packing import pack, pack_lenient
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.assembly import Piece, assemble
 from gym_trace.reading.episode_scan import scan_episodes

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.layout import Layout
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, ReplayDiverged
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.layout import Layout
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import row_of
 from gym_trace.playback.trace import TraceLike, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")

@@ -16,16 +16,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Leaf
+from gym_trace.data.values import EnumMember, Unstored, row_of
+from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.envs.states import can_restore, is_checked, least_compared, restore_state, states_of
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Leaf
-from gym_trace.model.values import EnumMember, Unstored, row_of
-from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint

@@ -15,10 +15,10 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from gym_trace.data.packing import pack_lenient
 from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
-from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.replay.compare import Comparison

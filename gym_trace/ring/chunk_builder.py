@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.returns import numbers_of
+from gym_trace.data.values import ABSENT, Array
+from gym_trace.data.vocabulary import NOTES
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.columns import STEP_COLUMNS, is_large
 from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.layout import Path
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.returns import numbers_of
-from gym_trace.model.values import ABSENT, Array
-from gym_trace.model.vocabulary import NOTES
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values

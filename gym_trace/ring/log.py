@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.format import kernels
-from gym_trace.model.values import Array
 
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
 _COMMIT_AT = ENTRY.size - 8

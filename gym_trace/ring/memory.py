@@ -8,10 +8,10 @@ import struct
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.directory import RING
-from gym_trace.model.packing import pack, unpack
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Mapping, Reader, Storage
 
 MAJOR, MINOR = 1, 0

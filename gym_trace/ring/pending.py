@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gym_trace.model.layout import Layout
-from gym_trace.model.packing import pack_lenient, unpack
-from gym_trace.model.values import Misfit
+from gym_trace.data.layout import Layout
+from gym_trace.data.packing import pack_lenient, unpack
+from gym_trace.data.values import Misfit
 from gym_trace.printable import shown
 
 _MOST = 1 << 32  # limit of step and lane numbers

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple, Protocol
 
+from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import RING, batch_name
-from gym_trace.model.packing import pack, unpack
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.lanes.decoder import LaneDecoder
 from gym_trace.ring.memory import LANES, ROWS, read_header, sequence_of

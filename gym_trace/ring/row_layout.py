@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import is_path
-from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.values import dtype_from
 from gym_trace.ring.memory import MOST_SLAB_BYTES
 
 DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the log; smaller ones are in the row

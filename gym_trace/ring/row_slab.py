@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf, integer_bytes
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.model.layout import Leaf, integer_bytes
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, put, size_of
 from gym_trace.ring.memory import SLAB_HEADER, begin
 from gym_trace.ring.row_layout import RowLayout

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaRows, Slot, joined_changes, word_of
+from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.schema import as_map
+from gym_trace.data.values import ABSENT, Array, Packed, dtype_from
+from gym_trace.data.vocabulary import note_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
-from gym_trace.model.deltas import DeltaRows, Slot, joined_changes, word_of
-from gym_trace.model.layout import Path
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.schema import as_map
-from gym_trace.model.values import ABSENT, Array, Packed, dtype_from
-from gym_trace.model.vocabulary import note_path
 from gym_trace.ring.log import (
     CHANGES,
     CONTINUE,

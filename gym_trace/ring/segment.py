@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Array, Packed, unstored
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS
 from gym_trace.format.wire import ENDS, LEADS, STARTS
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.layout import Path
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Array, Packed, unstored
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
 ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: no copy needed

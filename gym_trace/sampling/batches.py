@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.printable import printable
 from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Array
 
 GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _FEW = 512

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Branch, Layout, put_together
+from gym_trace.data.trees import mapped
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.layout import Branch, Layout, put_together
-from gym_trace.model.trees import mapped
-from gym_trace.model.values import Array
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted, uniform
 from gym_trace.sampling.rows import Rows
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
 from gym_trace.reading.content import Recorded
 from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified

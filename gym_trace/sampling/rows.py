@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.model.layout import Path
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
 from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_columns import repeated_steps

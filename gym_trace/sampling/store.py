@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
 from gym_trace.reading.forms import Form
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock, shared_with_others

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Array
 from gym_trace.reading.content import Recorded
 from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.sampling.batches import Batches, Make, Order

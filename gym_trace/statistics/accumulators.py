@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Array
 from gym_trace.printable import shown
 
 FEW_VALUES = 10  # up to this many distinct values, a tally never becomes a histogram

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import pack_lenient
 from gym_trace.format.facts import KNOWN, known
-from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import printable
 from gym_trace.reading.writer_reader import WriterReader

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Leaf, Path, PlainSpace, leaves_in
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import FragmentFlag
+from gym_trace.data.layout import Leaf, Path, PlainSpace, leaves_in
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Curve, Moments, Tally, Variety

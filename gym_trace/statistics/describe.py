@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace, layout_of
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, TraceError, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
-from gym_trace.model.layout import PlainSpace, layout_of
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import integer, shown
 from gym_trace.reading.writer_reader import WriterReader

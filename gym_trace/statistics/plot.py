@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.printable import printable
 from gym_trace.reading.episode_table import outcome_codes

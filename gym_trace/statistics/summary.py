@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.agents import Name
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption
-from gym_trace.model.agents import Name
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.agent_returns import agent_returns
 from gym_trace.reading.episode_columns import complete_rows, objective_returns, repeated_steps

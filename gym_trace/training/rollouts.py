@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.proof.recorded import lanes_of
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked

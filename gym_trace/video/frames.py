@@ -12,16 +12,16 @@ import gymnasium
 import numpy as np
 import zstandard
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.showing.pictures import is_picture, picture_of
+from gym_trace.data.values import Array, row_of
 from gym_trace.envs.opengl import opengl_hint
 from gym_trace.errors import RenderingError, told
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace
 from gym_trace.replay.lanes import Lane
 from gym_trace.replay.making import Making, made_env, replays
 from gym_trace.replay.resimulate import Verdict, observation_rows
-from gym_trace.showing.pictures import is_picture, picture_of
 from gym_trace.video.simulate import DEFAULT_FPS, fps_of
 
 _LONGEST = 60  # characters of a value in a caption

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import MissingExtra
-from gym_trace.model.values import Array
 
 try:
     from PIL import Image, ImageDraw, ImageFont

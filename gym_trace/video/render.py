@@ -13,11 +13,11 @@ from typing import Any
 
 import gymnasium
 
+from gym_trace.data.showing.pictures import as_picture, picture_of
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.making import Making, Played, replays
 from gym_trace.replay.resimulate import Verdict, observation_rows
-from gym_trace.showing.pictures import as_picture, picture_of
 from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.frames import Words, picture_leaf, rendered_frame

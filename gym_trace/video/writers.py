@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import zstandard
 
+from gym_trace.data.showing.pictures import as_picture
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
-from gym_trace.model.values import Array
-from gym_trace.showing.pictures import as_picture
 from gym_trace.storage.local import open_new
 from gym_trace.storage.staging import WorkDirectory, work_beside
 

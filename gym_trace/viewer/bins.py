@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 
 BASE = 64  # rows of the narrowest bins that are kept
 _MOST_OF_COLUMN = 8 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 
 MIME = "application/x-gym-trace"
 

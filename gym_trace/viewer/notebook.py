@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from gym_trace.data.episode import Episode
 from gym_trace.errors import TraceError
-from gym_trace.model.episode import Episode
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.opened import OnDisk
 from gym_trace.viewer.answers import Answers

@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import TraceLike, as_trace
-from gym_trace.showing.pictures import png
 from gym_trace.storage.staging import replaced_file
 from gym_trace.viewer import container, page
 from gym_trace.viewer.answers import Answers, as_json

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
 from gym_trace.integrity.scan import CheckReport, examinations
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
 from gym_trace.printable import printable
 from gym_trace.reading.episode_table import outcome_codes

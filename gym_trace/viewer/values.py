@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.values import EnumMember, Misfit, Unstored
+from gym_trace.data.values import EnumMember, Misfit, Unstored
 from gym_trace.printable import integer, key_text, shown
 
 MOST_NUMBERS = 64  # of an array that are listed one by one

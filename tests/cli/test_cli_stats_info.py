@@ -21,7 +21,7 @@ from gymnasium import spaces
 from shell import ok, run, strict_json
 from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
-from gym_trace.model.values import without_addresses
+from gym_trace.data.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 

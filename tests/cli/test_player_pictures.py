@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from terminals import Scripted
 
+from gym_trace.data.showing.pictures import as_picture
 from gym_trace.errors import RenderingError
-from gym_trace.showing.pictures import as_picture
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 

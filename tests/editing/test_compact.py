@@ -21,10 +21,10 @@ from runs import chunks_of, record_lengths, record_nested, recorded
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
+from gym_trace.data.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.model.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
 

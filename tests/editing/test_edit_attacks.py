@@ -22,12 +22,12 @@ from users import HERS, MINE, as_user, everybodys_directory, needs_users
 from vectors import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
+from gym_trace.data.origins import ORIGINS, packed_origins
 from gym_trace.editing import in_place
 from gym_trace.editing.in_place import replaced
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.model.origins import ORIGINS, packed_origins
 from gym_trace.storage import local
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage

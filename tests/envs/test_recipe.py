@@ -19,9 +19,9 @@ from zoo import OddSpace, ScriptedEnv, Told
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.data.values import Unstored
 from gym_trace.envs.identity import installed_versions, versions_of
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
-from gym_trace.model.values import Unstored
 from gym_trace.video.simulate import play_for_humans
 
 IS_NEW = hasattr(gymnasium.wrappers, "AddRenderObservation")  # since 1.0

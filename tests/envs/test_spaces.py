@@ -16,11 +16,11 @@ from hypothesis import given
 from zoo import OddSpace, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import Misfit, objects
 from gym_trace.envs.spaces import StandIn, describe, restore
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
-from gym_trace.model.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.values import Misfit, objects
 from gym_trace.statistics.summary import summarize
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zoo import bits
 
+from gym_trace.data.deltas import DeltaRows
+from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.columns import Column, ColumnEncoder, Workspace, decode, packed_values, parse_column
-from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.packing import pack
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]

@@ -17,6 +17,7 @@ from longer import LONG
 from telltale import record
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, heal_trace, open_trace, repair_trace
+from gym_trace.data.packing import pack
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
@@ -24,7 +25,6 @@ from gym_trace.format.batch_writer import copy_batch
 from gym_trace.format.parity import HealedReader, Shape, Stored, parity_of, shape_for, stored_parity
 from gym_trace.format.records import columns_of, metadata_of
 from gym_trace.format.restoring import heal
-from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader
 

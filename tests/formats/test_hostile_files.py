@@ -452,7 +452,7 @@ def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypa
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from gym_trace.formats.rllib.importing import unpacked
 
-    monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
+    monkeypatch.setattr("gym_trace.data.packing.MAX_CONTAINERS", 1000)
     with pytest.raises(UnreadableRecording, match="lists and maps"):
         unpacked(b"\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000)
 

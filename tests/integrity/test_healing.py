@@ -15,9 +15,9 @@ from shell import run
 from telltale import STEPS, all_steps, record, steps_of
 
 from gym_trace import check_trace, edit, heal_trace, open_trace, repair_trace
+from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import RecordingError
 from gym_trace.format import wire
-from gym_trace.model.packing import pack, unpack
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 

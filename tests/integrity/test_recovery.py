@@ -21,11 +21,11 @@ from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, r
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, repair_trace
+from gym_trace.data.episode import Episode
+from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.model.episode import Episode
-from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
 
 

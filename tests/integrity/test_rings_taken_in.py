@@ -19,9 +19,9 @@ from damage import flip
 from longer import LONG
 
 from gym_trace import Trace, check_trace, open_trace
+from gym_trace.data.episode import infos_of
+from gym_trace.data.packing import pack_lenient
 from gym_trace.integrity.rings import take_in_rings
-from gym_trace.model.episode import infos_of
-from gym_trace.model.packing import pack_lenient
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")

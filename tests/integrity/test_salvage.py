@@ -13,8 +13,8 @@ from forgery import taken_apart
 from shell import run
 
 from gym_trace import check_trace, open_trace, repair_trace
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.values import ABSENT
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.values import ABSENT
 
 BROKEN = 5  # the chunk that is damaged; it has steps 0 to 1 of the third episode
 

@@ -15,9 +15,9 @@ from gymnasium import spaces
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
+from gym_trace.data.episode import infos_of
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError, TraceExists
 from gym_trace.formats.conformance import Loaded, check_adapter
-from gym_trace.model.episode import infos_of
 
 NO_ARRAYS = {"text"}
 

@@ -19,11 +19,11 @@ from gymnasium import spaces
 from traces import run_example
 
 import gym_trace
+from gym_trace.data.packing import pack
 from gym_trace.format.facts import write_facts
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
 from gym_trace.formats.minari.exporter import MinariExporter
 from gym_trace.formats.minari.importer import MinariImporter
-from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
 
 KINDS = ["hdf5", "arrow", "parquet"]

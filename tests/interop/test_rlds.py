@@ -14,13 +14,13 @@ from tensorflow_datasets.rlds import rlds_base
 from traces import run_example
 
 import gym_trace
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.schema import Layouts
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
 from gym_trace.formats.rlds.exporter import RldsExporter, name_of
 from gym_trace.formats.rlds.importer import RldsImporter
 from gym_trace.formats.rlds.values import all_from_json, unpacked
 from gym_trace.formats.rows import first_writer
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.schema import Layouts
 
 features = tfds.features
 

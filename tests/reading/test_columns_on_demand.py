@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from zoo import CountingEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments
-from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, parts_of
 

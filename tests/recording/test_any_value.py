@@ -26,11 +26,11 @@ from vectors import TraceRecordingVectorWrapper
 from zoo import ScriptedEnv, Told, bits, scripted, small_blocks, spoil
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.packing import pack_lenient, unpack
+from gym_trace.data.returns import number_of
+from gym_trace.data.tensors import RawArray
+from gym_trace.data.values import Unstored
 from gym_trace.errors import UnstorableValue
-from gym_trace.model.packing import pack_lenient, unpack
-from gym_trace.model.returns import number_of
-from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import Unstored
 from gym_trace.statistics.summary import summarize
 
 

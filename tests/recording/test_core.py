@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_objects import Child, Flag, flag_for, reward_for, value_for
 
-from gym_trace.model.deltas import changed_words
-from gym_trace.model.layout import Layout, Leaf
+from gym_trace.data.deltas import changed_words
+from gym_trace.data.layout import Layout, Leaf
 from gym_trace.ring.log import FLAG, VALUE, LogFull
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.row_slab import RowSlab

@@ -15,7 +15,7 @@ from odd_objects import Child, tree_value_for
 from test_core import leaf, leaks
 from test_core_trees import tree_for
 
-from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.data.layout import Branch, Layout, Leaf
 from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 from gym_trace.ring.lanes.contents import PYTHON, Contents, Passes
 from gym_trace.ring.lanes.decoder import decoded

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from odd_objects import Flag, Key, flag_for, reward_for, tree_value_for
 from test_core import Both, leaf, leaf_for, leaks, slab_of
 
-from gym_trace.model.layout import Branch, Layout
-from gym_trace.model.packing import pack_lenient
+from gym_trace.data.layout import Branch, Layout
+from gym_trace.data.packing import pack_lenient
 from gym_trace.recording.single.packing import RowPackers
 from gym_trace.ring.log import CHANGES, VALUE, WHOLE, LogFull, size_of
 from gym_trace.ring.row_layout import RowLayout

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.deltas import DeltaPacker, DeltaRows
+from gym_trace.data.layout import Leaf
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, Workspace, decode, parse_column
-from gym_trace.model.deltas import DeltaPacker, DeltaRows
-from gym_trace.model.layout import Leaf
 from gym_trace.recording.single import recorder as recording
 from gym_trace.ring.row_slab import RowSlab
 

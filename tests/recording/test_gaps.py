@@ -25,8 +25,8 @@ from zoo import small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.data import deltas
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
 
 

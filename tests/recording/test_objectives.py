@@ -15,8 +15,8 @@ from gymnasium import spaces
 from shell import in_directory, ok, run
 
 from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episodes, summarize
+from gym_trace.data.returns import LaneReturns
 from gym_trace.errors import InvalidOption
-from gym_trace.model.returns import LaneReturns
 from gym_trace.processes.run_log import EVENTS
 
 

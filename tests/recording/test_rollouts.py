@@ -17,8 +17,8 @@ from gymnasium import spaces, vector
 from interrupting import InterruptsAt
 
 from gym_trace import Episode, TraceWriter, check_trace, open_trace
+from gym_trace.data.episode import infos_of
 from gym_trace.errors import InvalidOption
-from gym_trace.model.episode import infos_of
 from gym_trace.recording.vector.rollouts import RolloutRecorder
 
 if not hasattr(vector, "AutoresetMode"):

@@ -26,8 +26,8 @@ from telling import (
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
+from gym_trace.data.values import Unstored
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Unstored
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 

@@ -16,8 +16,8 @@ from vectors import TraceRecordingVectorWrapper
 
 import gym_trace
 from gym_trace import Trace, open_trace
+from gym_trace.data.values import row_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
-from gym_trace.model.values import row_of
 from gym_trace.replay.compare import Comparison, EpisodeComparison
 from gym_trace.replay.resimulate import Verdict
 

@@ -22,9 +22,9 @@ from test_verification import needs_vectors
 from vectors import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, collect, env_at, open_trace, record_episodes, verify_trace
+from gym_trace.data.packing import pack
 from gym_trace.envs import states
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.model.packing import pack
 from gym_trace.replay import resimulate
 
 

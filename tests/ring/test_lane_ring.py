@@ -21,9 +21,9 @@ from telling import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, Tellin
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
+from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, RecordingError, UnstorableValue
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.model.packing import pack, unpack
 from gym_trace.recording.vector import recorder as vector_recorder
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.lanes.decoder import LaneDecoder

@@ -10,10 +10,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.model.layout import Leaf
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.reset_record import packed_generator, packed_start
 from gym_trace.ring.log import END, FLAG, LEAD, START, STOP, VALUE, LogFull

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import vector
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace, verify_trace
-from gym_trace.model.values import Unstored
+from gym_trace.data.values import Unstored
 
 FINALS = ("final_obs", "final_info")
 

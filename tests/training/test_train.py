@@ -305,7 +305,7 @@ def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
 
 
 def test_an_update_of_very_many_lists_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.model.packing.MAX_CONTAINERS", 1000)
+    monkeypatch.setattr("gym_trace.data.packing.MAX_CONTAINERS", 1000)
     body = b"\x96\x00\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000 + b"\x00\xa0\x80\x80"
     log_of(run).write_bytes(frame(len(body), zlib.crc32(body)) + body)
     with pytest.raises(CorruptTrace, match="lists and maps"):

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gym_trace.data.layout import Branch, Layout, Path
+from gym_trace.data.values import Array, dtype_from
+from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.formats.foreign import Values
 from gym_trace.formats.rows import is_utf8
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import NUMBERS, json_text, tagged
 from gym_trace.formats.steps.windows import Choice, name_of, step_blocks
-from gym_trace.model.layout import Branch, Layout, Path
-from gym_trace.model.values import Array, dtype_from
-from gym_trace.model.vocabulary import COLUMNS
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import COLUMNS, Outcome
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.formats.arrow.columns import JSON, Column, columns_of
 from gym_trace.formats.arrow.rows import TableColumn, Tables
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import KEPT, Choice, step_blocks
-from gym_trace.model.layout import Path
-from gym_trace.model.packing import pack_lenient
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import COLUMNS, Outcome
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_table import outcome_codes
 

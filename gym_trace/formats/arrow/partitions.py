@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.arrow.columns import Column, columns_of
 from gym_trace.formats.arrow.dataset import STEPS, Share, TraceDataset, finished
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import KEPT
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Handle, Trace, as_trace, handle_of
 
 

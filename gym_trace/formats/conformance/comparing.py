@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.trees import cut, mapped
+from gym_trace.data.values import Array
 from gym_trace.formats.identity import read_identity
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import leaves_of
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.trees import cut, mapped
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.forms import Form
 

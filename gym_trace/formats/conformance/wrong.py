@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.trees import cut, joined, mapped
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.formats.importing import import_trace
 from gym_trace.formats.steps.windows import with_repeated_final
-from gym_trace.model.trees import cut, joined, mapped
-from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
 
 Whole = tuple[str, NewSteps]  # outcome, and all steps of an episode

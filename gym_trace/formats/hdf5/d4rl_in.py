@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import TraceError, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, widest
 from gym_trace.formats.hdf5.reading import MAGIC, MOST_ARRAYS, Ahead, Node, Reading, Rows, arrays_in, columns_in, pieces
@@ -16,7 +17,6 @@ from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
 from gym_trace.formats.rows import infos_of, named, placeholder
-from gym_trace.model.values import Array
 
 _KIND = "D4RL"
 _NEEDED = ("observations", "actions", "rewards", "terminals")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
+from gym_trace.data.layout import Leaf
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.hdf5.writing import Arrays, Pieces, new_file, new_group, text
@@ -19,7 +20,6 @@ from gym_trace.formats.infos import InfoColumns, info_columns, packed
 from gym_trace.formats.rows import named
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import LEFT_OUT, Window
-from gym_trace.model.layout import Leaf
 from gym_trace.reading.forms import Form
 
 _FLAG = Form(np.dtype(np.bool_), ())

@@ -13,8 +13,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"

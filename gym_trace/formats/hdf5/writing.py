@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Layout, Leaf, PlainSpace, taken_apart
+from gym_trace.data.packing import pack
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.values import Array, densified, is_plain_dtype
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, OldFile, malformed, plain_name
-from gym_trace.model.layout import Layout, Leaf, PlainSpace, taken_apart
-from gym_trace.model.packing import pack
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array, densified, is_plain_dtype
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.segment import Columns, Segment, size_of
 
 # -- arrays -----------------------------------------------------------------------------------------------------------

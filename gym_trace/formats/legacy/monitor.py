@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.reading.episode_columns import complete_rows
 from gym_trace.reading.writer_reader import WriterReader

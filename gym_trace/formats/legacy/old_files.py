@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
 from gym_trace.formats.foreign import in_parts
-from gym_trace.model.values import Array
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 

@@ -14,6 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gym_trace.data.layout import Layout, PlainSpace
+from gym_trace.data.layout import Path as LeafPath
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.formats.foreign import read_json, widest
 from gym_trace.formats.identity import KEY
@@ -32,10 +36,6 @@ from gym_trace.formats.lerobot.features import (
 )
 from gym_trace.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
 from gym_trace.formats.rows import ANY_TEXT, Taken, first_writer, led_to, placeholder
-from gym_trace.model.layout import Layout, PlainSpace
-from gym_trace.model.layout import Path as LeafPath
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import ABSENT, Array
 
 _ENDS = 64  # final observations that are read at a time
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 Statistics = dict[str, Array]  # of some episodes: min, max, mean, std and quantiles (episodes, D), count (episodes, 1)

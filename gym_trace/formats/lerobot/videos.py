@@ -11,8 +11,8 @@ from typing import Any
 import av
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
-from gym_trace.model.values import Array
 
 # H.264 of RGB without loss; a picture that can be decoded by itself every so often, for those who read at random.
 _OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}

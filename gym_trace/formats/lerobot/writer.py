@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gym_trace.data.layout import Path as LeafPath
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.lerobot import statistics
 from gym_trace.formats.lerobot.features import (
@@ -31,9 +34,6 @@ from gym_trace.formats.lerobot.features import (
 )
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import Window
-from gym_trace.model.layout import Path as LeafPath
-from gym_trace.model.values import ABSENT, Array, objects
-from gym_trace.showing.pictures import png
 
 CHUNK = 1000  # files in a directory
 DATA_MB = 100  # about how large a file of tables gets

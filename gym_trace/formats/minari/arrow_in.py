@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 from gym_trace.formats.foreign import read_json, widest
 from gym_trace.formats.identity import KEY
@@ -28,8 +30,6 @@ from gym_trace.formats.parquet.tables import (
     row_size,
 )
 from gym_trace.formats.rows import custom, infos_of
-from gym_trace.model.layout import PlainSpace
-from gym_trace.model.values import Array
 
 _MOST_ROWS = 1024  # that are read at a time
 _MOST_BYTES = 4 << 20

@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import Array
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import packed
 from gym_trace.formats.minari.plan import FILE, MinariPlan, are_options
 from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array
 from gym_trace.reading.forms import Form
 
 _IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are put together in a file

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.schema import Layouts
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
@@ -20,7 +21,6 @@ from gym_trace.formats.minari.arrow_out import ArrowEpisodes
 from gym_trace.formats.minari.hdf5_out import HDF5Episodes
 from gym_trace.formats.minari.plan import FILE, KINDS, MinariPlan, is_number, is_spec, plan_of
 from gym_trace.formats.source import Source
-from gym_trace.model.schema import Layouts
 
 _VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
 _IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of datasets: NAMESPACE/NAME-v0

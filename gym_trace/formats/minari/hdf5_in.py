@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.hdf5.reading import Node, Reading, Rows, columns_in, pieces
 from gym_trace.formats.identity import KEY
@@ -16,7 +17,6 @@ from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos
 from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.formats.rows import custom, infos_of
-from gym_trace.model.layout import PlainSpace
 
 _DEEPEST, _MOST_GROUPS = 32, 200
 Column = Callable[[int, int], Any]  # rows from one to another

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.schema import Layouts
 from gym_trace.formats.hdf5.writing import Arrays, Group, attribute, new_file, new_group
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import packed
 from gym_trace.formats.minari.plan import MinariPlan, attributes_of
 from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.schema import Layouts
 
 FILE = "main_data.hdf5"
 _BOOL = np.dtype(np.bool_)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.data.layout import PlainSpace, leaves_in
 from gym_trace.errors import TraceError, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.foreign import read_json
@@ -20,7 +21,6 @@ from gym_trace.formats.minari.hdf5_in import HDF5Source
 from gym_trace.formats.minari.hdf5_out import FILE as HDF5_FILE
 from gym_trace.formats.minari.plan import FILE, KINDS, is_number, is_spec
 from gym_trace.formats.minari.spaces import from_json, is_picture
-from gym_trace.model.layout import PlainSpace, leaves_in
 from gym_trace.printable import printable
 
 _KIND = "Minari"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.data.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Loss, losses
 from gym_trace.formats.foreign import widest
@@ -17,7 +18,6 @@ from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
 from gym_trace.formats.rows import is_utf8, named
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import choose, name_of, step_windows
-from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
 from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace, from_array_map, leaves_in, to_array_map
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.images import pixels
-from gym_trace.model.layout import PlainSpace, from_array_map, leaves_in, to_array_map
-from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 
 _MOST_ELEMENTS = 1 << 22  # of the bounds of a space, which are written one by one

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.arrow.columns import Column, table_column, tree_rows
 from gym_trace.formats.identity import KEY
@@ -18,7 +19,6 @@ from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.formats.parquet.exporter import COLUMNS_KEY
 from gym_trace.formats.parquet.tables import Table, located
 from gym_trace.formats.rows import Taken, first_writer, led_to
-from gym_trace.model.layout import Layout, Leaf, Path
 
 _FOLDERS = ("steps", "episodes")
 _MOST_SAID = 64 << 20  # bytes of a text in the metadata

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.trees import cut, leaves_of, mapped
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.formats.foreign import begins_with, in_parts, widest
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
@@ -27,9 +30,6 @@ from gym_trace.formats.parquet.tables import (
     parquet_files,
 )
 from gym_trace.formats.rows import ANY_TEXT, Taken, led_to, placeholder
-from gym_trace.model.layout import PlainSpace
-from gym_trace.model.trees import cut, leaves_of, mapped
-from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"

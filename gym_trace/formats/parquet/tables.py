@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.formats.foreign import are_plausible_rows, is_plausible
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 _FEW_ROWS = 64

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Layout, Leaf, PlainSpace
+from gym_trace.data.schema import Layouts
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.images import pixels
 from gym_trace.formats.rlds.examples import MalformedExample, RowReader, Rows
@@ -14,8 +16,6 @@ from gym_trace.formats.rlds.exporter import name_of
 from gym_trace.formats.rlds.features import Feature, Features
 from gym_trace.formats.rlds.values import MOST_BYTES, unpacked
 from gym_trace.formats.rows import custom, placeholder
-from gym_trace.model.layout import Layout, Leaf, PlainSpace
-from gym_trace.model.schema import Layouts
 
 _VALUE_BYTES = 1024  # what a row of any size counts
 Read = Callable[[int], Any]

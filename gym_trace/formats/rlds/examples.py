@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple
 import google_crc32c
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Array
 
 _MOST_OCTETS = 10  # of an integer of 64 bits
 

@@ -12,6 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.layout import Path as LeafPath
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
@@ -22,10 +26,6 @@ from gym_trace.formats.rlds.values import packed
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import Window
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.layout import Path as LeafPath
-from gym_trace.model.values import ABSENT, Array, objects
-from gym_trace.showing.pictures import png
 
 IMAGES = ("png", "raw")
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"

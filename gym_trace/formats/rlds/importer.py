@@ -13,6 +13,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from gym_trace.data import trees
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.values import ABSENT
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.formats.foreign import read_json
 from gym_trace.formats.identity import KEY
@@ -23,9 +26,6 @@ from gym_trace.formats.rlds.exporter import TEMPLATE, key_of
 from gym_trace.formats.rlds.features import Feature, Features, features_of, leaves_of
 from gym_trace.formats.rlds.values import MOST_BYTES, all_from_json
 from gym_trace.formats.rows import first_writer
-from gym_trace.model import trees
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import ABSENT
 from gym_trace.printable import shown
 
 _KIND = "RLDS"

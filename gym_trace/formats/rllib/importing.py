@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
+from gym_trace.data.layout import Branch, Layout, Leaf
+from gym_trace.data.packing import Containers
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.trees import cut, leaves_of, mapped
+from gym_trace.data.values import Array, densified, is_plain_dtype
 from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.parquet.tables import located, parquet_file, parquet_files
 from gym_trace.formats.rows import custom
-from gym_trace.model.layout import Branch, Layout, Leaf
-from gym_trace.model.packing import Containers
-from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.trees import cut, leaves_of, mapped
-from gym_trace.model.values import Array, densified, is_plain_dtype
 
 COLUMN = "item"
 _KIND = "RLlib episodes"

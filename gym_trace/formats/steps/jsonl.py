@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.steps.plain import Form, is_plain_map, json_text, rows_of, tagged
 from gym_trace.formats.steps.windows import Choice, OnDamage, Window
-from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.values import Array
 from gym_trace.reading.episode_columns import MOST_OBJECTIVES
 
 _Read = TypeVar("_Read")

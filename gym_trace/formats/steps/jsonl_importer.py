@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import StandIn, describe
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format.manifest import json_of
@@ -16,8 +18,6 @@ from gym_trace.formats.foreign import widest
 from gym_trace.formats.identity import KEY, read_about
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.steps.plain import array_from, map_of, untagged
-from gym_trace.model.layout import PlainSpace
-from gym_trace.model.values import row_of
 
 _LONGEST = 256 << 20  # bytes of a line
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps that are read at a time, and bytes of their lines

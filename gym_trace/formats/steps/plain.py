@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from gym_trace.data.packing import graph_of, masked_array
+from gym_trace.data.tensors import RawArray, is_masked
+from gym_trace.data.values import ABSENT, Array, EnumMember, Misfit, Unstored, dtype_from, objects, shown
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.model.packing import graph_of, masked_array
-from gym_trace.model.tensors import RawArray, is_masked
-from gym_trace.model.values import ABSENT, Array, EnumMember, Misfit, Unstored, dtype_from, objects, shown
 
 MOST_NUMBERS = 4096  # of an array that are written one by one; a larger one is in base64
 # Dtypes of numbers that JSON has, as np.dtype.str has them.

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.schema import Layouts
+from gym_trace.data.trees import mapped
+from gym_trace.data.values import Array, Misfit, objects
+from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import CHANGES, MSGPACK
-from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.schema import Layouts
-from gym_trace.model.trees import mapped
-from gym_trace.model.values import Array, Misfit, objects
-from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 from gym_trace.reading.episode_table import step_offsets

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array, objects
 from gym_trace.formats.images import is_image
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import Window
-from gym_trace.model.layout import Path
-from gym_trace.model.values import Array, objects
 from gym_trace.reading.forms import Form
 
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}

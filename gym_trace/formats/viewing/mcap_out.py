@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 from mcap.writer import Writer
 
 from gym_trace import __version__
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
@@ -22,8 +24,6 @@ from gym_trace.formats.steps.plain import json_text
 from gym_trace.formats.steps.plain import rows_of as plain_rows
 from gym_trace.formats.steps.windows import Window
 from gym_trace.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
-from gym_trace.model.values import Array
-from gym_trace.showing.pictures import png
 
 EPISODE = f"{KEY}.episode"  # the name of the metadata of an episode
 _IMAGE = "foxglove.CompressedImage"

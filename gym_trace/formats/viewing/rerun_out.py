@@ -15,6 +15,8 @@ import rerun as rr
 from rerun.chunk import Chunk, LazyChunkStream
 from rerun.error_utils import catch_and_log_exceptions
 
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import Array
 from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.rlds.values import packed
@@ -22,9 +24,7 @@ from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import Window
 from gym_trace.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
-from gym_trace.showing.pictures import png
 
 EXACT = "exact"  # the component for the bytes of rows that float64 scalars cannot hold
 _MOST_PLOTTED = 256  # numbers of a row

@@ -45,14 +45,14 @@ PyMODINIT_FUNC PyInit__core(void)
     pcg64_type = found_in("numpy.random", "PCG64");
     log_full = found_in("gym_trace.ring.log", "LogFull");
     log_entries = found_in("gym_trace.ring.log", "entries");
-    leaf_type = found_in("gym_trace.model.layout", "Leaf");
+    leaf_type = found_in("gym_trace.data.layout", "Leaf");
     flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
     flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");
     flag_starts = number_in("gym_trace.format.wire", "STARTS");
     flag_leads = number_in("gym_trace.format.wire", "LEADS");
     flag_stops = number_in("gym_trace.format.wire", "STOPS");
     flag_ends = number_in("gym_trace.format.wire", "ENDS");
-    PyObject *outcomes = found_in("gym_trace.model.vocabulary", "Outcome");
+    PyObject *outcomes = found_in("gym_trace.data.vocabulary", "Outcome");
     if (PyErr_Occurred()) {
         return NULL;
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "values.h"
 
-static PyObject *leaf_type; /* gym_trace.model.layout.Leaf */
+static PyObject *leaf_type; /* gym_trace.data.layout.Leaf */
 
 static int read_number(PyObject *object, const char *name, int64_t *number)
 {

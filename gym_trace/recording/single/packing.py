@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.deltas import DeltaPacker
+from gym_trace.data.layout import Layout, Leaf, as_kept, integer_bytes, taken_apart
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Packed
 from gym_trace.format import wire
-from gym_trace.model.deltas import DeltaPacker
-from gym_trace.model.layout import Layout, Leaf, as_kept, integer_bytes, taken_apart
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Packed
 from gym_trace.recording.core import changed_words
 from gym_trace.recording.recorder import largest_row
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK

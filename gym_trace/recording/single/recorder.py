@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Packed
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import UnstorableValue
-from gym_trace.model.layout import Leaf
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Packed
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted

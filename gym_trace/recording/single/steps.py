@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gym_trace.model.layout import layout_of
-from gym_trace.model.packing import pack
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.vocabulary import Outcome
+from gym_trace.data.layout import layout_of
+from gym_trace.data.packing import pack
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.reset_record import packed_generator
 from gym_trace.recording.single.recorder import Observed, RowRecorder

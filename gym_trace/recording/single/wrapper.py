@@ -10,11 +10,11 @@ from typing import Any, SupportsFloat
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs, seeding
 
+from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
-from gym_trace.model.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.newest import KeepIf

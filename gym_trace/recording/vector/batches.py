@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space, iterate
 
+from gym_trace.data.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import Array
 from gym_trace.errors import raise_if_of_signal
-from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import Array
 from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
 from gym_trace.recording.vector.recorder import LaneRecorder
 from gym_trace.ring.segment import Rows

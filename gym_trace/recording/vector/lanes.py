@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.trees import mapped
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, raise_if_of_signal
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.trees import mapped
-from gym_trace.model.values import Array
 
 _HOST = 1  # kDLCPU of DLPack
 

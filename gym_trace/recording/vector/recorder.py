@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Layout
+from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout
-from gym_trace.model.values import Array
 from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.trees import leaves_of, mapped
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.autoreset import named_mode
 from gym_trace.errors import InvalidOption, raise_if_of_signal
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.trees import leaves_of, mapped
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.vector.steps import LaneSteps
 from gym_trace.ring.lanes.autoreset import DISABLED, SAME_STEP
 

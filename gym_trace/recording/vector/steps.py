@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from gym_trace.data.layout import layout_of
+from gym_trace.data.packing import pack
+from gym_trace.data.tensors import is_masked, plain_array
+from gym_trace.data.values import Array, objects
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.model.layout import layout_of
-from gym_trace.model.packing import pack
-from gym_trace.model.tensors import is_masked, plain_array
-from gym_trace.model.values import Array, objects
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.lanes import Lanes, is_on_device

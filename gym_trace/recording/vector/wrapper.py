@@ -11,12 +11,12 @@ import gymnasium
 import numpy as np
 from gymnasium import vector
 
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import ENVIRONMENT, STATES
 from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import ENVIRONMENT, STATES
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import (

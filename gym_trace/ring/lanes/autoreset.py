@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # as Gymnasium spells them
 

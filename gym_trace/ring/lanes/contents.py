@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.packing import pack
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import Path
-from gym_trace.model.packing import pack
-from gym_trace.model.values import Array
 from gym_trace.ring.lanes.entries import NO_MORE, End, LaneState, More, OddRows, Reset, taken, unpacked_actions
 from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, dtype_of
 from gym_trace.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entry_at, headers, places

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.packing import unpack
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome, note_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.model.packing import unpack
-from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import Outcome, note_path
 from gym_trace.ring.chunk_builder import PACKED_ABSENT, joined_rows
 from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
 from gym_trace.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted

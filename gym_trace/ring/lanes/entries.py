@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.layout import Leaf
-from gym_trace.model.packing import pack, unpack
-from gym_trace.model.values import Array
 from gym_trace.ring.chunk_builder import joined_rows
 from gym_trace.ring.lanes.layout import LaneLayout
 from gym_trace.ring.segment import Rows

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import Path
 from gym_trace.format.wire import aligned
-from gym_trace.model.layout import Leaf
-from gym_trace.model.values import Array, dtype_from
 from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 from gym_trace.ring.memory import SLAB_HEADER
 

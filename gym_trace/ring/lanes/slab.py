@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Layout, Leaf
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.values import Array
 from gym_trace.ring.log import ASK, ENTRY, STEP, LogFull, clear, put, size_of
 from gym_trace.ring.memory import begin
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.model.layout import Leaf
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Leaf
+from gym_trace.data.values import Array
 from gym_trace.ring.lanes.entries import NO_MORE, End, More, OddRows, Reset, packed_actions
 from gym_trace.ring.lanes.layout import (
     REWARD_BYTES,

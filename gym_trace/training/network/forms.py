@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.model.values import Array
 
 Path = tuple[Any, ...]
 MASK = "action_mask"  # leaf of a Dict observation that marks the allowed discrete actions

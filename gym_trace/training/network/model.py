@@ -14,8 +14,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, told
-from gym_trace.model.values import Array
 from gym_trace.training.network.forms import ActionForm, Leaf
 from gym_trace.training.settings import Settings
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv
 
+from gym_trace.data.returns import LaneReturns, Return
+from gym_trace.data.values import Array
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
-from gym_trace.model.returns import LaneReturns, Return
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import open_trace
 from gym_trace.printable import printable
 from gym_trace.processes.local import exit_after, has_parent

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 from gym_trace.training.network.model import ActorCritic, set_weights, tensors
 from gym_trace.training.processes.shared import Plan, Rooms, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Shape

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.model.values import Array
+from gym_trace.data.values import Array
 from gym_trace.training.rollouts import WRITER, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
 

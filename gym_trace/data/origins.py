@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import zstandard
 
+from gym_trace.data.packing import pack_lenient, unpack
+from gym_trace.data.schema import as_map
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.packing import pack_lenient, unpack
-from gym_trace.model.schema import as_map
 
 ORIGINS = "origins"  # the key of the schema record
 ID_BITS = 40  # low bits of an id in the fragment table: the episode's own id; the high bits number the origin

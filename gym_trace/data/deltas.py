@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gym_trace.model.layout import Leaf
-from gym_trace.model.values import Array
+from gym_trace.data.layout import Leaf
+from gym_trace.data.values import Array
 
 # One stored value: positions (u4) and contents of the words that differ from the previous value, or all its bytes.
 Slot = tuple[bytes, bytes] | bytes

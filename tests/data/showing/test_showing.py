@@ -14,12 +14,12 @@ import pytest
 from runs import record_lengths
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.showing.html import page, sparkline, table
+from gym_trace.data.showing.pictures import is_picture, thumbnail
+from gym_trace.data.showing.words import moment, number, period, spread
 from gym_trace.errors import MissingExtra
-from gym_trace.showing.html import page, sparkline, table
-from gym_trace.showing.pictures import is_picture, thumbnail
-from gym_trace.showing.words import moment, number, period, spread
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
+SAMPLES = Path(__file__).parents[3] / "sample_traces" / "format-1.1"
 
 
 def test_repr_of_a_trace_has_four_lines() -> None:

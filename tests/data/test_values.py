@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 from zoo import Lazy, bits, duplicate, spoil
 
+from gym_trace.data.packing import pack, pack_lenient, unpack
+from gym_trace.data.returns import number_of
+from gym_trace.data.tensors import RawArray
+from gym_trace.data.values import ABSENT, EnumMember, Misfit, Unstored, copied, is_plain_dtype, objects
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.model.packing import pack, pack_lenient, unpack
-from gym_trace.model.returns import number_of
-from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import ABSENT, EnumMember, Misfit, Unstored, copied, is_plain_dtype, objects
 
 dtypes = st.one_of(
     stnp.boolean_dtypes(),

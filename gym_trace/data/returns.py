@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import Array
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import Array
 
 # The sum of the rewards, or one sum per objective.
 Return = float | tuple[float, ...]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gym_trace.data.layout import Leaf
+from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.layout import Leaf
-from gym_trace.model.schema import WriterSchema
 
 BOX = {"type": "Box", "shape": [4], "dtype": "<f4"}
 SPACES = {"observation_space": BOX, "action_space": {"type": "Discrete", "dtype": "<i8"}}

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.other_names import OF_EPISODE, KnowsOtherNames
+from gym_trace.data.trees import mapped
+from gym_trace.data.values import Array, densified, objects, row_of
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.model.other_names import OF_EPISODE, KnowsOtherNames
-from gym_trace.model.trees import mapped
-from gym_trace.model.values import Array, densified, objects, row_of
 from gym_trace.printable import shown
 
 AGENTS = "agents"  # with underscores behind it if an agent is called that

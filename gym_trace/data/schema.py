@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gym_trace.data.layout import Layout, Leaf, layout_of
 from gym_trace.errors import CorruptTrace
-from gym_trace.model.layout import Layout, Leaf, layout_of
 from gym_trace.printable import shown
 
 IMPORTED_FROM = "imported_from"  # a recorder option in the schema record

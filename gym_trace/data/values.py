@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.data.tensors import RawArray, is_masked
 from gym_trace.errors import CorruptTrace, raise_if_of_signal
-from gym_trace.model.tensors import RawArray, is_masked
 
 Array = npt.NDArray[Any]
 

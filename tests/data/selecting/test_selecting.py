@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gym_trace.data.selecting.columns import Array, Column, factorized, numbers, time_of, times, words
+from gym_trace.data.selecting.conditions import chosen_rows
 from gym_trace.errors import InvalidOption
-from gym_trace.selecting.columns import Array, Column, factorized, numbers, time_of, times, words
-from gym_trace.selecting.conditions import chosen_rows
 
 NAN = float("nan")
 LARGE = 2**100

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.data.showing.pictures import thumbnail
 from gym_trace.printable import printable
-from gym_trace.showing.pictures import thumbnail
 
 Array = npt.NDArray[Any]
 _WIDTH, _HEIGHT, _POINTS = 240, 40, 120

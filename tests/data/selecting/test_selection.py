@@ -15,7 +15,7 @@ import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
+SAMPLES = Path(__file__).parents[3] / "sample_traces" / "format-1.1"
 
 
 class Lengths(gymnasium.Env[Any, Any]):

@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 
 from gym_trace import Episode, Trace, TraceRecordingWrapper, open_trace, record_episodes
-from gym_trace.model.other_names import OF_EPISODE, OF_TRACE
+from gym_trace.data.other_names import OF_EPISODE, OF_TRACE
 
 
 @pytest.fixture(scope="module")

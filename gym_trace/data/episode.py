@@ -8,16 +8,16 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from gym_trace.data.agents import AgentEpisode, JointColumns, Name, appeared
+from gym_trace.data.other_names import OF_EPISODE, KnowsOtherNames
+from gym_trace.data.returns import numbers_of
+from gym_trace.data.showing.frames import steps_frame
+from gym_trace.data.showing.html import image, page, player, sparkline
+from gym_trace.data.showing.pictures import picture_of, pictures_in
+from gym_trace.data.showing.words import count, moment, number, seed_of
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.model.agents import AgentEpisode, JointColumns, Name, appeared
-from gym_trace.model.other_names import OF_EPISODE, KnowsOtherNames
-from gym_trace.model.returns import numbers_of
-from gym_trace.model.values import Array
 from gym_trace.printable import printable
-from gym_trace.showing.frames import steps_frame
-from gym_trace.showing.html import image, page, player, sparkline
-from gym_trace.showing.pictures import picture_of, pictures_in
-from gym_trace.showing.words import count, moment, number, seed_of
 
 
 class Source(Protocol):
@@ -229,7 +229,7 @@ class Episode(KnowsOtherNames):
     @property
     def reset_info(self) -> dict[str, Any] | None:
         """The info that reset returned, if infos were recorded."""
-        from gym_trace.model.packing import unpack
+        from gym_trace.data.packing import unpack
 
         packed = self._start.get("reset_info")
         if packed is not None and not isinstance(packed, bytes):

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_trace.selecting.columns import Array, Column, factorized, numbers, words
-from gym_trace.selecting.conditions import chosen_rows
+from gym_trace.data.selecting.columns import Array, Column, factorized, numbers, words
+from gym_trace.data.selecting.conditions import chosen_rows
 
 INF = float("inf")
 VALUES: dict[str, list[Any]] = {

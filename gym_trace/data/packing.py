@@ -13,9 +13,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, UnstorableValue, raise_if_of_signal
-from gym_trace.model.tensors import RawArray, is_masked, plain_array
-from gym_trace.model.values import (
+from gym_trace.data.tensors import RawArray, is_masked, plain_array
+from gym_trace.data.values import (
     ABSENT,
     EnumMember,
     Misfit,
@@ -27,6 +26,7 @@ from gym_trace.model.values import (
     shown,
     unstored,
 )
+from gym_trace.errors import CorruptTrace, UnstorableValue, raise_if_of_signal
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW, ENUM = range(1, 14)
 MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C stack

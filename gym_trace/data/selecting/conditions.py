@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
-from gym_trace.selecting.columns import (
+from gym_trace.data.selecting.columns import (
     ALWAYS,
     NEVER,
     Array,
@@ -29,7 +28,8 @@ from gym_trace.selecting.columns import (
     time_of,
     words,
 )
-from gym_trace.selecting.language import Node, names, parse_condition, parse_keys, pointed
+from gym_trace.data.selecting.language import Node, names, parse_condition, parse_keys, pointed
+from gym_trace.errors import InvalidOption
 
 _COMPARED = {
     "==": operator.eq, "is": operator.eq, "!=": operator.eq, "is not": operator.eq,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gym_trace.data.values import ABSENT, Array, Misfit, dtype_from, objects
 from gym_trace.errors import CorruptTrace, raise_if_of_signal
-from gym_trace.model.values import ABSENT, Array, Misfit, dtype_from, objects
 
 Path = tuple[str | int, ...]
 PlainSpace = dict[str, Any]
