@@ -315,7 +315,7 @@ def _compacted(directory: Path) -> Path:
         apart = directory / f"one-{number}"
         record(apart, uid=f"w{number}")
         shutil.copytree(apart, directory / "several", dirs_exist_ok=True)
-    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 1000):
+    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 1000):
         edit.compact(directory / "several", directory / "compacted")
     (batch,) = (directory / "compacted").glob("*.gtb")
     return batch

@@ -12,9 +12,9 @@ import msgpack
 import numpy as np
 
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.memory import ROWS
-from gym_trace.ring.recovered import decoder_of
+from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.ring.memory import ROWS
+from gym_trace.format.ring.recovered import decoder_of
 from gym_trace.storage.local import LocalStorage
 
 MAGIC = b"\x89GTRNG\r\n"

@@ -25,6 +25,6 @@ export LD_PRELOAD PYTHONPATH=$copy:$copy/cli PYTHONMALLOC=malloc # or Python wou
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 "$PYTHON" -c 'from gym_trace.recording import core, _core; assert core.CORE == "compiled"; print(_core.__file__)'
 tests=("$@")
-[ $# -gt 0 ] || tests=(tests/recording/test_{core,core_lanes,core_trees,text_rows,roundtrip,any_value,gaps,infos_and_annotations,episode_ends,fork,frames,vector,vector_filters}.py tests/ring/test_lane_ring.py tests/format/test_{codec,kernels,limits}.py)
+[ $# -gt 0 ] || tests=(tests/recording/test_{core,core_lanes,core_trees,text_rows,roundtrip,any_value,gaps,infos_and_annotations,episode_ends,fork,frames,vector,vector_filters}.py tests/format/ring/test_lane_ring.py tests/format/test_{codec,kernels,limits}.py)
 "$PYTHON" -m pytest -q -p no:cacheprovider --capture=sys "${tests[@]}"
 "$PYTHON" tests/recording/fuzz_core.py "${FUZZ:-60}"

@@ -26,8 +26,8 @@ from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import RING
+from gym_trace.format.ring.lanes.autoreset import after_step
 from gym_trace.recording.options import demand_gymnasium
-from gym_trace.ring.lanes.autoreset import after_step
 from gym_trace.storage.remote.address import local_path
 
 LOOK_SECONDS = 0.2  # between calls of Rollout.look()

@@ -19,10 +19,10 @@ from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout
 from gym_trace.data.returns import Return
 from gym_trace.data.values import Array
 from gym_trace.envs.seeding import episode_seed, policy_seed
+from gym_trace.format.ring.lanes.autoreset import DISABLED
 from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.ring.lanes.autoreset import DISABLED
 from gym_trace.storage.remote.address import is_url
 
 _ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended

@@ -21,10 +21,10 @@ from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers, new_writer_id
+from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.format.ring.segment import part_of
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
-from gym_trace.ring.segment import part_of
 from gym_trace.storage.protocol import Storage
 
 _KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations", "states")

@@ -1,4 +1,4 @@
-"""Environments that reset themselves (gym_trace.ring.lanes.autoreset): how to recognize them and read their steps."""
+"""Environments that reset themselves (gym_trace.format.ring.lanes.autoreset): how to recognize them and read their steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.spaces import is_of_supersuit
 from gym_trace.errors import InvalidOption
-from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
+from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 
 # Keys of the last observation and info in the infos of a SAME_STEP: of Gymnasium 1, before it, of SuperSuit.
 FINAL_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")

@@ -25,7 +25,7 @@ undo_shuffle = transforms.undo_shuffle
 undo_xor = transforms.undo_xor
 
 
-log_places: Any = None  # compiled alone: gym_trace.ring.log.places() has the twin
+log_places: Any = None  # compiled alone: gym_trace.format.ring.log.places() has the twin
 
 
 def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:

@@ -34,7 +34,7 @@ LARGE_ROW = 4096  # bytes; rows of this size or more are shuffled one by one
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
 SYNC = b"\xf7GTREC\r\n"
 FOOTER_MAGIC = b"\x89GTBEND\n"
-RING_MAGIC = b"\x89GTRNG\r\n"  # gym_trace.ring reads and writes the rest of a ring
+RING_MAGIC = b"\x89GTRNG\r\n"  # gym_trace.format.ring reads and writes the rest of a ring
 
 SCHEMA, CHUNK, INDEX, PARITY = 1, 2, 3, 4
 OPTIONAL = 1

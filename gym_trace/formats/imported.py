@@ -19,9 +19,9 @@ from gym_trace.envs.spaces import describe
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.directory import is_writer_id, new_writer_id
+from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
 from gym_trace.formats.identity import flags_of, malformed, read_about, read_identity
 from gym_trace.recording.reset_record import packed_start, stored_seed
-from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 
 _OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # of NewEpisode, by its identity
 _NO_FLAGS = np.zeros((2, 0), np.bool_)

@@ -18,13 +18,13 @@ from gym_trace.errors import InvalidOption, RecordingError, TraceError, Unreadab
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.facts import Facts, checked, write_facts
+from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.format.ring.segment import Segment
 from gym_trace.formats.contract import Importer, ImportReport
 from gym_trace.formats.foreign import check_files, check_links, most_episodes
 from gym_trace.formats.imported import Imported
 from gym_trace.formats.registry import importer_for, importer_named
 from gym_trace.printable import printable, shown
-from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
-from gym_trace.ring.segment import Segment
 from gym_trace.storage.remote.address import is_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 

@@ -14,7 +14,7 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments, Rows
-from gym_trace.ring.pending import Pending
+from gym_trace.format.ring.pending import Pending
 
 EPISODE = np.dtype(
     [

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles
-from gym_trace.ring.pending import Pending
-from gym_trace.ring.recovered import Recovered, RingImage, recovered
+from gym_trace.format.ring.pending import Pending
+from gym_trace.format.ring.recovered import Recovered, RingImage, recovered
 
 _SlabKey = tuple[int, tuple[int, int] | None]
 

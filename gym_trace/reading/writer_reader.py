@@ -23,11 +23,11 @@ from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, C
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
+from gym_trace.format.ring.pending import Pending, pending_in
+from gym_trace.format.ring.recovered import Recovered, read_ring
 from gym_trace.reading.assembly import Piece, cut_down
 from gym_trace.reading.episode_table import Parts, headless, parts_of, step_offsets
 from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of
-from gym_trace.ring.pending import Pending, pending_in
-from gym_trace.ring.recovered import Recovered, read_ring
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))

@@ -2,8 +2,8 @@ from typing import Any
 
 from gym_trace.data.layout import Layout
 from gym_trace.data.values import Array
-from gym_trace.ring.log import Entry
-from gym_trace.ring.row_layout import RowLayout
+from gym_trace.format.ring.log import Entry
+from gym_trace.format.ring.row_layout import RowLayout
 
 ABI: int
 

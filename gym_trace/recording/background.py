@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.pending import Pending
-from gym_trace.ring.segment import Segment
+from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.ring.pending import Pending
+from gym_trace.format.ring.segment import Segment
 from gym_trace.storage.interrupts import held_back
 
 _HEADROOM = 32 << 20  # bytes of address space needed to start a thread

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.deltas import changed_words
-from gym_trace.ring.lanes.contents import PYTHON, Passes
-from gym_trace.ring.lanes.slab import LaneSlab
-from gym_trace.ring.row_slab import RowSlab
+from gym_trace.format.ring.lanes.contents import PYTHON, Passes
+from gym_trace.format.ring.lanes.slab import LaneSlab
+from gym_trace.format.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "LANE_PASSES", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 

@@ -19,7 +19,7 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.columns import Path
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import DROPPED, line
-from gym_trace.ring.segment import rows_of_part
+from gym_trace.format.ring.segment import rows_of_part
 from gym_trace.storage.protocol import Storage
 
 NAN = "nan"

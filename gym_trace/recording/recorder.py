@@ -24,14 +24,14 @@ from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.manifest import SUFFIX
+from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.ring.memory import Ring
+from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.newest import NewestBatches
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
-from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.memory import Ring
-from gym_trace.ring.segment import snapshot
 from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 

@@ -21,6 +21,8 @@ from gym_trace.envs import spaces
 from gym_trace.envs.identity import describe_environment
 from gym_trace.errors import InvalidOption, RecordingError, UnstorableValue, raise_if_of_signal
 from gym_trace.format.directory import check_writer_id
+from gym_trace.format.ring.lanes.autoreset import NEXT_STEP
+from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
@@ -29,8 +31,6 @@ from gym_trace.recording.single.steps import StepRecorder
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.rollouts import Batch, RolloutRecorder
 from gym_trace.recording.vector.steps import LaneSteps
-from gym_trace.ring.lanes.autoreset import NEXT_STEP
-from gym_trace.ring.segment import snapshot
 
 _ENDS = {outcome.word: outcome for outcome in (Outcome.TERMINATED, Outcome.TRUNCATED, Outcome.CUT, Outcome.CLOSED)}
 _MOST_LANES = 1 << 24

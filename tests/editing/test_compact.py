@@ -202,7 +202,7 @@ def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Pa
 
 
 def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_steps_these_were(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 700):
+    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 700):
         record_many(tmp_path / "t", 8)
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
@@ -229,7 +229,7 @@ def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_s
 def test_repair_of_a_compacted_trace_keeps_origins_apart_where_episodes_go_over_chunks(tmp_path: Path) -> None:
     for number in range(3):
         record_lengths(tmp_path / "t", [9, 12], flush_after=3, on_exist="append", metadata=number)
-    with mock.patch("gym_trace.ring.chunk_builder.SMALL_CHUNK", 400):
+    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 400):
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
     for number, (_, end) in list(enumerate(chunks_of(path)))[1:-1]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, transforms
-from gym_trace.ring import log
+from gym_trace.format.ring import log
 
 compiled = pytest.importorskip("gym_trace.format._kernels", reason="the C modules were not compiled")
 

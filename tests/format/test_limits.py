@@ -16,8 +16,8 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
 from gym_trace.format.columns import parse_column
-from gym_trace.ring.chunk_builder import readable
-from gym_trace.ring.segment import Segment
+from gym_trace.format.ring.chunk_builder import readable
+from gym_trace.format.ring.segment import Segment
 
 LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
 LARGE = 10**6
@@ -67,7 +67,7 @@ def test_frames_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_constant_frames_and_varying_values_stay_below_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
 ) -> None:
-    monkeypatch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 25_000)
+    monkeypatch.setattr("gym_trace.format.ring.chunk_builder.most_bytes", lambda: 25_000)
     steps = [Told(np.zeros((40, 41, 3), np.uint8), 1.0 if turn != "odd" or i % 2 else "odd") for i in range(60)]
     env = ScriptedEnv(spaces.Box(0, 255, (40, 41, 3), np.uint8), spaces.Discrete(2), [(steps[0].observation, steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path / "t", record_infos=True)

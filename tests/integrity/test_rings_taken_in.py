@@ -85,7 +85,7 @@ def half_written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.put(run.ring())
     writer.write(run.slabs[0])
     with monkeypatch.context() as patch:
-        patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
+        patch.setattr("gym_trace.format.ring.chunk_builder.most_bytes", lambda: 400)
         write, count = writer.files.write, itertools.count()
         patch.setattr(writer.files, "write", lambda *chunk: write(*chunk) if next(count) < 3 else None)
         writer.write(run.slabs[1])
@@ -140,7 +140,7 @@ def test_a_death_at_any_moment_leaves_the_trace_as_it_was(
 ) -> None:
     half_written(tmp_path / "t", monkeypatch)
     if most_bytes is not None:
-        monkeypatch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: most_bytes)
+        monkeypatch.setattr("gym_trace.format.ring.chunk_builder.most_bytes", lambda: most_bytes)
     before = held(tmp_path / "t")
     for number in itertools.count():
         place = tmp_path / str(number)

@@ -20,9 +20,9 @@ from odd_objects import Child, Flag, flag_for, reward_for, value_for
 
 from gym_trace.data.deltas import changed_words
 from gym_trace.data.layout import Layout, Leaf
-from gym_trace.ring.log import FLAG, VALUE, LogFull
-from gym_trace.ring.row_layout import RowLayout
-from gym_trace.ring.row_slab import RowSlab
+from gym_trace.format.ring.log import FLAG, VALUE, LogFull
+from gym_trace.format.ring.row_layout import RowLayout
+from gym_trace.format.ring.row_slab import RowSlab
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
 
@@ -494,7 +494,7 @@ def test_memory_does_not_grow_over_many_steps() -> None:
 
 def test_gym_trace_pure_disables_the_c_core() -> None:
     script = "from gym_trace.recording import core; print(core.CORE, core.RowSlab.__module__)"
-    for pure, expected in (("1", "pure gym_trace.ring.row_slab"), ("0", "compiled gym_trace.recording._core")):
+    for pure, expected in (("1", "pure gym_trace.format.ring.row_slab"), ("0", "compiled gym_trace.recording._core")):
         environ = {**os.environ, "GYM_TRACE_PURE": pure}
         done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected

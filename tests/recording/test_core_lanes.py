@@ -16,15 +16,15 @@ from test_core import leaf, leaks
 from test_core_trees import tree_for
 
 from gym_trace.data.layout import Branch, Layout, Leaf
-from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
-from gym_trace.ring.lanes.contents import PYTHON, Contents, Passes
-from gym_trace.ring.lanes.decoder import decoded
-from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, More, Observed, Reset
-from gym_trace.ring.lanes.layout import LaneLayout
-from gym_trace.ring.lanes.slab import LaneSlab
-from gym_trace.ring.lanes.writer import LaneWriter, Step
-from gym_trace.ring.log import ASK, RESET, STEP, LogFull, entries
-from gym_trace.ring.segment import Segment
+from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
+from gym_trace.format.ring.lanes.contents import PYTHON, Contents, Passes
+from gym_trace.format.ring.lanes.decoder import decoded
+from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, More, Observed, Reset
+from gym_trace.format.ring.lanes.layout import LaneLayout
+from gym_trace.format.ring.lanes.slab import LaneSlab
+from gym_trace.format.ring.lanes.writer import LaneWriter, Step
+from gym_trace.format.ring.log import ASK, RESET, STEP, LogFull, entries
+from gym_trace.format.ring.segment import Segment
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
 

@@ -13,9 +13,9 @@ from test_core import Both, leaf, leaf_for, leaks, slab_of
 
 from gym_trace.data.layout import Branch, Layout
 from gym_trace.data.packing import pack_lenient
+from gym_trace.format.ring.log import CHANGES, VALUE, WHOLE, LogFull, size_of
+from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.recording.single.packing import RowPackers
-from gym_trace.ring.log import CHANGES, VALUE, WHOLE, LogFull, size_of
-from gym_trace.ring.row_layout import RowLayout
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
 

@@ -23,11 +23,11 @@ from shell import wait_for
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, images, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace.format.ring.memory import Ring
+from gym_trace.format.ring.row_slab import RowSlab
+from gym_trace.format.ring.rows import RowDecoder
 from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.single.recorder import RowRecorder
-from gym_trace.ring.memory import Ring
-from gym_trace.ring.row_slab import RowSlab
-from gym_trace.ring.rows import RowDecoder
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
 

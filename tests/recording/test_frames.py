@@ -19,8 +19,8 @@ from gym_trace.data.layout import Leaf
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, Workspace, decode, parse_column
+from gym_trace.format.ring.row_slab import RowSlab
 from gym_trace.recording.single import recorder as recording
-from gym_trace.ring.row_slab import RowSlab
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 

@@ -27,7 +27,7 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.data import deltas
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.ring import log, row_slab
+from gym_trace.format.ring import log, row_slab
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,8 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
     from zoo import small_blocks
 
     from gym_trace import TraceRecordingWrapper
-    from gym_trace.ring.lanes.writer import LaneWriter
-    from gym_trace.ring.row_slab import RowSlab
+    from gym_trace.format.ring.lanes.writer import LaneWriter
+    from gym_trace.format.ring.row_slab import RowSlab
 
     kind, name = (LaneWriter, "ask") if lanes else (RowSlab, "ask_packed")
     usual = getattr(kind, name)

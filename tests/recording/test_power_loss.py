@@ -20,7 +20,7 @@ import pytest
 from longer import LONG
 
 from gym_trace import check_trace, open_trace, verify_trace
-from gym_trace.ring import memory
+from gym_trace.format.ring import memory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a file as a disk")
 

@@ -419,7 +419,7 @@ def test_an_existing_trace_raises_and_a_full_disk_is_reported(tmp_path: Path, mo
 def test_lanes_of_small_rows_are_stored_in_groups_of_similar_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, groups: list[int]
 ) -> None:
-    monkeypatch.setattr("gym_trace.ring.chunk_builder._SMALL_GROUP", least)
+    monkeypatch.setattr("gym_trace.format.ring.chunk_builder._SMALL_GROUP", least)
     envs = vector.SyncVectorEnv([lambda: CountingEnv(6)] * 8)
     wrapped = TraceRecordingVectorWrapper(envs, tmp_path)
     wrapped.reset(seed=0)

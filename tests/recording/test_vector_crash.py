@@ -90,7 +90,7 @@ from telling import *
 from zoo import CountingEnv
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.recording.vector import recorder
-from gym_trace.ring import chunk_builder
+from gym_trace.format.ring import chunk_builder
 
 directory, last, fork_at = sys.argv[1], *map(int, sys.argv[2:])
 chunk_builder._SMALL_GROUP = 1

@@ -29,7 +29,7 @@ from telling import (
 
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace, verify_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.ring.lanes import layout as ring_layout
+from gym_trace.format.ring.lanes import layout as ring_layout
 
 
 def parts_by_lane(trace: Any, lanes: list[int]) -> list[list[dict[str, Any]]]:

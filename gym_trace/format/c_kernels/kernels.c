@@ -542,7 +542,7 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
 
 /* -- logs of rings ------------------------------------------------------------------------------------------------- */
 
-#define ENTRY_SIZE 56 /* of gym_trace/ring/log.py: a length after 4 bytes, and a mark in the last 8 */
+#define ENTRY_SIZE 56 /* of gym_trace/format/ring/log.py: a length after 4 bytes, and a mark in the last 8 */
 
 /* log_places(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
 static PyObject *log_places(PyObject *self, PyObject *args)

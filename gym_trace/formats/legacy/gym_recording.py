@@ -22,9 +22,9 @@ from gym_trace.data.values import Array, densified, is_plain_dtype
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
+from gym_trace.format.ring.segment import Columns, Segment, size_of
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, OldFile, malformed, plain_name
-from gym_trace.ring.segment import Columns, Segment, size_of
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
 

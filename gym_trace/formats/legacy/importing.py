@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from gym_trace.data.schema import IMPORTED_FROM
 from gym_trace.errors import TraceError, TraceNotFound
 from gym_trace.format.directory import is_writer_id, new_writer_id
+from gym_trace.format.ring.segment import Segment
 from gym_trace.formats.imported import Imported, Schema
 from gym_trace.formats.legacy.gym_recording import GymRecording, find_recordings, is_recording
 from gym_trace.formats.legacy.monitor import MonitorRun, differences, find_runs, is_manifest
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory
-from gym_trace.ring.segment import Segment
 
 
 class GymImporter:

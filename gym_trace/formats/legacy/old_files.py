@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
+from gym_trace.format.ring.segment import Segment
 from gym_trace.formats.foreign import in_parts
-from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory

@@ -1,4 +1,4 @@
-/* RowSlab of gym_trace/ring/row_slab.py and LaneSlab of gym_trace/ring/lanes/slab.py in C: same methods, same results, same
+/* RowSlab of gym_trace/format/ring/row_slab.py and LaneSlab of gym_trace/format/ring/lanes/slab.py in C: same methods, same results, same
  * bytes in the slab. Those files document the methods, and docs/FORMAT.md, section 8, the bytes.
  *
  * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer, and
@@ -43,8 +43,8 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     import_array();
     pcg64_type = found_in("numpy.random", "PCG64");
-    log_full = found_in("gym_trace.ring.log", "LogFull");
-    log_entries = found_in("gym_trace.ring.log", "entries");
+    log_full = found_in("gym_trace.format.ring.log", "LogFull");
+    log_entries = found_in("gym_trace.format.ring.log", "entries");
     leaf_type = found_in("gym_trace.data.layout", "Leaf");
     flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
     flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");

@@ -1,4 +1,4 @@
-/* LaneSlab of gym_trace/ring/lanes/slab.py in C: same methods, same results, same bytes in the slab. */
+/* LaneSlab of gym_trace/format/ring/lanes/slab.py in C: same methods, same results, same bytes in the slab. */
 #pragma once
 #include "batches.h"
 #include "layout.h"
@@ -284,7 +284,7 @@ static PyMemberDef lane_members[] = {
 
 static PyTypeObject LaneSlabType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gym_trace.recording._core.LaneSlab",
-    .tp_doc = "Writes steps of all lanes to a slab, like gym_trace.ring.lanes.slab.LaneSlab.",
+    .tp_doc = "Writes steps of all lanes to a slab, like gym_trace.format.ring.lanes.slab.LaneSlab.",
     .tp_basicsize = sizeof(LaneSlab),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,

@@ -1,6 +1,6 @@
 /* Passes over a full slab of lanes: the fragments of its steps, and its rows in the order in which they are stored.
  *
- * They do what gym_trace/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers, whose rings are
+ * They do what gym_trace/format/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers, whose rings are
  * untrusted, do it in Python.
  */
 #pragma once
@@ -240,7 +240,7 @@ static int is_plain(PyObject *object, npy_intp width, npy_intp rows, npy_intp co
 }
 
 /* lane_fragments(states, terminations, truncations, utc, monotonic, mode, episodes): see _Decoding in
- * gym_trace/ring/lanes/decoder.py. */
+ * gym_trace/format/ring/lanes/decoder.py. */
 static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *states, *terminated, *truncated, *utc, *monotonic;
@@ -351,7 +351,7 @@ static void copy_in_order(const Rows *rows, char *to)
     }
 }
 
-/* lane_rows(column, leads, out): as in gym_trace/ring/lanes/contents.py. */
+/* lane_rows(column, leads, out): as in gym_trace/format/ring/lanes/contents.py. */
 static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyArrayObject *column, *leads, *out;

@@ -2,7 +2,7 @@
 #pragma once
 #include "values.h"
 
-static PyObject *log_full; /* gym_trace.ring.log.LogFull */
+static PyObject *log_full; /* gym_trace.format.ring.log.LogFull */
 static long flag_terminated, flag_truncated, outcome_terminated, outcome_truncated;
 
 typedef struct {

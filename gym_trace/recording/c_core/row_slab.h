@@ -129,7 +129,7 @@ static PyMemberDef members[] = {
 
 static PyTypeObject RowSlabType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gym_trace.recording._core.RowSlab",
-    .tp_doc = "Writes rows to a slab, like gym_trace.ring.row_slab.RowSlab.",
+    .tp_doc = "Writes rows to a slab, like gym_trace.format.ring.row_slab.RowSlab.",
     .tp_basicsize = sizeof(RowSlab),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,

@@ -2,7 +2,7 @@
 #pragma once
 #include "log.h"
 
-static PyObject *log_entries; /* gym_trace.ring.log.entries */
+static PyObject *log_entries; /* gym_trace.format.ring.log.entries */
 
 /* Replaces held memory by another memoryview, and steals the reference. Returns -1 with an exception if it is invalid. */
 static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory)

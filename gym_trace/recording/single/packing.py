@@ -12,10 +12,10 @@ from gym_trace.data.layout import Layout, Leaf, as_kept, integer_bytes, taken_ap
 from gym_trace.data.packing import pack
 from gym_trace.data.values import Packed
 from gym_trace.format import wire
+from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
+from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.recording.core import changed_words
 from gym_trace.recording.recorder import largest_row
-from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
-from gym_trace.ring.row_layout import RowLayout
 
 Packer = Callable[[Any], bytes]  # returns the bytes of a value in a row; values without a fixed size go into the log
 

@@ -14,18 +14,30 @@ from gym_trace.data.packing import pack
 from gym_trace.data.values import Packed
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import UnstorableValue
+from gym_trace.format.ring import log, memory, row_slab
+from gym_trace.format.ring.chunk_builder import LARGE_CHUNK
+from gym_trace.format.ring.log import (
+    CHANGES,
+    CONTINUE,
+    END,
+    FLAG,
+    HAS_LEAD,
+    LEAD,
+    REWARD_TYPE,
+    START,
+    STOP,
+    VALUE,
+    WHOLE,
+)
+from gym_trace.format.ring.row_layout import RowLayout
+from gym_trace.format.ring.row_slab import EXACT_INTEGERS
+from gym_trace.format.ring.rows import RowDecoder
+from gym_trace.format.ring.segment import ATOMS
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.recording.reset_record import Start
 from gym_trace.recording.single.packing import Packer, RowPackers, chunk_bytes_of
-from gym_trace.ring import log, memory, row_slab
-from gym_trace.ring.chunk_builder import LARGE_CHUNK
-from gym_trace.ring.log import CHANGES, CONTINUE, END, FLAG, HAS_LEAD, LEAD, REWARD_TYPE, START, STOP, VALUE, WHOLE
-from gym_trace.ring.row_layout import RowLayout
-from gym_trace.ring.row_slab import EXACT_INTEGERS
-from gym_trace.ring.rows import RowDecoder
-from gym_trace.ring.segment import ATOMS
 from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 

@@ -10,11 +10,11 @@ from gym_trace.data.layout import layout_of
 from gym_trace.data.packing import pack
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.vocabulary import Outcome
+from gym_trace.format.ring.row_layout import RowLayout
+from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.reset_record import packed_generator
 from gym_trace.recording.single.recorder import Observed, RowRecorder
-from gym_trace.ring.row_layout import RowLayout
-from gym_trace.ring.segment import snapshot
 
 # The start of an episode before its reset: seed, packed options, state of the environment's random generator, UTC and
 # monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.

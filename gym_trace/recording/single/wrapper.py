@@ -15,6 +15,7 @@ from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
+from gym_trace.format.ring.lanes.autoreset import SAME_STEP
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.newest import KeepIf
@@ -26,7 +27,6 @@ from gym_trace.recording.options import (
     with_documented_options,
 )
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
-from gym_trace.ring.lanes.autoreset import SAME_STEP
 from gym_trace.video.schedules import Schedule
 
 

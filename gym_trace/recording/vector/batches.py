@@ -14,9 +14,9 @@ from gym_trace.data.layout import Layout, Leaf, as_kept, integers_fit, taken_apa
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.errors import raise_if_of_signal
+from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
 from gym_trace.recording.vector.recorder import LaneRecorder
-from gym_trace.ring.segment import Rows
 
 
 class BatchPacker:

@@ -13,20 +13,20 @@ from gym_trace.data.layout import Layout
 from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
+from gym_trace.format.ring.lanes import slab as lane_slab
+from gym_trace.format.ring.lanes.autoreset import SAME_STEP, after_step
+from gym_trace.format.ring.lanes.contents import Contents
+from gym_trace.format.ring.lanes.decoder import LazySegment, decoded, pending_of
+from gym_trace.format.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
+from gym_trace.format.ring.lanes.layout import LaneLayout, row_bytes
+from gym_trace.format.ring.lanes.writer import LaneWriter, Rooms, Step, log_bytes_for, rooms_of_no_slab
+from gym_trace.format.ring.log import LogFull
+from gym_trace.format.ring.memory import LANES, MOST_SLAB_BYTES, Ring
+from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, largest_row, not_to_be_interrupted
-from gym_trace.ring.lanes import slab as lane_slab
-from gym_trace.ring.lanes.autoreset import SAME_STEP, after_step
-from gym_trace.ring.lanes.contents import Contents
-from gym_trace.ring.lanes.decoder import LazySegment, decoded, pending_of
-from gym_trace.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
-from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
-from gym_trace.ring.lanes.writer import LaneWriter, Rooms, Step, log_bytes_for, rooms_of_no_slab
-from gym_trace.ring.log import LogFull
-from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
-from gym_trace.ring.segment import Rows
 from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 

@@ -13,8 +13,8 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.autoreset import named_mode
 from gym_trace.errors import InvalidOption, raise_if_of_signal
+from gym_trace.format.ring.lanes.autoreset import DISABLED, SAME_STEP
 from gym_trace.recording.vector.steps import LaneSteps
-from gym_trace.ring.lanes.autoreset import DISABLED, SAME_STEP
 
 Tree = Any  # an array, or a dict or tuple of trees
 _FINAL = "final_obs"

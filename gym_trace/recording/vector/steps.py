@@ -17,14 +17,14 @@ from gym_trace.data.values import Array, objects
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
+from gym_trace.format.ring.lanes.autoreset import SAME_STEP
+from gym_trace.format.ring.lanes.entries import More, Reset
+from gym_trace.format.ring.lanes.writer import Step
+from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.lanes import Lanes, is_on_device
 from gym_trace.recording.vector.recorder import LaneRecorder
-from gym_trace.ring.lanes.autoreset import SAME_STEP
-from gym_trace.ring.lanes.entries import More, Reset
-from gym_trace.ring.lanes.writer import Step
-from gym_trace.ring.segment import Rows
 
 _FLOAT = np.dtype("<f8")
 _NOTHING: Mapping[int, bytes | None] = {}

@@ -17,6 +17,7 @@ from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.format.ring.chunk_builder import PACKED_ABSENT
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import (
@@ -29,7 +30,6 @@ from gym_trace.recording.options import (
 from gym_trace.recording.reset_record import packed_generators
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.steps import LaneSteps, packed_note
-from gym_trace.ring.chunk_builder import PACKED_ABSENT
 
 if not hasattr(vector, "AutoresetMode"):
     raise MissingExtra("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")

@@ -22,12 +22,12 @@ from gym_trace.data.values import Array
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
+from gym_trace.format.ring.lanes.autoreset import DISABLED
 from gym_trace.playback.trace import open_trace
 from gym_trace.printable import printable
 from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
-from gym_trace.ring.lanes.autoreset import DISABLED
 from gym_trace.training.network.forms import picked
 from gym_trace.training.processes.inference import Acting, Asking, Desk, OwnModel, Stopped
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take

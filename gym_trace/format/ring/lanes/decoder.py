@@ -14,15 +14,15 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome, note_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.ring.chunk_builder import PACKED_ABSENT, joined_rows
-from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
-from gym_trace.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
-from gym_trace.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
-from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
-from gym_trace.ring.log import STEP, headers, places
-from gym_trace.ring.memory import MOST_SLAB_BYTES
-from gym_trace.ring.pending import Pending
-from gym_trace.ring.segment import Columns, Rows, Segment, size_of
+from gym_trace.format.ring.chunk_builder import PACKED_ABSENT, joined_rows
+from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
+from gym_trace.format.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
+from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
+from gym_trace.format.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
+from gym_trace.format.ring.log import STEP, headers, places
+from gym_trace.format.ring.memory import MOST_SLAB_BYTES
+from gym_trace.format.ring.pending import Pending
+from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
 
 
 class LaneDecoder:

@@ -22,7 +22,7 @@ from zoo import CountingEnv
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
-from gym_trace.ring.memory import sequence_of
+from gym_trace.format.ring.memory import sequence_of
 from gym_trace.storage.local import LocalStorage
 
 
@@ -91,7 +91,7 @@ def test_the_ring_replaces_chunks_of_an_unfinished_slab(tmp_path: Path, monkeypa
     writer = rings.Writer(tmp_path)
     writer.put(run.ring())
     with monkeypatch.context() as patch:
-        patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
+        patch.setattr("gym_trace.format.ring.chunk_builder.most_bytes", lambda: 400)
         written: list[Any] = []
         write = writer.files.write
 
@@ -243,7 +243,7 @@ def test_a_slab_reused_during_a_copy_is_read_from_its_batch(tmp_path: Path, monk
             return 2
         return sequence_of(file, place)
 
-    monkeypatch.setattr("gym_trace.ring.recovered.sequence_of", overtaken)
+    monkeypatch.setattr("gym_trace.format.ring.recovered.sequence_of", overtaken)
     trace.refresh()
     assert len(asked) > 2
     assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated"), (2, 2, "terminated")]

@@ -17,8 +17,7 @@ from gym_trace.data.values import ABSENT, Array, Packed, dtype_from
 from gym_trace.data.vocabulary import note_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, wire
-from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
-from gym_trace.ring.log import (
+from gym_trace.format.ring.log import (
     CHANGES,
     CONTINUE,
     END,
@@ -37,10 +36,11 @@ from gym_trace.ring.log import (
     headers,
     places,
 )
-from gym_trace.ring.memory import SLAB_HEADER
-from gym_trace.ring.pending import Pending
-from gym_trace.ring.row_layout import Column, RowForm
-from gym_trace.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
+from gym_trace.format.ring.memory import SLAB_HEADER
+from gym_trace.format.ring.pending import Pending
+from gym_trace.format.ring.row_layout import Column, RowForm
+from gym_trace.format.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
+from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 
 _Value = tuple[int, int, bytes]  # an entry that is a value: kind, a, payload
 

@@ -16,9 +16,9 @@ from gym_trace.data.layout import Leaf
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.ring.chunk_builder import joined_rows
-from gym_trace.ring.lanes.layout import LaneLayout
-from gym_trace.ring.segment import Rows
+from gym_trace.format.ring.chunk_builder import joined_rows
+from gym_trace.format.ring.lanes.layout import LaneLayout
+from gym_trace.format.ring.segment import Rows
 
 NOTHING = pack({})  # an empty row of the column "starts"
 _START = b"\x81" + pack("reset_info")

@@ -10,12 +10,12 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import RING, batch_name
-from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.lanes.decoder import LaneDecoder
-from gym_trace.ring.memory import LANES, ROWS, read_header, sequence_of
-from gym_trace.ring.pending import Pending, pending_in
-from gym_trace.ring.rows import RowDecoder
-from gym_trace.ring.segment import Segment
+from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.ring.lanes.decoder import LaneDecoder
+from gym_trace.format.ring.memory import LANES, ROWS, read_header, sequence_of
+from gym_trace.format.ring.pending import Pending, pending_in
+from gym_trace.format.ring.rows import RowDecoder
+from gym_trace.format.ring.segment import Segment
 from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage
 

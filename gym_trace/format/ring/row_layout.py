@@ -12,7 +12,7 @@ from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import is_path
-from gym_trace.ring.memory import MOST_SLAB_BYTES
+from gym_trace.format.ring.memory import MOST_SLAB_BYTES
 
 DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the log; smaller ones are in the row
 _MARK = 8  # bytes of a mark, and of a reward

@@ -10,8 +10,8 @@ import numpy as np
 
 from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.values import Array
-from gym_trace.ring.log import ASK, ENTRY, STEP, LogFull, clear, put, size_of
-from gym_trace.ring.memory import begin
+from gym_trace.format.ring.log import ASK, ENTRY, STEP, LogFull, clear, put, size_of
+from gym_trace.format.ring.memory import begin
 
 
 class LaneSlab:

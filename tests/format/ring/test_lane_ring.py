@@ -24,11 +24,11 @@ from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, RecordingError, UnstorableValue
 from gym_trace.format.batch_files import BatchFiles
+from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.ring.lanes.decoder import LaneDecoder
+from gym_trace.format.ring.memory import LANES
+from gym_trace.format.ring.recovered import read_ring
 from gym_trace.recording.vector import recorder as vector_recorder
-from gym_trace.ring.chunk_builder import ChunkWriter
-from gym_trace.ring.lanes.decoder import LaneDecoder
-from gym_trace.ring.memory import LANES
-from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.local import LocalStorage
 
 pytestmark = [

@@ -8,8 +8,8 @@ import numpy as np
 
 from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array
-from gym_trace.ring.lanes.entries import NO_MORE, End, More, OddRows, Reset, packed_actions
-from gym_trace.ring.lanes.layout import (
+from gym_trace.format.ring.lanes.entries import NO_MORE, End, More, OddRows, Reset, packed_actions
+from gym_trace.format.ring.lanes.layout import (
     REWARD_BYTES,
     REWARDS,
     TERMINATIONS,
@@ -18,9 +18,9 @@ from gym_trace.ring.lanes.layout import (
     dtype_of,
     type_code,
 )
-from gym_trace.ring.lanes.slab import LaneSlab
-from gym_trace.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LogFull, size_of
-from gym_trace.ring.segment import Rows
+from gym_trace.format.ring.lanes.slab import LaneSlab
+from gym_trace.format.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LogFull, size_of
+from gym_trace.format.ring.segment import Rows
 
 _RESERVE = 8 * ENTRY.size  # log bytes reserved for entries without a payload
 _FLOAT = np.dtype("<f8")

@@ -14,11 +14,11 @@ from gym_trace.data.layout import Leaf
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
+from gym_trace.format.ring.log import END, FLAG, LEAD, START, STOP, VALUE, LogFull
+from gym_trace.format.ring.row_layout import RowLayout
+from gym_trace.format.ring.rows import HAS_LEAD, RowDecoder
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.reset_record import packed_generator, packed_start
-from gym_trace.ring.log import END, FLAG, LEAD, START, STOP, VALUE, LogFull
-from gym_trace.ring.row_layout import RowLayout
-from gym_trace.ring.rows import HAS_LEAD, RowDecoder
 
 LAYOUT = RowLayout(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()))
 SEQUENCE = 3

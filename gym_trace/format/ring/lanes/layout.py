@@ -11,9 +11,9 @@ from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import Path
+from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
+from gym_trace.format.ring.memory import SLAB_HEADER
 from gym_trace.format.wire import aligned
-from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
-from gym_trace.ring.memory import SLAB_HEADER
 
 REWARDS, TERMINATIONS, TRUNCATIONS = ("rewards",), ("terminations",), ("truncations",)
 REWARD_BYTES = 8  # reserved per reward; types other than float64 may use less
@@ -123,7 +123,7 @@ def row_bytes(leaves: list[Leaf]) -> int:
 
 
 def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
-    """Parse the layout stored in a ring file. Raises like gym_trace.ring.lanes.entries if it is malformed."""
+    """Parse the layout stored in a ring file. Raises like gym_trace.format.ring.lanes.entries if it is malformed."""
     lanes, times, log = (plain[name] for name in ("lanes", "times", "log"))
     if not all(type(number) is int and 0 < number <= slab_bytes for number in (lanes, times, log)):
         raise CorruptTrace("number out of range in a ring layout")

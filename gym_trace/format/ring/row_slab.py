@@ -12,9 +12,9 @@ from gym_trace.data.layout import Leaf, integer_bytes
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, put, size_of
-from gym_trace.ring.memory import SLAB_HEADER, begin
-from gym_trace.ring.row_layout import RowLayout
+from gym_trace.format.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, put, size_of
+from gym_trace.format.ring.memory import SLAB_HEADER, begin
+from gym_trace.format.ring.row_layout import RowLayout
 
 _RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
 _NEVER = 1 << 62

@@ -17,8 +17,8 @@ from gym_trace.data.vocabulary import NOTES
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.columns import STEP_COLUMNS, is_large
+from gym_trace.format.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
-from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment, size_of
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
 _SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # least raw bytes of a group of lanes, without and with large values

@@ -13,10 +13,10 @@ from gym_trace.data.packing import pack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import Path
-from gym_trace.ring.lanes.entries import NO_MORE, End, LaneState, More, OddRows, Reset, taken, unpacked_actions
-from gym_trace.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, dtype_of
-from gym_trace.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entry_at, headers, places
-from gym_trace.ring.segment import Rows
+from gym_trace.format.ring.lanes.entries import NO_MORE, End, LaneState, More, OddRows, Reset, taken, unpacked_actions
+from gym_trace.format.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, dtype_of
+from gym_trace.format.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entry_at, headers, places
+from gym_trace.format.ring.segment import Rows
 
 _LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by size in bytes
@@ -33,7 +33,7 @@ class Passes(NamedTuple):
 
     Attributes:
         rows: lane_rows().
-        fragments: the fragments of usual steps, see _Decoding in gym_trace.ring.lanes.decoder; None: none are usual.
+        fragments: the fragments of usual steps, see _Decoding in gym_trace.format.ring.lanes.decoder; None: none are usual.
     """
 
     rows: Callable[[Array, Array, Array], None] = lane_rows
@@ -108,7 +108,7 @@ class Steps(NamedTuple):
 
 
 class Contents:
-    """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.ring.lanes.entries.
+    """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.format.ring.lanes.entries.
 
     Args:
         most: number of log entries to read; None: all.
