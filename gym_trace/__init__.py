@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gym_trace.integrity.repair import check_trace as check_trace
     from gym_trace.integrity.repair import repair_trace as repair_trace
     from gym_trace.linting.api import lint_trace as lint_trace
+    from gym_trace.playback.sampling.items import Hindsight as Hindsight
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from gym_trace.replay.env_at import env_at as env_at
     from gym_trace.replay.replay_env import ReplayEnv as ReplayEnv
     from gym_trace.replay.verify import verify_trace as verify_trace
-    from gym_trace.sampling.items import Hindsight as Hindsight
     from gym_trace.statistics.card import dataset_card as dataset_card
     from gym_trace.statistics.summary import summarize as summarize
     from gym_trace.training.api import train as train
@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 # Imported on first access, so that "gym-trace --help" does not import gymnasium.
 _HOMES = {
     "Episode": "gym_trace.data.episode",
-    "Hindsight": "gym_trace.sampling.items",
+    "Hindsight": "gym_trace.playback.sampling.items",
     "ReplayEnv": "gym_trace.replay.replay_env",
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",

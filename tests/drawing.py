@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_trace.sampling.batches import Batches
+from gym_trace.playback.sampling.batches import Batches
 
 
 def firsts(batches: Batches, count: int) -> list[list[tuple[int, int]]]:

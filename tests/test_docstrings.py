@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gym_trace
-from gym_trace.sampling import targets
+from gym_trace.playback.sampling import targets
 
 PUBLIC = [getattr(gym_trace, name) for name in gym_trace.__all__ if name != "train"]  # without PyTorch
 TESTS = [

@@ -131,7 +131,7 @@ def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def episode_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the table of episodes, for --where and --sort."""
-    from gym_trace.reading.episode_columns import COLUMNS
+    from gym_trace.playback.episode_columns import COLUMNS
 
     return _with_last_name(incomplete, COLUMNS)
 

@@ -180,7 +180,7 @@ def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) ->
     """Return returns for JSON: None if unknown or infinite, a list for several objectives."""
     if not any(map(math.isnan, known)):
         return [value if math.isfinite(value) else None for value in known]
-    from gym_trace.reading.episode_columns import objective_returns
+    from gym_trace.playback.episode_columns import objective_returns
 
     view = trace[places]
     with warnings.catch_warnings():

@@ -12,9 +12,9 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.steps.windows import with_repeated_final
+from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
-from gym_trace.reading.episode_columns import repeated_steps
 
 
 def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:

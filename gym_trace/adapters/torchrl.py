@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.adapters.torch import tensors
 from gym_trace.data.trees import mapped
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.sampling.batches import Batches
+from gym_trace.playback.sampling.batches import Batches
 
 try:
     import torch

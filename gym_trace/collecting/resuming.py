@@ -17,11 +17,11 @@ from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
 from gym_trace.format.directory import find_writers, prepare
 from gym_trace.format.manifest import SUFFIX, json_of
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.origins import presented
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.processes.run_log import EVENTS
 from gym_trace.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
-from gym_trace.reading.episode_table import outcome_codes
-from gym_trace.reading.origins import presented
-from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}

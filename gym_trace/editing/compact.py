@@ -24,7 +24,7 @@ from gym_trace.format.directory import find_writers, new_writer_id
 from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.format.ring.segment import part_of
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 _KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations", "states")

@@ -20,8 +20,8 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers
 from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import shown
-from gym_trace.reading.writer_reader import WriterReader
 
 DROPPABLE = ("infos", "annotations")
 

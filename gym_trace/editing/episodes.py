@@ -18,9 +18,9 @@ from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.facts import write_facts
+from gym_trace.playback.sampling.draw import GOLDEN, mixed
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
-from gym_trace.sampling.draw import GOLDEN, mixed
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import StagedStorage, new_directory
 

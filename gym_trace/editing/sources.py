@@ -14,10 +14,10 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, are_alike, copy_videos, schema_of
 from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.origins import OriginReader
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.reading.episode_table import outcome_codes
-from gym_trace.reading.origins import OriginReader
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 _OF_THE_RESET = ("seed", "options", "rng_state", "reset_info", "pending_action")

@@ -21,7 +21,7 @@ from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import DROPPED
 from gym_trace.format.ring.chunk_builder import ChunkWriter
 from gym_trace.format.ring.segment import part_of
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Reader, Storage
 
 LEVEL = 3  # of zstd, for data that is encoded again

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from gym_trace.data.values import Array
-from gym_trace.reading.forms import Form
+from gym_trace.playback.forms import Form
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SMALLEST = 1024  # bytes that are worth a PNG

@@ -18,7 +18,7 @@ from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import Window, choose, step_windows
-from gym_trace.reading.forms import Form
+from gym_trace.playback.forms import Form
 
 ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them
 _MOST_COLUMNS, _DEEPEST = 500, 8

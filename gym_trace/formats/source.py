@@ -30,11 +30,11 @@ from gym_trace.formats.steps.windows import (
     with_repeated_final,
     without_unknown_end,
 )
+from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.forms import Form, forms_of
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.episode_columns import repeated_steps
-from gym_trace.reading.episode_table import outcome_codes
-from gym_trace.reading.forms import Form, forms_of
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
 

@@ -22,8 +22,8 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.integrity.scan import CheckReport, Examination, Loss, LostSteps, Progress, SalvagedSteps, examinations
+from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import TraceLike, storage_of
-from gym_trace.reading.episode_table import step_offsets
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.staging import StagedStorage, new_directory
 

@@ -16,8 +16,8 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.format.manifest import reopened
 from gym_trace.format.ring.recovered import read_ring
+from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.playback.trace import TraceLike, writable_storage_of
-from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.storage.protocol import Appender, Storage
 
 _PATIENCE = 2.0  # seconds, with readers who ask for a moment whether the writer lives

@@ -40,9 +40,9 @@ from gym_trace.format.records import columns_of, gaps_of, metadata_of
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import read_ring
 from gym_trace.integrity.manifest_check import ManifestCheck, Seen
-from gym_trace.reading.episode_table import step_offsets
-from gym_trace.reading.origins import origin_numbers, origin_problem
-from gym_trace.reading.ring_tail import RingTail, tail_of
+from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.origins import origin_numbers, origin_problem
+from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.storage.protocol import Reader, ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

@@ -13,8 +13,8 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.linting.findings import ERROR, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
+from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.episode_columns import repeated_steps
 from gym_trace.replay.fingerprints import CONTENT, fingerprints_of
 from gym_trace.replay.lanes import inseparable
 

@@ -13,7 +13,7 @@ from gym_trace.format import wire
 from gym_trace.linting.findings import NOTE, WARNING, Kind, Sighting
 from gym_trace.linting.steps import StepBlock
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.replay.lanes import inseparable, lanes_of
 
 _UNVERIFIABLE = Kind("T501", WARNING, "episodes that cannot be verified: no seed, and no generator state recorded")

@@ -12,8 +12,8 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, Damage
-from gym_trace.reading.episode_scan import damage_at
-from gym_trace.reading.writer_reader import Block, WriterReader
+from gym_trace.playback.episode_scan import damage_at
+from gym_trace.playback.writer_reader import Block, WriterReader
 from gym_trace.statistics.columns import leaves_with_spaces
 
 _STARTS = ("starts",)

@@ -16,10 +16,10 @@ from gym_trace.data.showing.words import period, spread, tally
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import TraceError
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_columns import complete_rows
+from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
 from gym_trace.printable import printable
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_columns import complete_rows
-from gym_trace.reading.episode_table import EpisodeTable, outcome_codes
 
 _NAMED = 3  # environments
 

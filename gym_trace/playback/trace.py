@@ -23,21 +23,21 @@ from gym_trace.data.vocabulary import SCANNED
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_columns import EpisodeColumns
+from gym_trace.playback.episode_scan import arrays_of, scan_content
+from gym_trace.playback.episode_table import EpisodeTable
+from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.playback.shown import Shown
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_columns import EpisodeColumns
-from gym_trace.reading.episode_scan import arrays_of, scan_content
-from gym_trace.reading.episode_table import EpisodeTable
-from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
-from gym_trace.reading.step_columns import steps_where
-from gym_trace.reading.writer_reader import Extent, WriterReader
+from gym_trace.playback.step_columns import steps_where
+from gym_trace.playback.writer_reader import Extent, WriterReader
 from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.remote.address import is_url
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
-    from gym_trace.sampling.batches import Batches
-    from gym_trace.sampling.items import Hindsight
+    from gym_trace.playback.sampling.batches import Batches
+    from gym_trace.playback.sampling.items import Hindsight
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
@@ -668,8 +668,8 @@ class Trace(KnowsOtherNames):
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
-        from gym_trace.sampling.batches import Order
-        from gym_trace.sampling.orders import batches_of, windows
+        from gym_trace.playback.sampling.batches import Order
+        from gym_trace.playback.sampling.orders import batches_of, windows
 
         order = Order(
             batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
@@ -714,8 +714,8 @@ class Trace(KnowsOtherNames):
 
         Raises the same errors as windows().
         """
-        from gym_trace.sampling.batches import Order
-        from gym_trace.sampling.orders import batches_of, transitions
+        from gym_trace.playback.sampling.batches import Order
+        from gym_trace.playback.sampling.orders import batches_of, transitions
 
         order = Order(
             batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
@@ -737,8 +737,8 @@ class Trace(KnowsOtherNames):
     ) -> Batches:
         """Return batches of whole episodes, like windows(), padded to the longest of the batch. Episodes without steps
         are skipped. For arguments and errors see windows()."""
-        from gym_trace.sampling.batches import Order
-        from gym_trace.sampling.orders import TRAJECTORIES, batches_of
+        from gym_trace.playback.sampling.batches import Order
+        from gym_trace.playback.sampling.orders import TRAJECTORIES, batches_of
 
         order = Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage)
         return batches_of(self, TRAJECTORIES, order, self._report)
@@ -759,8 +759,8 @@ class Trace(KnowsOtherNames):
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
-        from gym_trace.sampling.batches import roots_of
-        from gym_trace.sampling.normalization import moments_of
+        from gym_trace.playback.sampling.batches import roots_of
+        from gym_trace.playback.sampling.normalization import moments_of
 
         chosen = ("observations", "actions", "rewards") if columns is None else columns
         return moments_of(self, roots_of(chosen))

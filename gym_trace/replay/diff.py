@@ -15,9 +15,9 @@ from gym_trace.data.trees import cut
 from gym_trace.data.values import Array, row_of
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
-from gym_trace.reading.episode_table import outcome_codes
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.fingerprints import Fingerprints, fingerprints_of
 

@@ -15,10 +15,10 @@ from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
+from gym_trace.playback.assembly import Piece, assemble
+from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.assembly import Piece, assemble
-from gym_trace.reading.episode_scan import scan_episodes
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 
 CONTENT = ("observations", "actions", "rewards")
 _MORE = ("terminations", "truncations", "infos", "annotations")

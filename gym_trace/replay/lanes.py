@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 
 _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
 

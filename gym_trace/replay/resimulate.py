@@ -27,7 +27,7 @@ from gym_trace.envs.states import can_restore, is_checked, least_compared, resto
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.replay.lanes import Lane
 

@@ -14,8 +14,8 @@ import numpy as np
 from gym_trace.data.packing import pack_lenient
 from gym_trace.format.facts import KNOWN, known
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
-from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.describe import plain, space_text
 from gym_trace.statistics.summary import summarize
 

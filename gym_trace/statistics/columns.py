@@ -12,7 +12,7 @@ from gym_trace.data.layout import Leaf, Path, PlainSpace, leaves_in
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Curve, Moments, Tally, Variety
 
 DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram

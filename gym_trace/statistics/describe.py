@@ -18,8 +18,8 @@ from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
-from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, summarize
 from gym_trace.storage.opening import folders_at, storage_at
 from gym_trace.storage.remote.address import is_url, local_path

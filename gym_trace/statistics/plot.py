@@ -12,9 +12,9 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.printable import printable
-from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.statistics.summary import Facts, facts_of, grouping
 from gym_trace.storage.staging import replaced_file
 

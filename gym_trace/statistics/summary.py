@@ -11,11 +11,11 @@ from gym_trace.data.agents import Name
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.agent_returns import agent_returns
+from gym_trace.playback.episode_columns import complete_rows, objective_returns, repeated_steps
+from gym_trace.playback.episode_table import Columns, outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
-from gym_trace.reading.agent_returns import agent_returns
-from gym_trace.reading.episode_columns import complete_rows, objective_returns, repeated_steps
-from gym_trace.reading.episode_table import Columns, outcome_codes
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
 

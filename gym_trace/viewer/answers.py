@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
+from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.opened import ChunkCache
 from gym_trace.replay.diff import compare_episodes
 from gym_trace.viewer import container
 from gym_trace.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode

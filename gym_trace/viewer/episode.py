@@ -18,10 +18,10 @@ from gym_trace.data.showing.pictures import is_picture, picture_of, picture_size
 from gym_trace.data.showing.words import moment, number
 from gym_trace.data.values import Array, Misfit
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.leaf_rows import LeafRows
+from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import integer, key_text
-from gym_trace.reading.leaf_rows import LeafRows
-from gym_trace.reading.opened import ChunkCache
 from gym_trace.viewer.bins import Bins, CurveStore, binned
 from gym_trace.viewer.container import packed
 from gym_trace.viewer.values import MOST_NUMBERS, array_text, told

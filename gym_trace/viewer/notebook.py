@@ -7,8 +7,8 @@ from typing import Any
 
 from gym_trace.data.episode import Episode
 from gym_trace.errors import TraceError
+from gym_trace.playback.opened import OnDisk
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.opened import OnDisk
 from gym_trace.viewer.answers import Answers
 from gym_trace.viewer.saving import embedded
 

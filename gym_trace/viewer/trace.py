@@ -19,10 +19,10 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
 from gym_trace.integrity.scan import CheckReport, examinations
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
 from gym_trace.printable import printable
-from gym_trace.reading.episode_table import outcome_codes
-from gym_trace.reading.opened import ChunkCache
 from gym_trace.statistics.summary import histogram
 from gym_trace.viewer.bins import CurveStore
 from gym_trace.viewer.container import packed

@@ -26,7 +26,7 @@ def indices(*args: object) -> list[int]:
 
 
 def test_replay_prints_a_line_an_episode_without_reading_steps(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.reading.writer_reader.WriterReader.chunk", None)
+    monkeypatch.setattr("gym_trace.playback.writer_reader.WriterReader.chunk", None)
     monkeypatch.setattr("gym_trace.playback.trace.scan_content", None)
     lines = ok("replay", recorded).stdout.splitlines()
     assert lines[0].split() == ["index", "episode_id", "steps", "return", "outcome", "seed", "start_time", "(UTC)"]

@@ -22,7 +22,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.formats.conformance import make_zoo
 from gym_trace.formats.exporting import export
 from gym_trace.formats.identity import KEY
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")

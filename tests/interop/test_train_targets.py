@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gym_trace.sampling.targets import gae, vtrace
+from gym_trace.playback.sampling.targets import gae, vtrace
 
 GAMMA = 0.97
 

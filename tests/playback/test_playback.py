@@ -21,7 +21,7 @@ from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 
 
 def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset[str]]]:
@@ -123,7 +123,7 @@ def test_an_episode_of_a_scan_takes_its_arrays_along(tmp_path: Path) -> None:
 
 def test_the_cache_of_random_access_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 50, flush_after=10)
-    monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 5000)
+    monkeypatch.setattr("gym_trace.playback.opened._CACHE_BYTES", 5000)
     trace = open_trace(tmp_path)
     for _ in range(2):
         for i in (3, 40, 7, 22, 0):

@@ -371,7 +371,7 @@ def test_iterating_fetches_ahead_what_was_asked_for_before(
     trace = open_trace(served(tmp_path, web))
     ahead: list[set[str]] = []
     monkeypatch.setattr(RemoteStorage, "soon", lambda self, call: ahead.append(set(call.args[1])))
-    monkeypatch.setattr("gym_trace.reading.writer_reader._MOST_AHEAD", 1)
+    monkeypatch.setattr("gym_trace.playback.writer_reader._MOST_AHEAD", 1)
     for episode in trace:
         if episode.index < 4:
             assert len(episode.rewards) == len(episode.actions) == 40

@@ -25,8 +25,8 @@ from gym_trace.formats.arrow.columns import JSON, Column, columns_of
 from gym_trace.formats.arrow.rows import TableColumn, Tables
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import KEPT, Choice, step_blocks
+from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.episode_table import outcome_codes
 
 STEPS, EPISODES = "steps", "episodes"
 TRACE = "trace"  # the column with the name of the trace, if there are several

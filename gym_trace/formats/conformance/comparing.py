@@ -16,8 +16,8 @@ from gym_trace.formats.identity import read_identity
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import leaves_of
+from gym_trace.playback.forms import Form
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.forms import Form
 
 
 class Loaded(NamedTuple):

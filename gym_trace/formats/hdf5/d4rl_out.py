@@ -20,7 +20,7 @@ from gym_trace.formats.infos import InfoColumns, info_columns, packed
 from gym_trace.formats.rows import named
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import LEFT_OUT, Window
-from gym_trace.reading.forms import Form
+from gym_trace.playback.forms import Form
 
 _FLAG = Form(np.dtype(np.bool_), ())
 _FOR_IMPORT = "are stored for an import only"

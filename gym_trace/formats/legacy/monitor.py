@@ -23,9 +23,9 @@ from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.ring.segment import Segment
 from gym_trace.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
+from gym_trace.playback.episode_columns import complete_rows
 from gym_trace.playback.trace import Trace, open_trace, storage_of
-from gym_trace.reading.episode_columns import complete_rows
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.reset_record import NOTHING
 from gym_trace.statistics.summary import by_episode
 from gym_trace.storage.local import LocalStorage

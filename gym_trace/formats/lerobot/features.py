@@ -21,8 +21,8 @@ from gym_trace.formats.parquet.tables import numbers_in
 from gym_trace.formats.rows import is_utf8
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.reading.forms import Form
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.forms import Form
+from gym_trace.playback.writer_reader import WriterReader
 
 OWN = "meta/gym_trace"  # for what the format cannot store; no other reader looks there
 ABOUT = f"{OWN}/about.json"

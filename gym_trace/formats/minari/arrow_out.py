@@ -27,7 +27,7 @@ from gym_trace.formats.infos import packed
 from gym_trace.formats.minari.plan import FILE, MinariPlan, are_options
 from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
-from gym_trace.reading.forms import Form
+from gym_trace.playback.forms import Form
 
 _IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are put together in a file
 _FLAG = Form(np.dtype(np.bool_), ())

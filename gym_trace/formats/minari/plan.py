@@ -18,8 +18,8 @@ from gym_trace.formats.minari.spaces import text_of, to_json, with_leaves
 from gym_trace.formats.rows import is_utf8, named
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import choose, name_of, step_windows
+from gym_trace.playback.forms import Form
 from gym_trace.printable import printable
-from gym_trace.reading.forms import Form
 
 FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")

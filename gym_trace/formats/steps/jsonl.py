@@ -14,7 +14,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.steps.plain import Form, is_plain_map, json_text, rows_of, tagged
 from gym_trace.formats.steps.windows import Choice, OnDamage, Window
-from gym_trace.reading.episode_columns import MOST_OBJECTIVES
+from gym_trace.playback.episode_columns import MOST_OBJECTIVES
 
 _Read = TypeVar("_Read")
 

@@ -21,10 +21,10 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import CHANGES, MSGPACK
+from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
-from gym_trace.reading.episode_table import step_offsets
-from gym_trace.reading.writer_reader import WriterReader
 
 _MOST_TOLD = 20
 

@@ -11,7 +11,7 @@ from gym_trace.data.values import Array, objects
 from gym_trace.formats.images import is_image
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import Window
-from gym_trace.reading.forms import Form
+from gym_trace.playback.forms import Form
 
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 

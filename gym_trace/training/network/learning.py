@@ -24,7 +24,7 @@ from torch import Tensor
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.format.manifest import json_of
-from gym_trace.sampling.targets import vtrace
+from gym_trace.playback.sampling.targets import vtrace
 from gym_trace.storage.local import open_regular, size_on_disk
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.network.model import ActorCritic, tensors, weights_of

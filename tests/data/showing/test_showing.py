@@ -59,8 +59,8 @@ def test_columns_and_results_of_the_episode_table_are_plain_arrays() -> None:
 
 
 def test_repr_of_an_episode_reads_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.reading.opened.OnDisk.column", None)
-    monkeypatch.setattr("gym_trace.reading.opened.OnDisk.start", None)
+    monkeypatch.setattr("gym_trace.playback.opened.OnDisk.column", None)
+    monkeypatch.setattr("gym_trace.playback.opened.OnDisk.start", None)
     trace = open_trace(SAMPLES / "cartpole")
     assert repr(trace[3]).split("\n") == [
         "<Episode 3 of sample: 18 steps, return 18, terminated",

@@ -200,7 +200,7 @@ def test_a_writer_closed_after_its_listing_loses_no_step(tmp_path: Path, monkeyp
             (tmp_path / "w.ring").unlink()
         return writers
 
-    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
     trace.refresh()
     assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated")]
 
@@ -223,7 +223,7 @@ def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: 
             writer.put(run.ring())
         return writers
 
-    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
     trace.refresh()
     assert lengths(trace) == [(0, 250, "terminated")]
     check(trace)

@@ -12,8 +12,8 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import wire
-from gym_trace.reading.content import Content
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.content import Content
+from gym_trace.playback.writer_reader import WriterReader
 
 _MOST = 1 << 26  # returns in memory
 

@@ -20,13 +20,13 @@ from zoo import CountingEnv
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.sampling import stream, targets
+from gym_trace.playback.sampling.batches import Batches, roots_of
+from gym_trace.playback.sampling.draw import Stretch, SumTree, drawn, permuted
+from gym_trace.playback.sampling.items import ACHIEVED, DESIRED, Hindsight
+from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.playback.sampling.store import Disk, decoded
 from gym_trace.playback.trace import Trace
-from gym_trace.sampling import stream, targets
-from gym_trace.sampling.batches import Batches, roots_of
-from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
-from gym_trace.sampling.items import ACHIEVED, DESIRED, Hindsight
-from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
-from gym_trace.sampling.store import Disk, decoded
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 

@@ -25,9 +25,9 @@ from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import Recovered, read_ring
-from gym_trace.reading.assembly import Piece, cut_down
-from gym_trace.reading.episode_table import Parts, headless, parts_of, step_offsets
-from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of
+from gym_trace.playback.assembly import Piece, cut_down
+from gym_trace.playback.episode_table import Parts, headless, parts_of, step_offsets
+from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))

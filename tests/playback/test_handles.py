@@ -296,7 +296,7 @@ def test_other_processes_read_what_they_are_given(tmp_path: Path) -> None:
 
 
 def test_eight_threads_read_one_trace_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 3000)  # so that chunks come and go all the time
+    monkeypatch.setattr("gym_trace.playback.opened._CACHE_BYTES", 3000)  # so that chunks come and go all the time
     with small_blocks():
         envs = lanes(tmp_path)
     for _ in range(60):

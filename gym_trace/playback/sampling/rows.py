@@ -15,13 +15,13 @@ from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.reading.assembly import as_rewards
-from gym_trace.reading.content import Recorded
-from gym_trace.reading.episode_columns import repeated_steps
-from gym_trace.reading.episode_scan import OnDamage, without_damage
-from gym_trace.reading.episode_table import Columns, Parts, step_offsets
-from gym_trace.reading.forms import Form, forms_of
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.assembly import as_rewards
+from gym_trace.playback.content import Recorded
+from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_scan import OnDamage, without_damage
+from gym_trace.playback.episode_table import Columns, Parts, step_offsets
+from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.writer_reader import WriterReader
 
 Room = Callable[[Path, int, Form | None], Array]  # makes an array for N rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}

@@ -12,12 +12,12 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.content import Recorded
+from gym_trace.playback.episode_scan import OnDamage
+from gym_trace.playback.sampling.draw import SumTree
+from gym_trace.playback.sampling.items import Batch, Items
+from gym_trace.playback.sampling.rows import Plan, Rows, planned
 from gym_trace.printable import printable
-from gym_trace.reading.content import Recorded
-from gym_trace.reading.episode_scan import OnDamage
-from gym_trace.sampling.draw import SumTree
-from gym_trace.sampling.items import Batch, Items
-from gym_trace.sampling.rows import Plan, Rows, planned
 
 Make = Callable[[Rows, int], Items]  # with a seed
 Store = Callable[[Plan], Rows]  # decodes and keeps the rows of all episodes of a plan. Raises CorruptTrace

@@ -15,9 +15,9 @@ import numpy as np
 
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
-from gym_trace.reading.content import Recorded
-from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
-from gym_trace.sampling.store import KEPT, Known, default_root, identified
+from gym_trace.playback.content import Recorded
+from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.playback.sampling.store import KEPT, Known, default_root, identified
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2

@@ -16,12 +16,12 @@ from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
 from gym_trace.format.fragments import Rows
+from gym_trace.playback.agent_returns import AgentReturns, agent_returns
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_table import OUTCOME_CODE, Columns, outcome_codes
+from gym_trace.playback.step_columns import STEP_NAMES
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
-from gym_trace.reading.agent_returns import AgentReturns, agent_returns
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import OUTCOME_CODE, Columns, outcome_codes
-from gym_trace.reading.step_columns import STEP_NAMES
-from gym_trace.reading.writer_reader import WriterReader
 
 COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start_time", "end_time"),

@@ -16,10 +16,10 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_scan import OnDamage, damage_at
+from gym_trace.playback.writer_reader import Block, WriterReader
 from gym_trace.printable import printable
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_scan import OnDamage, damage_at
-from gym_trace.reading.writer_reader import Block, WriterReader
 
 _NAMED = 8  # parts that an error names
 _BEFORE, _AFTER = "observation", "next_observation"

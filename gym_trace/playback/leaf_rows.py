@@ -8,9 +8,9 @@ from itertools import groupby
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.reading.assembly import assemble_leaf
-from gym_trace.reading.opened import ChunkCache
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.assembly import assemble_leaf
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.writer_reader import WriterReader
 
 _UNREAD = ("terminations", "truncations")  # the table of fragments has them
 

@@ -16,11 +16,11 @@ from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom, expect_indexes
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
-from gym_trace.reading.assembly import Piece, assemble, cut_down
-from gym_trace.reading.episode_table import Parts
-from gym_trace.reading.on_demand import STARTS, Asked, read
-from gym_trace.reading.origins import presented
-from gym_trace.reading.writer_reader import Extent, WriterReader
+from gym_trace.playback.assembly import Piece, assemble, cut_down
+from gym_trace.playback.episode_table import Parts
+from gym_trace.playback.on_demand import STARTS, Asked, read
+from gym_trace.playback.origins import presented
+from gym_trace.playback.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps

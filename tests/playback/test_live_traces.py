@@ -37,7 +37,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.format.fragments import Fragments
-from gym_trace.reading.episode_table import parts_of
+from gym_trace.playback.episode_table import parts_of
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.protocol import Storage
 
@@ -263,7 +263,7 @@ def test_a_batch_begun_while_being_opened_is_not_damage(tmp_path: Path, monkeypa
             if name == begun.name:
                 begun.write_bytes(batch.read_bytes()[:64])
 
-    monkeypatch.setattr("gym_trace.reading.writer_reader.BatchReader", overtaken)
+    monkeypatch.setattr("gym_trace.playback.writer_reader.BatchReader", overtaken)
     assert open_trace(tmp_path).damage == []
 
 
@@ -280,7 +280,7 @@ def test_a_batch_sealed_before_being_opened_is_read(tmp_path: Path, monkeypatch:
         env.close()
         return writers
 
-    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
     check_counts(open_trace(tmp_path), [3])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gym_trace.sampling import targets
+from gym_trace.playback.sampling import targets
 
 GAMMA, LAM = 0.9, 0.7
 

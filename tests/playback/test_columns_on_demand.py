@@ -21,8 +21,8 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, parts_of
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, parts_of
 
 NAT = np.iinfo(np.int64).min
 FLAGS = [wire.STARTS, wire.LEADS, wire.TERMINATED, wire.STOPS, wire.ENDS, wire.PLACEHOLDER]

@@ -12,7 +12,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
-from gym_trace.reading.content import Recorded
+from gym_trace.playback.content import Recorded
 
 
 class Form(NamedTuple):

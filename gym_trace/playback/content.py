@@ -13,8 +13,8 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format.fragments import Rows
-from gym_trace.reading.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
+from gym_trace.playback.writer_reader import WriterReader
 
 _PAGE = 256  # rows of the table that are filled for one of them
 _PAGES_AT_ONCE = ROWS_AT_ONCE // _PAGE

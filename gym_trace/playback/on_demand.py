@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.reading.assembly import Piece
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.assembly import Piece
+from gym_trace.playback.writer_reader import WriterReader
 
 STARTS = "starts"
 _IN_TABLE = ("terminations", "truncations")  # the table of fragments has them

@@ -21,8 +21,8 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.reading.forms import Form
-from gym_trace.sampling.rows import Plan, Rows, in_memory
+from gym_trace.playback.forms import Form
+from gym_trace.playback.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock, shared_with_others
 from gym_trace.storage.staging import replaced_file
 

@@ -12,8 +12,8 @@ from gym_trace.data.layout import Branch, Layout, put_together
 from gym_trace.data.trees import mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted, uniform
-from gym_trace.sampling.rows import Rows
+from gym_trace.playback.sampling.draw import Stretch, SumTree, drawn, permuted, uniform
+from gym_trace.playback.sampling.rows import Rows
 
 Batch = dict[str, Any]
 Found = dict[str, Array]

@@ -17,9 +17,9 @@ from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece
 from gym_trace.format.directory import WriterFiles, is_writer_id
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending
-from gym_trace.reading.episode_table import parts_of, step_offsets
-from gym_trace.reading.ring_tail import RingTail
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.episode_table import parts_of, step_offsets
+from gym_trace.playback.ring_tail import RingTail
+from gym_trace.playback.writer_reader import WriterReader
 
 _LEVEL = 3  # of columns that are encoded again
 _ROWS_AN_ORIGIN = 32  # that one counts as, of the tables of a trace

@@ -16,12 +16,12 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Chunk, Damage
-from gym_trace.reading.assembly import Piece, assemble
-from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import Parts, parts_of
-from gym_trace.reading.on_demand import Asked, ChunkOnDemand
-from gym_trace.reading.opened import Scanned
-from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.playback.assembly import Piece, assemble
+from gym_trace.playback.content import Content
+from gym_trace.playback.episode_table import Parts, parts_of
+from gym_trace.playback.on_demand import Asked, ChunkOnDemand
+from gym_trace.playback.opened import Scanned
+from gym_trace.playback.writer_reader import WriterReader
 
 OnDamage = Callable[[Damage], None]
 _Arrays = tuple[Any, Any, Array]  # observations, actions, rewards

@@ -18,11 +18,11 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.sampling import stream
+from gym_trace.playback.sampling.batches import Batches, roots_of
+from gym_trace.playback.sampling.rows import Plan
+from gym_trace.playback.sampling.store import Disk
 from gym_trace.playback.trace import Trace
-from gym_trace.sampling import stream
-from gym_trace.sampling.batches import Batches, roots_of
-from gym_trace.sampling.rows import Plan
-from gym_trace.sampling.store import Disk
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from test_sampling import watched_decoding
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.playback.sampling import normalization
 from gym_trace.playback.trace import Trace
-from gym_trace.sampling import normalization
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,0 @@
-"""From the files of a trace to its episodes and their arrays. Knows nothing of gymnasium."""
