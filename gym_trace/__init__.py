@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from gym_trace import training as training
     from gym_trace import viewer as viewer
     from gym_trace import wrappers as wrappers
-    from gym_trace.collecting.api import collect as collect
-    from gym_trace.collecting.branching import branch as branch
-    from gym_trace.collecting.rollout import record_episodes as record_episodes
     from gym_trace.data.episode import Episode as Episode
     from gym_trace.formats.exporting import export as export
     from gym_trace.formats.importing import import_trace as import_trace
@@ -34,9 +31,11 @@ if TYPE_CHECKING:
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
-    from gym_trace.publishing.transfer import pull as pull
-    from gym_trace.publishing.transfer import push as push
-    from gym_trace.publishing.transfer import sync as sync
+    from gym_trace.recording.collecting.api import collect as collect
+    from gym_trace.recording.collecting.rollout import record_episodes as record_episodes
+    from gym_trace.recording.publishing.transfer import pull as pull
+    from gym_trace.recording.publishing.transfer import push as push
+    from gym_trace.recording.publishing.transfer import sync as sync
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
     from gym_trace.recording.writer import TraceWriter as TraceWriter
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.verify import verify_trace as verify_trace
     from gym_trace.statistics.card import dataset_card as dataset_card
     from gym_trace.statistics.summary import summarize as summarize
+    from gym_trace.tools.branching import branch as branch
     from gym_trace.training.api import train as train
 
 __version__ = "0.1.0"
@@ -59,9 +59,9 @@ _HOMES = {
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
     "TraceWriter": "gym_trace.recording.writer",
-    "branch": "gym_trace.collecting.branching",
+    "branch": "gym_trace.tools.branching",
     "check_trace": "gym_trace.integrity.repair",
-    "collect": "gym_trace.collecting.api",
+    "collect": "gym_trace.recording.collecting.api",
     "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
     "env_at": "gym_trace.replay.env_at",
@@ -71,13 +71,13 @@ _HOMES = {
     "lint_trace": "gym_trace.linting.api",
     "load_results": "gym_trace.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
-    "pull": "gym_trace.publishing.transfer",
-    "push": "gym_trace.publishing.transfer",
-    "record_episodes": "gym_trace.collecting.rollout",
+    "pull": "gym_trace.recording.publishing.transfer",
+    "push": "gym_trace.recording.publishing.transfer",
+    "record_episodes": "gym_trace.recording.collecting.rollout",
     "repair_trace": "gym_trace.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
     "summarize": "gym_trace.statistics.summary",
-    "sync": "gym_trace.publishing.transfer",
+    "sync": "gym_trace.recording.publishing.transfer",
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.replay.verify",
 }

@@ -12,7 +12,7 @@ import gymnasium
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_trace.format import batch_files
-from gym_trace.publishing import spool
+from gym_trace.recording.publishing import spool
 
 
 class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from gym_trace_cli.progress import Report, Watch
 from gym_trace_cli.record import errors_name_options, named_policy, policy_option
 
 if TYPE_CHECKING:
-    from gym_trace.collecting.branching import Branched
+    from gym_trace.tools.branching import Branched
 
 
 @headed("branch")

@@ -124,9 +124,9 @@ def command(
     gym-trace play CartPole-v1 -o traces/by-hand
     gym-trace play --from traces/cartpole --episode 7 --step 12 -o traces/by-hand
     """
-    from gym_trace.collecting.rollout import new_root_seed
     from gym_trace.playing.play import MARKS, play
     from gym_trace.playing.window import check_display
+    from gym_trace.recording.collecting.rollout import new_root_seed
     from gym_trace.recording.provenance import provenance_of, recorded_by
 
     if source.trace is None and (named.env_id is None) == (named.factory is None):

@@ -38,8 +38,8 @@ from gym_trace_cli.record_config import config_options, write_config
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
-    from gym_trace.collecting.rollout import RolloutProgress
-    from gym_trace.collecting.supervisor import Collected
+    from gym_trace.recording.collecting.rollout import RolloutProgress
+    from gym_trace.recording.collecting.supervisor import Collected
 
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
@@ -87,7 +87,7 @@ class ScheduleName(FactoryName):
     """cubic, every:N, or MODULE:FUNCTION of the number of an episode."""
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gym_trace.video.schedules import schedule_of
+        from gym_trace.recording.video_schedules import schedule_of
 
         if not _is_named_schedule(value):
             return super().parsed(value, param, ctx)
@@ -291,7 +291,7 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
     if name == "local":
         yield None
         return
-    from gym_trace.processes.ray import RayActors
+    from gym_trace.recording.processes.ray import RayActors
 
     actors = RayActors(address)
     try:
@@ -302,8 +302,8 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
     """Return the given seed, that of the resumed run, or a new one."""
-    from gym_trace.collecting.resuming import settings_of
-    from gym_trace.collecting.rollout import new_root_seed
+    from gym_trace.recording.collecting.resuming import settings_of
+    from gym_trace.recording.collecting.rollout import new_root_seed
 
     if given is not None:
         return given
@@ -323,8 +323,8 @@ def _record_here(
     recording: dict[str, Any],
 ) -> RolloutProgress:
     """Record in this process. private: whether to store argv and git_diff. run: limits and seed."""
-    from gym_trace.collecting.policies import Annotating, policy_maker
     from gym_trace.format.facts import add_facts
+    from gym_trace.recording.collecting.policies import Annotating, policy_maker
     from gym_trace.recording.provenance import provenance_of, recorded_by
     from gym_trace.storage.local import LocalStorage
 
@@ -368,7 +368,7 @@ def errors_name_options(resumable: Path | None = None) -> Iterator[None]:
     try:
         yield
     except TraceExists as error:
-        from gym_trace.collecting.resuming import settings_of
+        from gym_trace.recording.collecting.resuming import settings_of
 
         first = "--on-exist append"
         if resumable is not None and settings_of(resumable) is not None:

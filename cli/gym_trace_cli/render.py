@@ -103,7 +103,7 @@ def command(
 
 def _scheduled(view: Trace, schedule: str | None) -> list[int]:
     """Return positions in the whole trace."""
-    from gym_trace.video.schedules import schedule_of
+    from gym_trace.recording.video_schedules import schedule_of
 
     places: list[int] = view.chosen.tolist()
     chosen = places if schedule is None else list(filter(schedule_of(schedule), places))

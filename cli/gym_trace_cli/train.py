@@ -435,7 +435,7 @@ def _scalars(progress: Trained) -> tuple[int, Any, dict[str, float]]:
 
 
 def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
-    from gym_trace.collecting.rollout import directory_bytes
+    from gym_trace.recording.collecting.rollout import directory_bytes
 
     policies = [done, *done.others]
     best = max(policies, key=_mean)

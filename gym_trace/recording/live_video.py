@@ -13,9 +13,9 @@ import gymnasium
 from gym_trace.errors import InvalidOption, raise_if_of_signal, told
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import append
+from gym_trace.recording.video_schedules import Schedule, schedule_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
-from gym_trace.video.schedules import Schedule, schedule_of
 
 _DEFAULT_FPS = 30.0  # for environments without render_fps
 
@@ -40,9 +40,9 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise InvalidOption(
                 f'video: render_mode is {env.render_mode!r}; make the environment with render_mode="rgb_array"'
             )
-        import gym_trace.video.writers  # local: needs an optional package; raises here if missing
+        import gym_trace.recording.video_writers  # local: needs an optional package; raises here if missing
 
-        self._writer_class: Any = gym_trace.video.writers.Mp4Writer
+        self._writer_class: Any = gym_trace.recording.video_writers.Mp4Writer
         super().__init__(env)
         self._next: tuple[Path, str, int] | None = None
         self._film: _Film | None = None

@@ -201,8 +201,8 @@ def storage_in(directory: Path, options: RecordingOptions) -> LocalStorage:
 
 
 def _spooling() -> Any:
-    """Return gym_trace.publishing.spool, which is above this room."""
-    return importlib.import_module("gym_trace.publishing.spool")
+    """Return gym_trace.recording.publishing.spool, which is above this room."""
+    return importlib.import_module("gym_trace.recording.publishing.spool")
 
 
 def new_schema(

@@ -12,13 +12,13 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import InvalidOption, TraceError, told
-from gym_trace.processes.local import end_if_unguarded, portable
-from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.proof.state import made_with
+from gym_trace.recording.collecting.rollout import new_root_seed
+from gym_trace.recording.processes.local import end_if_unguarded, portable
+from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.accounts import end
 from gym_trace.training.driver import Driver, Trained, drive

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.data.returns import LastReturns, Return
-from gym_trace.processes.fleet import Meter
+from gym_trace.recording.processes.fleet import Meter
 from gym_trace.training.processes.cell import Cell, Turns
 from gym_trace.training.run import MEAN
 

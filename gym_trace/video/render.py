@@ -114,7 +114,7 @@ def render_episodes(
     chosen = list(dict.fromkeys(range(len(trace))[index] for index in episodes))
     paths = destination.paths(chosen)
     if destination.form != "cast":
-        import gym_trace.video.writers  # lazy: needs an optional package; raises here if it is missing
+        import gym_trace.recording.video_writers  # lazy: needs an optional package; raises here if it is missing
     if overlay and destination.form != "cast":
         import gym_trace.video.overlay  # noqa: F401 - as above
     film = partial(_Film, trace, destination.form, overlay, fps, on_frame)
@@ -183,7 +183,7 @@ class _Film:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rate = self._fps or fps
         if self.form != "cast":
-            from gym_trace.video.writers import WRITERS
+            from gym_trace.recording.video_writers import WRITERS
 
             return WRITERS[self.form](self.path, rate)
         name = self._trace.writer_of(self.index).about.environment.get("id")

@@ -16,8 +16,8 @@ import numpy as np
 from gym_trace.data.showing.pictures import is_picture, picture_of, png
 from gym_trace.errors import EnvironmentUnavailable, RenderingError, TraceError
 from gym_trace.playback.trace import Trace
-from gym_trace.processes.fleet import Job, Lost
-from gym_trace.processes.local import LocalProcesses
+from gym_trace.recording.processes.fleet import Job, Lost
+from gym_trace.recording.processes.local import LocalProcesses
 from gym_trace.replay.making import Making, replays
 from gym_trace.video.frames import rendered_frame
 from gym_trace.video.simulate import fps_of

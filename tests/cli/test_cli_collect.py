@@ -16,7 +16,7 @@ from longer import LONG
 from shell import HEARING, ok, process, run, wait_for
 
 from gym_trace import check_trace, open_trace
-from gym_trace.processes.run_log import EVENTS
+from gym_trace.recording.processes.run_log import EVENTS
 
 
 def recording(directory: Path, *args: object, **kwargs: Any) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ from shell import HEARING, ok, process, run, wait_for
 from terminals import written
 
 import gym_trace
-from gym_trace.collecting.rollout import episode_seed
+from gym_trace.recording.collecting.rollout import episode_seed
 
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 

@@ -12,7 +12,7 @@ import pytest
 from shell import ok, run
 
 import gym_trace
-from gym_trace.collecting.rollout import episode_seed
+from gym_trace.recording.collecting.rollout import episode_seed
 
 
 @pytest.fixture

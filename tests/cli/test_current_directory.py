@@ -17,7 +17,7 @@ from test_cli_json_and_completion import proposed
 
 from gym_trace import TraceRecordingWrapper, record_episodes
 from gym_trace.errors import InvalidOption
-from gym_trace.processes import safe_start
+from gym_trace.recording.processes import safe_start
 
 # Packages that are imported where they are installed: a module of the same name must not take their place.
 OPTIONAL = {"av", "h5py", "matplotlib", "mcap", "onnxruntime", "pandas", "PIL", "pyarrow", "pygame", "rerun", "rich"}

@@ -21,7 +21,7 @@ from longer import LONG
 from gym_trace import Trace, check_trace, open_trace
 from gym_trace.data.episode import infos_of
 from gym_trace.data.packing import pack_lenient
-from gym_trace.integrity.rings import take_in_rings
+from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")

@@ -20,12 +20,12 @@ from collected import children, whole_episodes
 from shell import wait_for
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.supervisor import Collected
-from gym_trace.publishing import spool
+from gym_trace.recording.collecting.supervisor import Collected
+from gym_trace.recording.publishing import spool
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
-engine = pytest.importorskip("gym_trace.processes.ray")
+engine = pytest.importorskip("gym_trace.recording.processes.ray")
 
 EPISODES, NODES, SEED = 2000, 3, 3
 SLOW = """

@@ -137,7 +137,7 @@ def test_an_environment_that_does_not_render_images_raises(tmp_path: Path) -> No
 
 def test_a_missing_encoder_raises_before_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.delitem(sys.modules, "gym_trace.video.writers", raising=False)
+    monkeypatch.delitem(sys.modules, "gym_trace.recording.video_writers", raising=False)
     with pytest.raises(MissingExtra, match="gym-trace\\[video\\]"):
         filming(tmp_path / "t")
     assert not (tmp_path / "t").exists()
@@ -171,7 +171,7 @@ def test_a_failure_drops_the_video_with_a_warning(
         raise RuntimeError("no more room")
 
     for method in methods:
-        monkeypatch.setattr(f"gym_trace.video.writers.Mp4Writer.{method}", broken)
+        monkeypatch.setattr(f"gym_trace.recording.video_writers.Mp4Writer.{method}", broken)
     env = filming(tmp_path, schedule, breaks_at=breaks_at)
     episodes = 1 if schedule == "cubic" else 2
     with pytest.warns(RuntimeWarning, match=f"video of episode {message}") as caught:

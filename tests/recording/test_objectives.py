@@ -17,7 +17,7 @@ from shell import in_directory, ok, run
 from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episodes, summarize
 from gym_trace.data.returns import LaneReturns
 from gym_trace.errors import InvalidOption
-from gym_trace.processes.run_log import EVENTS
+from gym_trace.recording.processes.run_log import EVENTS
 
 
 @pytest.fixture

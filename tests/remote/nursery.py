@@ -14,7 +14,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.format import batch_files
-from gym_trace.publishing import spool
+from gym_trace.recording.publishing import spool
 
 LENGTH = 5
 

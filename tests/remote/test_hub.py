@@ -12,7 +12,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import InvalidOption
-from gym_trace.publishing import hub
+from gym_trace.recording.publishing import hub
 
 
 class Api:

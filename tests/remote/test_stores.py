@@ -24,7 +24,7 @@ from zoo import CountingEnv
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
-from gym_trace.publishing.spool import publish, spool_of
+from gym_trace.recording.publishing.spool import publish, spool_of
 from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched

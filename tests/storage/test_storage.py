@@ -28,7 +28,7 @@ from gym_trace import (
     summarize,
 )
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
-from gym_trace.integrity.rings import take_in_rings
+from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.statistics.describe import describe, list_trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader

@@ -22,14 +22,14 @@ from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
+from gym_trace.recording.video_schedules import cubic, schedule_of
 from gym_trace.video.render import Destination, Rendered, render_episodes
-from gym_trace.video.schedules import cubic, schedule_of
 from gym_trace.video.simulate import play_for_humans
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
 
-from gym_trace.video.writers import GifWriter, Mp4Writer, PngWriter  # noqa: E402
+from gym_trace.recording.video_writers import GifWriter, Mp4Writer, PngWriter  # noqa: E402
 
 
 def pictures_of(path: Path) -> list[Any]:

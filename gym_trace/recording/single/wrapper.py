@@ -27,7 +27,7 @@ from gym_trace.recording.options import (
     with_documented_options,
 )
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
-from gym_trace.video.schedules import Schedule
+from gym_trace.recording.video_schedules import Schedule
 
 
 @with_documented_options

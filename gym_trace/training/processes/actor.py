@@ -25,7 +25,7 @@ from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
 from gym_trace.format.ring.lanes.autoreset import DISABLED
 from gym_trace.playback.trace import open_trace
 from gym_trace.printable import printable
-from gym_trace.processes.local import exit_after, has_parent
+from gym_trace.recording.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.training.network.forms import picked

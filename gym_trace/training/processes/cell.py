@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
-from gym_trace.processes.fleet import Fleet, Job, Key, Lost, Member
-from gym_trace.processes.local import LocalProcesses
+from gym_trace.recording.processes.fleet import Fleet, Job, Key, Lost, Member
+from gym_trace.recording.processes.local import LocalProcesses
 from gym_trace.training.processes.actor import Actor, Worker, act
 from gym_trace.training.processes.inference import Desk, desk_fields, serve
 from gym_trace.training.processes.learner import LearnerProcess, learn

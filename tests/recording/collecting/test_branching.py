@@ -171,7 +171,7 @@ def test_edits_keep_the_prefix_and_the_generator(tmp_path: Path) -> None:
 
 
 def test_the_interval_covers_the_mean_about_as_often_as_it_says() -> None:
-    from gym_trace.collecting.branching import Branched
+    from gym_trace.tools.branching import Branched
 
     random, covered = np.random.default_rng(0), 0
     for seed in range(50):

@@ -12,8 +12,8 @@ import pytest
 from gymnasium import spaces
 
 import gym_trace
-from gym_trace.collecting.rollout import RolloutProgress, episode_seed
 from gym_trace.errors import InvalidOption
+from gym_trace.recording.collecting.rollout import RolloutProgress, episode_seed
 
 
 class Countdown(gymnasium.Env[Any, Any]):
@@ -142,7 +142,7 @@ def test_a_policy_sees_each_observation_and_is_reset_before_each_episode() -> No
 
 
 def test_a_truthy_result_of_on_progress_ends_the_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.collecting.rollout.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("gym_trace.recording.collecting.rollout.LOOK_SECONDS", 0.0)
     env = Countdown(10**9)
     seen: list[int] = []
 

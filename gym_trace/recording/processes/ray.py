@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from gym_trace.errors import MissingExtra, TraceError, told
-from gym_trace.processes.fleet import Job, Key, Lost
+from gym_trace.recording.processes.fleet import Job, Key, Lost
 
 try:
     import ray

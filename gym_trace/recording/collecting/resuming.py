@@ -20,8 +20,8 @@ from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.origins import presented
 from gym_trace.playback.writer_reader import WriterReader
-from gym_trace.processes.run_log import EVENTS
-from gym_trace.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
+from gym_trace.recording.processes.run_log import EVENTS
+from gym_trace.recording.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}

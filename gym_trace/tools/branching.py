@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.collecting.policies import Annotating, policy_maker
-from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
 from gym_trace.data.episode import Episode
 from gym_trace.data.returns import Return, as_return
 from gym_trace.data.values import Array
@@ -22,6 +20,8 @@ from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.recording.collecting.policies import Annotating, policy_maker
+from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.replay.env_at import differs_later

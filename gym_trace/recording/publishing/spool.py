@@ -25,8 +25,8 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.format.manifest import SUFFIX
-from gym_trace.publishing.transfer import Transfer, TransferReport
-from gym_trace.publishing.whole_files import upload
+from gym_trace.recording.publishing.transfer import Transfer, TransferReport
+from gym_trace.recording.publishing.whole_files import upload
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, shared_with_others
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
 from gym_trace.storage.remote.address import has_credentials, is_url, local_path, shown, url_of

@@ -19,9 +19,9 @@ from longer import LONG
 from shell import ok, process, run, wait_for
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.resuming import Shard
-from gym_trace.collecting.supervisor import EpisodeSet
 from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.recording.collecting.resuming import Shard
+from gym_trace.recording.collecting.supervisor import EpisodeSet
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 SHARDS, KILLED = (10, 3) if LONG else (3, 1)

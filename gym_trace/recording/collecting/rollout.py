@@ -17,7 +17,6 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from gym_trace.collecting.policies import RandomPolicy
 from gym_trace.data.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.data.values import Array
 from gym_trace.envs.autoreset import vector_mode
@@ -27,6 +26,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import RING
 from gym_trace.format.ring.lanes.autoreset import after_step
+from gym_trace.recording.collecting.policies import RandomPolicy
 from gym_trace.recording.options import demand_gymnasium
 from gym_trace.storage.remote.address import local_path
 

@@ -14,13 +14,13 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
-from gym_trace.collecting.policies import Annotating, LanePolicies, Policy
-from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout
 from gym_trace.data.returns import Return
 from gym_trace.data.values import Array
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.format.ring.lanes.autoreset import DISABLED
-from gym_trace.processes.local import exit_after, has_parent
+from gym_trace.recording.collecting.policies import Annotating, LanePolicies, Policy
+from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout
+from gym_trace.recording.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.remote.address import is_url
@@ -221,7 +221,9 @@ def worker_for(connection: Any, setup: Setup) -> Worker:
 def work(connection: Connection, setup: Setup) -> None:
     """Body of a worker process."""
     if is_url(setup.directory):
-        from gym_trace.publishing.spool import leave_to_parent  # only here, because of the time that its import takes
+        from gym_trace.recording.publishing.spool import (
+            leave_to_parent,  # only here, because of the time that its import takes
+        )
 
         leave_to_parent(setup.uid if setup.is_remote else None, getattr(connection, "is_asked", None))
     worker = worker_for(connection, setup)

@@ -19,11 +19,11 @@ from collected import children, whole_episodes
 from shell import ok, run, wait_for
 
 from gym_trace import TraceRecordingWrapper, check_trace, collect, open_trace
-from gym_trace.collecting.supervisor import Collected
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.processes.fleet import Job, Key, Lost
-from gym_trace.processes.local import LocalProcesses
-from gym_trace.publishing import spool
+from gym_trace.recording.collecting.supervisor import Collected
+from gym_trace.recording.processes.fleet import Job, Key, Lost
+from gym_trace.recording.processes.local import LocalProcesses
+from gym_trace.recording.publishing import spool
 
 EPISODES = 120
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")

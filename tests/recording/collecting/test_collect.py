@@ -23,13 +23,13 @@ from shell import wait_for
 from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.resuming import Shard
-from gym_trace.collecting.supervisor import EpisodeSet
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.processes.fleet import Lost
-from gym_trace.processes.local import LocalProcesses
-from gym_trace.processes.run_log import EVENTS
+from gym_trace.recording.collecting.resuming import Shard
+from gym_trace.recording.collecting.supervisor import EpisodeSet
+from gym_trace.recording.processes.fleet import Lost
+from gym_trace.recording.processes.local import LocalProcesses
+from gym_trace.recording.processes.run_log import EVENTS
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 needs_lanes = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
@@ -196,7 +196,7 @@ def test_a_run_whose_workers_cannot_start_fails_before_its_limit(
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.collecting.supervisor._REPORT_SECONDS", 0.0)  # before all is done
+    monkeypatch.setattr("gym_trace.recording.collecting.supervisor._REPORT_SECONDS", 0.0)  # before all is done
     first = collect(
         CARTPOLE, directory=tmp_path / "a", episodes=120, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
     )

@@ -14,9 +14,9 @@ import pytest
 from runs import recorded
 
 from gym_trace import TraceRecordingWrapper, collect
-from gym_trace.collecting.resuming import finished, settings_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError
-from gym_trace.processes.run_log import EVENTS, Events
+from gym_trace.recording.collecting.resuming import finished, settings_of
+from gym_trace.recording.processes.run_log import EVENTS, Events
 from gym_trace.video.asciicast import CastWriter
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
@@ -96,7 +96,7 @@ def test_episodes_with_seeds_that_no_run_gives_are_not_counted(tmp_path: Path) -
 def test_videos_are_not_written_through_links(tmp_path: Path, suffix: str) -> None:
     av = pytest.importorskip("av")
     assert av
-    from gym_trace.video.writers import WRITERS
+    from gym_trace.recording.video_writers import WRITERS
 
     victim = tmp_path / "victim"
     victim.write_text("mine")

@@ -15,8 +15,10 @@ from typing import Any
 import gymnasium
 from gymnasium import vector
 
-from gym_trace.collecting.policies import policy_maker
-from gym_trace.collecting.resuming import (
+from gym_trace.errors import InvalidOption
+from gym_trace.format.facts import add_facts, checked
+from gym_trace.recording.collecting.policies import policy_maker
+from gym_trace.recording.collecting.resuming import (
     Shard,
     await_writers,
     check_same,
@@ -27,17 +29,15 @@ from gym_trace.collecting.resuming import (
     publish_left,
     settings_of,
 )
-from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
-from gym_trace.collecting.worker import Setup
-from gym_trace.errors import InvalidOption
-from gym_trace.format.facts import add_facts, checked
-from gym_trace.processes.fleet import Backend, Cluster
-from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
-from gym_trace.processes.run_log import Events, machine, rings_taken_in
-from gym_trace.publishing.spool import place_of, publish_facts, published
+from gym_trace.recording.collecting.rollout import new_root_seed
+from gym_trace.recording.collecting.supervisor import Collected, Limits, Supervisor
+from gym_trace.recording.collecting.worker import Setup
 from gym_trace.recording.options import opened_directory
+from gym_trace.recording.processes.fleet import Backend, Cluster
+from gym_trace.recording.processes.local import LocalProcesses, end_if_unguarded, portable
+from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
+from gym_trace.recording.publishing.spool import place_of, publish_facts, published
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.address import local_path, url_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError
-from gym_trace.integrity.rings import take_in_rings
+from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.storage.local import lock, open_regular
 
 EVENTS = "events.jsonl"

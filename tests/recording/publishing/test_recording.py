@@ -28,7 +28,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace, push
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.publishing import spool
+from gym_trace.recording.publishing import spool
 from gym_trace.storage.remote import objects
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)

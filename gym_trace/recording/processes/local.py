@@ -20,8 +20,8 @@ from typing import Any
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from gym_trace.errors import InvalidOption, TraceError, told
-from gym_trace.processes.fleet import Job, Key, Lost
-from gym_trace.processes.safe_start import forget_safe_path, started_safely, variables_set
+from gym_trace.recording.processes.fleet import Job, Key, Lost
+from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely, variables_set
 
 # One thread per worker: their libraries must not use all processors each.
 _ONE_THREAD = dict.fromkeys(

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gym_trace.collecting.resuming import Shard, finished, has_ended, shard_mark
-from gym_trace.collecting.rollout import directory_bytes
-from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.data.returns import LastReturns, Return
 from gym_trace.format.directory import new_writer_id
-from gym_trace.processes.fleet import Backend, Cluster, Fleet, Job, Lost, Member, Meter
-from gym_trace.processes.run_log import Events
-from gym_trace.publishing.spool import publish_ended
+from gym_trace.recording.collecting.resuming import Shard, finished, has_ended, shard_mark
+from gym_trace.recording.collecting.rollout import directory_bytes
+from gym_trace.recording.collecting.worker import Report, Setup, Worker, work, worker_for
+from gym_trace.recording.processes.fleet import Backend, Cluster, Fleet, Job, Lost, Member, Meter
+from gym_trace.recording.processes.run_log import Events
+from gym_trace.recording.publishing.spool import publish_ended
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance

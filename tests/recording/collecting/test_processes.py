@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gym_trace.errors import InvalidOption
-from gym_trace.processes.fleet import Fleet, Job, Key, Lost, Member, Meter
-from gym_trace.processes.local import LocalProcesses, portable
+from gym_trace.recording.processes.fleet import Fleet, Job, Key, Lost, Member, Meter
+from gym_trace.recording.processes.local import LocalProcesses, portable
 
 JOB = Job("any", print, ())
 
@@ -61,7 +61,7 @@ def test_all_workers_share_one_budget_of_restarts() -> None:
 
 
 def test_a_lost_worker_is_due_after_its_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.processes.fleet._FIRST_BACKOFF", 60.0)
+    monkeypatch.setattr("gym_trace.recording.processes.fleet._FIRST_BACKOFF", 60.0)
     _, fleet, members = fleet_of(2)
     fleet.retry(1)
     assert fleet.due() == []

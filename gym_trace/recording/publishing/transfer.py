@@ -31,9 +31,9 @@ from gym_trace.format.batch_reader import PART, size_and_crc
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.kernels import crc32
 from gym_trace.integrity.healing import HealReport, heal_batch
-from gym_trace.integrity.rings import take_in_rings
-from gym_trace.publishing import hub
-from gym_trace.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
+from gym_trace.recording.dead_rings import take_in_rings
+from gym_trace.recording.publishing import hub
+from gym_trace.recording.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
