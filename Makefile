@@ -85,7 +85,7 @@ flat: $(VENV)/.dev
 samples: $(VENV)/.dev
 	$(BIN)/python sample_traces/make_samples.py
 
-# The page of gym-trace view, from viewer/ into gym_trace/viewer/static; needs Node 20 or newer with npm.
+# The page of gym-trace view, from viewer/ into gym_trace/tools/viewer/static; needs Node 20 or newer with npm.
 viewer: viewer/node_modules/.installed
 	cd viewer && npm run --silent build
 

@@ -24,7 +24,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import gym_trace
 from gym_trace.data.values import row_of
-from gym_trace.replay.compare import Comparison, EpisodeComparison
+from gym_trace.tools.replay.compare import Comparison, EpisodeComparison
 
 _HEADINGS = ("environment", "episode", "replayed", "states", "size", "size with states", "differing")
 

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from gym_trace import TraceRecordingWrapper
-from gym_trace.viewer.container import unpacked
+from gym_trace.tools.viewer.container import unpacked
 
 PICTURE = (84, 84)
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from gym_trace.formats.exporting import export as export
     from gym_trace.formats.importing import import_trace as import_trace
     from gym_trace.formats.legacy.monitor import load_results as load_results
-    from gym_trace.integrity.healing import heal_trace as heal_trace
-    from gym_trace.integrity.repair import check_trace as check_trace
-    from gym_trace.integrity.repair import repair_trace as repair_trace
-    from gym_trace.linting.api import lint_trace as lint_trace
     from gym_trace.playback.sampling.items import Hindsight as Hindsight
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
@@ -39,13 +35,17 @@ if TYPE_CHECKING:
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
     from gym_trace.recording.writer import TraceWriter as TraceWriter
-    from gym_trace.replay.diff import diff_traces as diff_traces
-    from gym_trace.replay.env_at import env_at as env_at
-    from gym_trace.replay.replay_env import ReplayEnv as ReplayEnv
-    from gym_trace.replay.verify import verify_trace as verify_trace
-    from gym_trace.statistics.card import dataset_card as dataset_card
-    from gym_trace.statistics.summary import summarize as summarize
     from gym_trace.tools.branching import branch as branch
+    from gym_trace.tools.integrity.healing import heal_trace as heal_trace
+    from gym_trace.tools.integrity.repair import check_trace as check_trace
+    from gym_trace.tools.integrity.repair import repair_trace as repair_trace
+    from gym_trace.tools.linting.api import lint_trace as lint_trace
+    from gym_trace.tools.replay.diff import diff_traces as diff_traces
+    from gym_trace.tools.replay.env_at import env_at as env_at
+    from gym_trace.tools.replay.replay_env import ReplayEnv as ReplayEnv
+    from gym_trace.tools.replay.verify import verify_trace as verify_trace
+    from gym_trace.tools.statistics.card import dataset_card as dataset_card
+    from gym_trace.tools.statistics.summary import summarize as summarize
     from gym_trace.training.api import train as train
 
 __version__ = "0.1.0"
@@ -54,32 +54,32 @@ __version__ = "0.1.0"
 _HOMES = {
     "Episode": "gym_trace.data.episode",
     "Hindsight": "gym_trace.playback.sampling.items",
-    "ReplayEnv": "gym_trace.replay.replay_env",
+    "ReplayEnv": "gym_trace.tools.replay.replay_env",
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
     "TraceWriter": "gym_trace.recording.writer",
     "branch": "gym_trace.tools.branching",
-    "check_trace": "gym_trace.integrity.repair",
+    "check_trace": "gym_trace.tools.integrity.repair",
     "collect": "gym_trace.recording.collecting.api",
-    "dataset_card": "gym_trace.statistics.card",
-    "diff_traces": "gym_trace.replay.diff",
-    "env_at": "gym_trace.replay.env_at",
+    "dataset_card": "gym_trace.tools.statistics.card",
+    "diff_traces": "gym_trace.tools.replay.diff",
+    "env_at": "gym_trace.tools.replay.env_at",
     "export": "gym_trace.formats.exporting",
-    "heal_trace": "gym_trace.integrity.healing",
+    "heal_trace": "gym_trace.tools.integrity.healing",
     "import_trace": "gym_trace.formats.importing",
-    "lint_trace": "gym_trace.linting.api",
+    "lint_trace": "gym_trace.tools.linting.api",
     "load_results": "gym_trace.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
     "pull": "gym_trace.recording.publishing.transfer",
     "push": "gym_trace.recording.publishing.transfer",
     "record_episodes": "gym_trace.recording.collecting.rollout",
-    "repair_trace": "gym_trace.integrity.repair",
+    "repair_trace": "gym_trace.tools.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
-    "summarize": "gym_trace.statistics.summary",
+    "summarize": "gym_trace.tools.statistics.summary",
     "sync": "gym_trace.recording.publishing.transfer",
     "train": "gym_trace.training",
-    "verify_trace": "gym_trace.replay.verify",
+    "verify_trace": "gym_trace.tools.replay.verify",
 }
 _MODULES = (
     *("adapters", "dm_env", "edit", "pettingzoo", "playback", "proof", "ray", "replay_env", "training", "viewer"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gym_trace.editing.annotate import annotate_trace as annotate
-from gym_trace.editing.compact import compact_trace as compact
-from gym_trace.editing.drop import drop_columns as drop
-from gym_trace.editing.episodes import filter_trace as filter
-from gym_trace.editing.episodes import merge_traces as merge
-from gym_trace.editing.episodes import split_trace as split
-from gym_trace.editing.writer_copy import EditReport
+from gym_trace.tools.editing.annotate import annotate_trace as annotate
+from gym_trace.tools.editing.compact import compact_trace as compact
+from gym_trace.tools.editing.drop import drop_columns as drop
+from gym_trace.tools.editing.episodes import filter_trace as filter
+from gym_trace.tools.editing.episodes import merge_traces as merge
+from gym_trace.tools.editing.episodes import split_trace as split
+from gym_trace.tools.editing.writer_copy import EditReport
 
 __all__ = ["EditReport", "annotate", "compact", "drop", "filter", "merge", "split"]

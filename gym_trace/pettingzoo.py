@@ -16,7 +16,7 @@ from gym_trace.envs.factories import spec_of
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.trace import TraceLike
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.replay.replay_env import ReplayEnv
+from gym_trace.tools.replay.replay_env import ReplayEnv
 
 try:
     from pettingzoo import AECEnv, ParallelEnv

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # pytest loads this module in every project, so it imports th
 
     from gym_trace.data.values import Array
     from gym_trace.playback.trace import Trace
-    from gym_trace.replay.resimulate import Verdict
+    from gym_trace.tools.replay.resimulate import Verdict
 
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 _FOLDER = "golden"  # next to the test file

@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium.envs.registration import register, registry
 
 from gym_trace.playback.trace import Trace
-from gym_trace.replay.replay_env import ReplayEnv
+from gym_trace.tools.replay.replay_env import ReplayEnv
 
 __all__ = ["ReplayEnv"]
 

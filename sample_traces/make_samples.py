@@ -309,7 +309,7 @@ def compacted(directory: Path) -> None:
         with record(apart, gymnasium.make("MountainCar-v0"), uid="sample-car", on_exist="append") as recorder:
             recorder.reset(seed=0)
             play(recorder, 20)
-        with mock.patch("gym_trace.editing.compact.new_writer_id", return_value="sample-compacted"):
+        with mock.patch("gym_trace.tools.editing.compact.new_writer_id", return_value="sample-compacted"):
             edit.compact(apart, directory)
     finally:
         shutil.rmtree(apart)

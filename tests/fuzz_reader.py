@@ -36,7 +36,7 @@ from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.errors import TraceError
 from gym_trace.format import fragments, wire
 from gym_trace.formats.legacy.monitor import load_results
-from gym_trace.statistics.describe import describe, progress_of
+from gym_trace.tools.statistics.describe import describe, progress_of
 
 SECONDS = 60  # time limit per input
 MEMORY = 2 << 30  # bytes of address space

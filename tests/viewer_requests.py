@@ -14,9 +14,9 @@ import gymnasium
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.values import Array
-from gym_trace.viewer.answers import Answers
-from gym_trace.viewer.container import unpacked
-from gym_trace.viewer.server import Viewer, pages_of
+from gym_trace.tools.viewer.answers import Answers
+from gym_trace.tools.viewer.container import unpacked
+from gym_trace.tools.viewer.server import Viewer, pages_of
 
 FILES = {"index.html": b"<!doctype html><title>page</title>", "app.js": b"1;\n", "app.css": b"b{}\n"}
 POST = {"X-Requested-With": "gym-trace-viewer", "Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-// Build the page into gym_trace/viewer/static (or the folder given): one script, one style sheet, one HTML file.
+// Build the page into gym_trace/tools/viewer/static (or the folder given): one script, one style sheet, one HTML file.
 // The first line of app.js holds the hash of the sources, so that a test can tell a stale build without npm.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readFileSync, readdirSync } from "node:fs";
@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const root = dirname(fileURLToPath(import.meta.url));
-const target = process.argv[2] ?? join(root, "../gym_trace/viewer/static");
+const target = process.argv[2] ?? join(root, "../gym_trace/tools/viewer/static");
 
 // Everything that decides what is built: names and bytes, in the order of the names.
 function sourceHash() {

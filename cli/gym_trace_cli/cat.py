@@ -221,7 +221,7 @@ def _print_table(windows: Iterator[Window], choice: Choice) -> None:
 def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
     from gym_trace.formats.steps.windows import name_of
-    from gym_trace.statistics.columns import StepValues
+    from gym_trace.tools.statistics.columns import StepValues
 
     values = StepValues()
     with ProgressLine() as line:
@@ -290,7 +290,7 @@ def _text(value: Any) -> str:
         return _number(value.item() if hasattr(value, "item") else value)
     kind = getattr(getattr(value, "dtype", None), "kind", None)
     if kind is None or kind not in "biuf":
-        from gym_trace.statistics.describe import plain
+        from gym_trace.tools.statistics.describe import plain
 
         return show.cut(json.dumps(plain(value), ensure_ascii=False), _LONGEST)
     if value.size <= _MOST_NUMBERS:

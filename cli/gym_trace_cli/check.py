@@ -15,8 +15,8 @@ from gym_trace_cli.options import PATH, json_option, quiet_option, trace_argumen
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from gym_trace.integrity.repair import LostSteps, RepairReport
-    from gym_trace.integrity.scan import CheckReport
+    from gym_trace.tools.integrity.repair import LostSteps, RepairReport
+    from gym_trace.tools.integrity.scan import CheckReport
 
 _LISTED = 20  # runs of lost steps that are named one by one
 

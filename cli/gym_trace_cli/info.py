@@ -44,7 +44,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
     \b
     gym-trace info traces/cartpole --follow
     """
-    from gym_trace.statistics.describe import describe  # keeps --help fast
+    from gym_trace.tools.statistics.describe import describe  # keeps --help fast
 
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
@@ -57,7 +57,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
 
 def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
     """Update a line on a terminal; print one line per change elsewhere."""
-    from gym_trace.statistics.describe import progress_of
+    from gym_trace.tools.statistics.describe import progress_of
 
     live = not as_json and show.is_terminal(sys.stdout)
     before = None
@@ -257,8 +257,8 @@ def card(directory: str, output: str | None) -> None:
 
 def _refuse_others(path: Path) -> None:
     """Raises TraceExists for a file that is not an unchanged card, OSError for a link or a directory."""
-    from gym_trace.statistics.card import MARK
     from gym_trace.storage.local import open_regular
+    from gym_trace.tools.statistics.card import MARK
 
     try:
         with open(open_regular(path, os.O_RDONLY), "rb") as file:

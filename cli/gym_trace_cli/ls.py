@@ -63,7 +63,7 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
     \b
     gym-trace ls traces/cartpole --where 'return > 30' --sort -return
     """
-    from gym_trace.statistics.describe import find_traces, is_trace
+    from gym_trace.tools.statistics.describe import find_traces, is_trace
 
     directories = directories or (".",)
     if len(directories) == 1 and is_trace(directories[0]):
@@ -94,7 +94,7 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
 
 def hint(directory: str) -> str:
     """Return a hint if there are traces below a directory without one."""
-    from gym_trace.statistics.describe import find_traces
+    from gym_trace.tools.statistics.describe import find_traces
 
     if is_url(directory) or next(find_traces(directory, deepest=2), None) is None:
         return ""
@@ -102,7 +102,7 @@ def hint(directory: str) -> str:
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
-    from gym_trace.statistics.describe import list_trace
+    from gym_trace.tools.statistics.describe import list_trace
 
     with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):

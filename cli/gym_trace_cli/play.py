@@ -27,7 +27,7 @@ from gym_trace_cli.record import errors_name_options, fact_options, metadata_opt
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
-    from gym_trace.playing.session import Played
+    from gym_trace.tools.playing.session import Played
 
 _COMMAND = "gym-trace play"
 
@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
     def made(self, named: NamedEnvironment, comparison: dict[str, Any]) -> Any:
         """Return the environment at that step. Raises the errors of env_at()."""
-        from gym_trace.playing.continued import Continued
+        from gym_trace.tools.playing.continued import Continued
 
         recorded = RecordedEnvironment(
             named.env_id, named.factory, tuple(named.env_args.items()), named.imports, self.trust
@@ -124,10 +124,10 @@ def command(
     gym-trace play CartPole-v1 -o traces/by-hand
     gym-trace play --from traces/cartpole --episode 7 --step 12 -o traces/by-hand
     """
-    from gym_trace.playing.play import MARKS, play
-    from gym_trace.playing.window import check_display
     from gym_trace.recording.collecting.rollout import new_root_seed
     from gym_trace.recording.provenance import provenance_of, recorded_by
+    from gym_trace.tools.playing.play import MARKS, play
+    from gym_trace.tools.playing.window import check_display
 
     if source.trace is None and (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")

@@ -442,7 +442,7 @@ def _summarize(
     """Print the result, and why the run ended early; return the exit code."""
     several = hasattr(done, "workers")
     if as_json:
-        from gym_trace.statistics.describe import list_trace
+        from gym_trace.tools.statistics.describe import list_trace
 
         show.json_line({**list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
     elif not quiet and (done.episodes or not several):

@@ -69,7 +69,7 @@ def command(
     gym-trace render traces/cartpole --best 1 -o best.mp4
     gym-trace render traces/cartpole --schedule cubic -o 'videos/{}.gif'
     """
-    from gym_trace.video.render import Destination, render_episodes
+    from gym_trace.tools.video.render import Destination, render_episodes
 
     if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")

@@ -47,8 +47,8 @@ def command(
     if not -len(trace) <= episode < len(trace):
         known = show.count(len(trace), "episode")
         raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
-    from gym_trace.replay.env_at import standing
-    from gym_trace.replay.making import Making
+    from gym_trace.tools.replay.env_at import standing
+    from gym_trace.tools.replay.making import Making
 
     env, begin = standing(trace, episode, step, Making(**recorded.arguments(), **comparison), render_mode)
     try:

@@ -70,7 +70,7 @@ def command(
     gym-trace stats traces/cartpole --plot cartpole.svg
     """
     if plot is not None:
-        from gym_trace.statistics.plot import plot_episodes  # first: a missing extra ends the command at once
+        from gym_trace.tools.statistics.plot import plot_episodes  # first: a missing extra ends the command at once
     trace = selection.told(gym_trace.open_trace(directory))
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))

@@ -34,8 +34,8 @@ from gym_trace_cli.stopping import Ended
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.replay.compare import Difference
-    from gym_trace.replay.resimulate import Verdict
+    from gym_trace.tools.replay.compare import Difference
+    from gym_trace.tools.replay.resimulate import Verdict
 
 # Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
@@ -187,7 +187,7 @@ def _play(
 
 
 def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
-    from gym_trace.replay.verify import differing_versions
+    from gym_trace.tools.replay.verify import differing_versions
 
     for name, (recorded, installed) in differing_versions(trace).items():
         outcome.versions[name] = {"recorded": recorded, "installed": installed}
@@ -203,7 +203,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
     """Print the summary, also of an early end."""
     from gym_trace.format.wire import NO_SEED
-    from gym_trace.replay.verify import played_in_registered
+    from gym_trace.tools.replay.verify import played_in_registered
 
     for name, versions in outcome.versions.items():
         here = versions["installed"] or "none"

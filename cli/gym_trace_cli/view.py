@@ -135,7 +135,7 @@ def _serve(
     opened = ExitStack()
 
     def on_start(address: str) -> None:
-        from gym_trace.viewer.guard import is_loopback
+        from gym_trace.tools.viewer.guard import is_loopback
 
         if not is_loopback(host):
             click.echo(
@@ -169,8 +169,8 @@ def _serve(
 
 
 def _save(traces: list[Trace], save: str, max_bytes: int | None) -> None:
+    from gym_trace.tools.viewer.saving import MOST_BYTES
     from gym_trace.viewer import save_page
-    from gym_trace.viewer.saving import MOST_BYTES
 
     limit = MOST_BYTES if max_bytes is None else max_bytes
     with ProgressLine() as line:

@@ -24,9 +24,9 @@ from gym_trace.recording.collecting.policies import Annotating, policy_maker
 from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.replay.env_at import differs_later
-from gym_trace.replay.making import Making, Played, made_env, replays
-from gym_trace.replay.resimulate import DIFFERS, MakeEnv, Verdict
+from gym_trace.tools.replay.env_at import differs_later
+from gym_trace.tools.replay.making import Making, Played, made_env, replays
+from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
 _RESAMPLES = 10_000  # of the bootstrap
 _DRAWN_AT_ONCE = 100_000  # episodes

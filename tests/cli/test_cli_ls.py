@@ -17,8 +17,8 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.format import wire
-from gym_trace.statistics.describe import find_traces, list_trace
 from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.statistics.describe import find_traces, list_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 ESCAPE = "\x1b[31mred"

@@ -13,7 +13,7 @@ from terminals import console
 
 from gym_trace import TraceRecordingWrapper, open_trace, record_episodes
 from gym_trace.errors import ReplayDiverged
-from gym_trace.playing.continued import Continued
+from gym_trace.tools.playing.continued import Continued
 
 
 @pytest.fixture(scope="module")

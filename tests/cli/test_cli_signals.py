@@ -20,7 +20,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGH
 # A command that hangs where what it writes is complete, and has another name still.
 HANGING = """
 import pathlib, signal, sys, time
-from gym_trace.editing import in_place
+from gym_trace.tools.editing import in_place
 from gym_trace.storage import staging
 from gym_trace_cli.main import cli
 

@@ -18,10 +18,10 @@ from terminals import Scripted
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
-from gym_trace.replay.making import Making
-from gym_trace.replay.resimulate import Verdict
-from gym_trace.video import frames
-from gym_trace.video.frames import view_observed, view_rendered
+from gym_trace.tools.replay.making import Making
+from gym_trace.tools.replay.resimulate import Verdict
+from gym_trace.tools.video import frames
+from gym_trace.tools.video.frames import view_observed, view_rendered
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_words_say_return_reward_and_action_at_any_step(tmp_path: Path) -> None:
 
 def test_pictures_that_were_observed_need_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = record(tmp_path, painted(pictures=True))
-    monkeypatch.setattr("gym_trace.replay.making.make_environment", None)
+    monkeypatch.setattr("gym_trace.tools.replay.making.make_environment", None)
     _, scripted = played(trace, ["end"])
     assert "▀" in scripted.drawn.text
 
@@ -188,7 +188,7 @@ def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeyp
         made.append(args)
         raise EnvironmentUnavailable("no \x1b[2J such thing")
 
-    monkeypatch.setattr("gym_trace.video.frames.replays", fails)
+    monkeypatch.setattr("gym_trace.tools.video.frames.replays", fails)
     player, scripted = played(trace, ["next", "next", "next", "down", "next"])
     assert "as numbers: no \\x1b[2J such thing" in scripted.screens[0]
     assert re.search(r"^observation +2 +2$", scripted.screens[2], re.M)
@@ -230,7 +230,7 @@ def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeyp
     def broken(self: Any, number: int, *args: Any) -> Any:
         raise CorruptTrace("checksum mismatch")
 
-    monkeypatch.setattr("gym_trace.video.frames.observation_rows", broken)
+    monkeypatch.setattr("gym_trace.tools.video.frames.observation_rows", broken)
     player, _ = played(trace, ["next"])
     assert list(player.damages) == [f"episode {index}: checksum mismatch" for index in range(3)]
 

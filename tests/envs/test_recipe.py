@@ -22,7 +22,7 @@ from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.data.values import Unstored
 from gym_trace.envs.identity import installed_versions, versions_of
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
-from gym_trace.video.simulate import play_for_humans
+from gym_trace.tools.video.simulate import play_for_humans
 
 IS_NEW = hasattr(gymnasium.wrappers, "AddRenderObservation")  # since 1.0
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")

@@ -21,7 +21,7 @@ from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import Misfit, objects
 from gym_trace.envs.spaces import StandIn, describe, restore
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
-from gym_trace.statistics.summary import summarize
+from gym_trace.tools.statistics.summary import summarize
 
 
 def holds_custom(plain: Any) -> bool:

@@ -26,7 +26,7 @@ from gym_trace.envs import consent, identity, seeding
 from gym_trace.envs.consent import asked_of_argument
 from gym_trace.envs.make import completed, make_environment
 from gym_trace.errors import EnvironmentUnavailable
-from gym_trace.video.simulate import play_for_humans
+from gym_trace.tools.video.simulate import play_for_humans
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 CARTPOLE_MADE: dict[str, Any] = {"id": "CartPole-v1", "entry_point": None, "kwargs": {}, "wrappers": []}
@@ -67,7 +67,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def every_way(trace: Path, trust: bool = False) -> list[str]:
     """Build the environment of a trace in every way; return the messages."""
-    from gym_trace.video.render import Destination, render_episodes
+    from gym_trace.tools.video.render import Destination, render_episodes
 
     out = trace.parent / "out" / "film.gif"
     ways: list[Callable[[], Any]] = [

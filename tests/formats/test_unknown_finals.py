@@ -29,7 +29,7 @@ from gym_trace import (
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.playback.trace import Trace
-from gym_trace.statistics.summary import summarize
+from gym_trace.tools.statistics.summary import summarize
 
 STEPS = 6
 SPACE = spaces.Dict({"x": spaces.Box(-1e3, 1e3, (2,), np.float32), "n": spaces.Discrete(1000), "t": spaces.Text(9)})

@@ -33,7 +33,7 @@ from gym_trace import (
     verify_trace,
 )
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.replay.resimulate import observation_rows
+from gym_trace.tools.replay.resimulate import observation_rows
 
 LANES = 3
 

@@ -38,8 +38,8 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.format.fragments import Fragments
 from gym_trace.playback.episode_table import parts_of
-from gym_trace.statistics.describe import describe
 from gym_trace.storage.protocol import Storage
+from gym_trace.tools.statistics.describe import describe
 
 
 def told(trace: Any) -> list[tuple[str, int]]:

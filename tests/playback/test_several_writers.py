@@ -11,7 +11,7 @@ from zoo import CountingEnv, ImageEnv
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.statistics.describe import describe
+from gym_trace.tools.statistics.describe import describe
 
 
 def two_environments(directory: Path) -> None:

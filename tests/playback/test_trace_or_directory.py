@@ -24,11 +24,11 @@ from gym_trace import (
 )
 from gym_trace.errors import TraceNotFound
 from gym_trace.playback.trace import Trace, as_trace, storage_of
-from gym_trace.replay.verify import differing_versions, played_in_registered
-from gym_trace.statistics.describe import describe, progress_of
 from gym_trace.storage.local import LocalStorage
-from gym_trace.video.render import Destination, render_episodes
-from gym_trace.video.simulate import play_for_humans
+from gym_trace.tools.replay.verify import differing_versions, played_in_registered
+from gym_trace.tools.statistics.describe import describe, progress_of
+from gym_trace.tools.video.render import Destination, render_episodes
+from gym_trace.tools.video.simulate import play_for_humans
 
 Given = Trace | str | os.PathLike[str]
 EVERYWHERE: dict[str, Callable[[Given], Any]] = {

@@ -31,7 +31,7 @@ from gym_trace.data.returns import number_of
 from gym_trace.data.tensors import RawArray
 from gym_trace.data.values import Unstored
 from gym_trace.errors import UnstorableValue
-from gym_trace.statistics.summary import summarize
+from gym_trace.tools.statistics.summary import summarize
 
 
 class Symbol:

@@ -33,8 +33,8 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_tra
 from gym_trace.errors import RecordingError
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_writer import BatchWriter
-from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.statistics.describe import describe
 
 KINDS = ["cartpole", "things"] if LONG else []
 KINDS += ["frames", "noise", *(["lanes"] if hasattr(vector, "AutoresetMode") else [])]

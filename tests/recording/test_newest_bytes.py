@@ -21,8 +21,8 @@ from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
 from gym_trace.edit import compact, filter
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.recording import newest
-from gym_trace.statistics.describe import progress_of
 from gym_trace.storage.local import LocalAppender, LocalStorage
+from gym_trace.tools.statistics.describe import progress_of
 
 KEEP = 20_000
 SEEDS = range(40 if LONG else 2)

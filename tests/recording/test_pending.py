@@ -23,7 +23,7 @@ from shell import ok
 from shell import run as command
 
 from gym_trace import check_trace, open_trace, repair_trace, verify_trace
-from gym_trace.statistics.describe import describe
+from gym_trace.tools.statistics.describe import describe
 
 HERE = [str(Path(__file__).parents[place]) for place in (0, 1)]
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")

@@ -19,8 +19,8 @@ from zoo import CountingEnv, bits
 import gym_trace
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.errors import InvalidOption, TraceExists, UnstorableValue
+from gym_trace.tools.video.render import Destination
 from gym_trace.training.run import Run
-from gym_trace.video.render import Destination
 
 
 def test_without_a_directory_a_new_one_is_created_and_logged(

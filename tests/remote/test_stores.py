@@ -25,11 +25,11 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.recording.publishing.spool import publish, spool_of
-from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
+from gym_trace.tools.statistics.describe import find_traces
 
 KILLS = int(os.environ.get("KILLS", "100"))
 RATE = 0.2  # of requests that fail

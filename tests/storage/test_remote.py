@@ -31,14 +31,14 @@ from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summ
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
 from gym_trace.format.directory import _KINDS, kind_of
 from gym_trace.playback.trace import Trace
-from gym_trace.statistics import describe
-from gym_trace.statistics.describe import find_traces
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
 from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks, clear
 from gym_trace.storage.remote.storage import RemoteStorage
+from gym_trace.tools.statistics import describe
+from gym_trace.tools.statistics.describe import find_traces
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
 

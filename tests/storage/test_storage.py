@@ -29,10 +29,10 @@ from gym_trace import (
 )
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
 from gym_trace.recording.dead_rings import take_in_rings
-from gym_trace.statistics.describe import describe, list_trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.tools.statistics.describe import describe, list_trace
 
 
 class TestLocalStorage(StorageContract):

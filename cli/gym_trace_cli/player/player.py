@@ -9,9 +9,9 @@ from typing import Any
 from gym_trace import Trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.printable import key_text
-from gym_trace.replay.making import Making
-from gym_trace.replay.resimulate import Verdict
-from gym_trace.video.frames import Words, picture_leaf, view_observed, view_rendered
+from gym_trace.tools.replay.making import Making
+from gym_trace.tools.replay.resimulate import Verdict
+from gym_trace.tools.video.frames import Words, picture_leaf, view_observed, view_rendered
 from gym_trace_cli import show
 from gym_trace_cli.player.screen import Screen
 from gym_trace_cli.player.terminal import Terminal
@@ -42,7 +42,7 @@ class _Turn(Exception):
 
 
 class Player:
-    """Plays episodes; a gym_trace.video.frames.Viewer of each.
+    """Plays episodes; a gym_trace.tools.video.frames.Viewer of each.
 
     Args:
         chosen: their indices in the trace.

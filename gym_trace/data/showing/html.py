@@ -56,7 +56,7 @@ def player(shown: Any) -> str:
 
     The viewer is above this room, so it is imported by its name.
     """
-    made: str = importlib.import_module("gym_trace.viewer.notebook").player(shown)
+    made: str = importlib.import_module("gym_trace.tools.viewer.notebook").player(shown)
     return made
 
 

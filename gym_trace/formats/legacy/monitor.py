@@ -27,8 +27,8 @@ from gym_trace.playback.episode_columns import complete_rows
 from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.reset_record import NOTHING
-from gym_trace.statistics.summary import by_episode
 from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.statistics.summary import by_episode
 
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
 _SPLITS = {"t": "train", "e": "eval", None: ""}

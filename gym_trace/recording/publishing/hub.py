@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.statistics.card import dataset_card
 from gym_trace.storage.remote.objects import persistently
+from gym_trace.tools.statistics.card import dataset_card
 
 _PLACE = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")
 _FILES = 50  # of a commit

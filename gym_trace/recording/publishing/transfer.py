@@ -30,7 +30,6 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.kernels import crc32
-from gym_trace.integrity.healing import HealReport, heal_batch
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing import hub
 from gym_trace.recording.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
@@ -41,6 +40,7 @@ from gym_trace.storage.remote.cache import MemoryBlocks
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, is_tagged, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
+from gym_trace.tools.integrity.healing import HealReport, heal_batch
 
 WORKERS = 4
 _AT_ONCE = 8 << 20  # bytes

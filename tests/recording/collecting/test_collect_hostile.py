@@ -17,7 +17,7 @@ from gym_trace import TraceRecordingWrapper, collect
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError
 from gym_trace.recording.collecting.resuming import finished, settings_of
 from gym_trace.recording.processes.run_log import EVENTS, Events
-from gym_trace.video.asciicast import CastWriter
+from gym_trace.tools.video.asciicast import CastWriter
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 SETTINGS = {"run": "00ff", "seed": 1, "policy": "random", "environment": None, "recording": {}}

@@ -1,0 +1,320 @@
+"""Check and repair: every byte of a trace read, damage named, and what can be read copied to a clean trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.origins import ID_BITS
+from gym_trace.data.values import Array
+from gym_trace.errors import CorruptTrace, RecordingError, TraceError
+from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
+from gym_trace.format.batch_reader import Chunk, Damage
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decode, packed_values
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.directory import WriterFiles
+from gym_trace.format.facts import Facts, read_facts, write_facts
+from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.trace import TraceLike, storage_of
+from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.storage.staging import StagedStorage, new_directory
+from gym_trace.tools.integrity.scan import (
+    CheckReport,
+    Examination,
+    Loss,
+    LostSteps,
+    Progress,
+    SalvagedSteps,
+    examinations,
+)
+
+_MOST_TOLD = 1000  # runs of steps
+_SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
+_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
+
+__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
+
+
+@dataclass
+class RepairReport:
+    """Result of repair_trace: what was kept and what was lost.
+
+    Attributes:
+        destination: the repaired trace; not there if writers is empty.
+        found: what was found in the damaged one; what of it can be read is what was kept, but for `orphans`.
+        losses: damage that has cost steps, or may have. Damage in `found` that is not here cost nothing.
+        salvaged: steps that were kept without some of their columns, if that was asked for.
+        orphans: steps that could be read and were left out, because the observation before them is lost.
+        writers: ids of the writers that were kept; none if no episode was.
+    """
+
+    destination: Path
+    found: CheckReport
+    losses: list[Loss] = field(default_factory=list)
+    orphans: list[LostSteps] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
+    salvaged: list[SalvagedSteps] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps kept."""
+        return self.found.steps - sum(lost.steps for lost in self.orphans)
+
+
+def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> CheckReport:
+    """Reads every byte of a trace and compares all checksums. Never changes anything.
+
+    Args:
+        directory: of the trace, its storage, or the trace; of a view, all of it is read. It may still be written to.
+        on_progress: called now and then with the bytes done and the bytes there are.
+
+    Raises:
+        TraceNotFound: there is no trace in directory.
+        UnsupportedTrace: it needs a newer gym-trace.
+    """
+    report, storage = CheckReport(), storage_of(directory)
+    for examination in examinations(storage, report, on_progress):
+        for _ in examination.chunks():
+            pass
+        examination.finish()
+    _facts(storage, report)
+    return report
+
+
+def repair_trace(
+    directory: TraceLike,
+    destination: str | os.PathLike[str],
+    on_progress: Progress | None = None,
+    *,
+    salvage: bool = False,
+) -> RepairReport:
+    """Writes a clean copy of a trace, with all that can be read. Never changes the original.
+
+    Every writer keeps its id and its episodes keep theirs. What a dead writer left open is sealed; its open episodes
+    keep the outcome "lost". Memory does not grow with the trace's steps.
+
+    Args:
+        directory: of the trace, its storage, or the trace; of a view, all of it is copied. Its writers must have ended.
+        destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
+            read.
+        on_progress: called now and then with the bytes done and the bytes there are.
+        salvage: keep the steps of a damaged chunk with the columns that are intact. In the others every value is NaN
+            where they are floats, and ABSENT (of gym_trace.data.values) where not, in arrays of objects; there are no
+            such annotations. Where it is lost how episodes began, they have neither seed nor start. The fact "salvaged"
+            of the new trace names the columns, episodes and steps.
+
+    Raises:
+        TraceNotFound: there is no trace in directory.
+        TraceExists: destination is not empty.
+        InvalidOption: destination lies in directory.
+        TraceError: a writer is still at it.
+        UnsupportedTrace: it needs a newer gym-trace.
+        RecordingError: the copy could not be written.
+    """
+    source, target = storage_of(directory), Path(destination)
+    found = CheckReport()
+    writers = list(examinations(source, found, on_progress, salvage))
+    for examination in writers:
+        if examination.files.is_alive():
+            raise TraceError(f"{examination.files.where}: this writer is still recording; repair when it has ended")
+    report = RepairReport(target, found)
+    try:
+        with suppress(_NothingKept), new_directory(target, source.root) as staged:
+            storage = StagedStorage(staged)
+            for examination in writers:
+                _copy(examination, storage, report)
+            if facts := _facts(source, found) | _told(report.salvaged):
+                write_facts(storage, facts)
+            if not found.episodes:
+                report.writers.clear()
+                raise _NothingKept
+    except TraceError:
+        raise
+    except OSError as error:
+        raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
+    return report
+
+
+def _told(salvaged: list[SalvagedSteps]) -> Facts:
+    """Return the facts of the new trace about lost values."""
+    runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
+    if not runs:
+        return {}
+    more = {"more": len(runs) - _MOST_TOLD} if len(runs) > _MOST_TOLD else {}
+    return {"salvaged": {"note": _SALVAGED, "steps": runs[:_MOST_TOLD], **more}}
+
+
+class _NothingKept(Exception):
+    """No episode can be read, so that there is no trace to be left."""
+
+
+def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
+    try:
+        return read_facts(storage)
+    except CorruptTrace as error:
+        found.damages.append(Damage(str(error.path), 0, 0, error.problem))
+        return {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing the copy
+
+
+def _copy(examination: Examination, storage: Storage, report: RepairReport) -> None:
+    schema = examination.schema
+    writer = None
+    if schema is not None:
+        schema["writer"] = examination.files.writer  # the name of the files is what counts
+        writer = BatchFiles(storage, schema, level=3, fsync=False)
+    try:
+        mender = _Mender(examination)
+        for fragments, chunk in examination.chunks():
+            if writer is not None:
+                writer.write(*mender.mended(fragments, chunk))
+                writer.seal_if_due()
+        examination.finish()
+        if writer is not None:
+            stops, pending = mender.stops(), [action.described() for action in examination.pending]
+            if len(stops) or pending:
+                writer.write(stops, {}, pending=pending)
+            writer.close(_closing_words(examination.files))
+            report.writers += [origin.writer for origin in examination.origins if origin] or [writer.writer]
+    finally:
+        if writer is not None:
+            writer.abandon()
+    report.losses += examination.losses
+    report.orphans += mender.orphans
+    report.salvaged += examination.salvaged
+
+
+def _closing_words(files: WriterFiles) -> dict[str, Any]:
+    """Return what the last line of the manifest adds to the batches, such as counts of reward classes."""
+    last: dict[str, Any] = {}
+    for entry in files.entries():
+        last = entry if entry.get("type") == "closed" else last
+    return {key: value for key, value in last.items() if key not in ("type", "episodes", "steps")}
+
+
+class _Run(NamedTuple):
+    """The run of steps that an episode is in: the index of its next step, and whether it goes on."""
+
+    next_step: int
+    lane: int
+    goes_on: bool
+
+
+class _Mender:
+    """Makes the chunks that are left consistent with each other.
+
+    A fragment that went on where the fragment before it is lost has no leading observation: its first observation
+    becomes the leading one, and its first step is left out.
+    """
+
+    def __init__(self, examination: Examination):
+        self.orphans: list[LostSteps] = []
+        self._examination = examination
+        self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
+        self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
+
+    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, RowsOrEncoded]]:
+        """A chunk to be written: its fragments, and its columns."""
+        broken, orphans = self._follow(fragments)
+        columns: dict[ColumnPath, RowsOrEncoded] = {
+            path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)
+        }
+        if orphans:
+            bounds = step_offsets(fragments)[1]
+            for path in columns:
+                if path[0] in STEP_COLUMNS:
+                    columns[path] = _without(*chunk.encoded(path), bounds[orphans])
+            sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
+            fragments = self._adopted(fragments, orphans, sums)
+        if not self._examination.origins:
+            return np.concatenate([_bare_stops(broken), fragments]), columns
+        numbers = fragments["episode"] >> np.uint64(ID_BITS)
+        over = [
+            (episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < int(numbers.max(initial=0))
+        ]
+        for episode, _ in over:
+            del self._runs[episode]
+        over = [(episode, run) for episode, run in over if run.goes_on]
+        # Fragments of an origin lie together: what ends with it comes before those of the next one.
+        joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(over)])
+        return joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], columns
+
+    def stops(self) -> Array:
+        """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
+        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.goes_on])
+
+    def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
+        """The runs that end here because what follows them is lost, and the fragments whose predecessors are lost."""
+        broken, orphans = [], []
+        facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
+        for i, (episode, first, steps, lane, flags) in enumerate(facts):
+            run = self._runs.get(episode)
+            goes_on = run is not None and run.goes_on
+            follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
+            if steps and not flags & wire.LEADS and not follows and not self._examination.is_headless(episode):
+                orphans.append(i)
+                self._tell_gap(episode, run, first)
+            if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):
+                broken.append((episode, run))
+            if flags & wire.ENDS:
+                self._runs.pop(episode, None)
+                self._ended[lane] = episode, first + steps
+            elif steps or flags & wire.LEADS:
+                self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
+            elif run is not None and flags & wire.STOPS:
+                self._runs[episode] = run._replace(goes_on=False)
+        return broken, orphans
+
+    def _tell_gap(self, episode: int, run: _Run | None, end: int) -> None:
+        """Adds steps that are missing to the last damage of which it is not known what it has cost."""
+        loss = self._examination.last_inexact
+        start = 0 if run is None else run.next_step
+        if loss is not None and start < end:
+            loss.steps.append(self._examination.lost_steps(episode, start, end - start))
+
+    def _adopted(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
+        fragments = fragments.copy()
+        ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
+        self.orphans += [self._examination.lost_steps(episode, first, 1) for episode, first in zip(ids, steps)]
+        fragments["flags"][orphans] |= wire.LEADS
+        fragments["first_step"][orphans] += 1
+        fragments["steps"][orphans] -= 1
+        fragments["reward_sum"][orphans] = reward_sums
+        empty = [i for i in orphans if not fragments["steps"][i]]
+        fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # said at the step that is left out
+        return fragments
+
+
+def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
+    """Fragments without rows that say that a run of steps is complete."""
+    stops = np.zeros(len(runs), wire.FRAGMENT)
+    stops["flags"] = wire.STOPS
+    for i, (episode, run) in enumerate(runs):
+        stops["episode"][i], stops["lane"][i] = episode, run.lane
+        stops["first_step"][i] = min(run.next_step, _LAST_STEP)
+    return stops
+
+
+def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
+    """The rows of a column but for those dropped."""
+    if column.dtype != MSGPACK:
+        return np.delete(decode(column, blob), dropped, axis=0)
+    gone = set(dropped.tolist())
+    return [value for i, value in enumerate(packed_values(column, blob)) if i not in gone]
+
+
+def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:
+    """Return the sum of the rewards of each fragment without its first step; NaN if they are not numbers."""
+    if rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+        return [np.nan] * len(fragments)
+    return [float(rewards[bounds[i] + 1 : bounds[i + 1]].sum(dtype=np.float64)) for i in fragments]

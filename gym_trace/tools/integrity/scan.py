@@ -1,0 +1,639 @@
+"""Every byte of a trace read, writer by writer: the chunks that check, and what is damaged or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.origins import Origin, origins_of, split_id
+from gym_trace.data.packing import pack
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.values import ABSENT, Array, dtype_from
+from gym_trace.data.vocabulary import NOTES
+from gym_trace.errors import CorruptTrace, TraceNotFound
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import (
+    FOREIGN,
+    MISSING,
+    PARITY_CONTRADICTS,
+    PART,
+    BatchReader,
+    Chunk,
+    Damage,
+    Index,
+    SlabLedger,
+    TableRoom,
+    add_totals,
+    observation_rows,
+)
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.directory import WriterFiles, batch_name, find_writers
+from gym_trace.format.fragments import Fragments
+from gym_trace.format.parity import is_right, parity_of, stored_parity
+from gym_trace.format.records import columns_of, gaps_of, metadata_of
+from gym_trace.format.ring.pending import Pending, pending_in
+from gym_trace.format.ring.recovered import read_ring
+from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.origins import origin_numbers, origin_problem
+from gym_trace.playback.ring_tail import RingTail, tail_of
+from gym_trace.storage.protocol import Reader, ReadStorage
+from gym_trace.tools.integrity.manifest_check import ManifestCheck, Seen
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_BLOCK = 1 << 20
+_FRAGMENTS: ColumnPath = ("fragments",)
+_STARTS: ColumnPath = ("starts",)
+
+
+class LostSteps(NamedTuple):
+    """Steps of one episode that are not there any more."""
+
+    writer: str
+    episode_id: int
+    first_step: int
+    steps: int
+
+
+class Loss(NamedTuple):
+    """Cost of damage.
+
+    exact: whether steps lists all of it. Otherwise it lists what the steps around the damage reveal.
+    """
+
+    damage: Damage
+    steps: list[LostSteps]
+    exact: bool
+
+
+class SalvagedSteps(NamedTuple):
+    """Steps that are kept without some of their columns.
+
+    columns: those that are lost, such as "observations/position": NaN stands for floats, ABSENT for other values.
+    """
+
+    damage: Damage
+    columns: list[str]
+    steps: list[LostSteps]
+
+
+@dataclass
+class CheckReport:
+    """Result of check_trace.
+
+    Attributes:
+        files, bytes: batches, and their bytes.
+        chunks, episodes, steps: what can be read.
+        damages: ranges of bytes that do not check, each with its file and the problem.
+        healed: damaged ranges of bytes that are read as they were recorded, because parity restores them; heal_trace()
+            writes them back.
+        remarks: what is worth knowing and no damage, such as the torn end that a killed writer leaves.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    episodes: int = 0
+    steps: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    healed: list[Damage] = field(default_factory=list)
+
+
+def examinations(
+    storage: ReadStorage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
+) -> Iterator[Examination]:
+    """salvage: see Examination."""
+    writers = find_writers(storage)
+    if not writers:
+        raise TraceNotFound(
+            f"{storage.root}: no trace here; it has no *.manifest.jsonl and no *.gtb files", directory=storage.root
+        )
+    total = sum(_size(storage, name) for files in writers for name in files.batches.values())
+
+    def advance(done: int) -> None:
+        if on_progress is not None:
+            on_progress(min(report.bytes + done, total), total)
+
+    unclosed: list[Unclosed] = []
+    for files in writers:
+        yield (examination := Examination(files, report, advance, salvage))
+        unclosed += [examination.unclosed] if examination.unclosed is not None else []
+    report.remarks += _described(unclosed)
+
+
+class Unclosed(NamedTuple):
+    """A dead writer that did not close.
+
+    Attributes:
+        failure: what stopped it, if it said so; otherwise it was killed.
+        steps: those in its ring.
+        actions: texts of the actions that were never answered.
+    """
+
+    writer: str
+    failure: str | None
+    steps: int
+    actions: list[str]
+
+
+def _described(unclosed: list[Unclosed]) -> list[str]:
+    """Return a line for all writers that were killed, and one for each that stopped by itself."""
+    killed = [one for one in unclosed if one.failure is None]
+    lines = [f"writer {one.writer} stopped recording: {one.failure}{_rest(one)}" for one in unclosed if one.failure]
+    if len(killed) == 1:
+        return [f"writer {killed[0].writer} was killed{_rest(killed[0])}", *lines]
+    if killed:
+        steps, actions = sum(one.steps for one in killed), [text for one in killed for text in one.actions]
+        lines.insert(0, f"{len(killed)} writers were killed{_rest(Unclosed('', None, steps, actions), 'their rings')}")
+    return lines
+
+
+def _rest(one: Unclosed, rings: str = "its ring") -> str:
+    """Return what a dead writer has left, to be appended to how it ended."""
+    has = "has" if rings == "its ring" else "have"
+    ring = f"; {one.steps:,} steps are in {rings}, which {has} no checksums" if one.steps else ""
+    if len(one.actions) > 1:
+        return f"{ring}; {len(one.actions):,} actions were never answered"
+    return ring + "".join(f"; an action was never answered, {text}" for text in one.actions)
+
+
+def _size(storage: ReadStorage, name: str) -> int:
+    try:
+        return storage.size(name)
+    except FileNotFoundError:  # sealed under its other name since we saw it
+        return 0
+
+
+class BatchInspector(BatchReader):
+    """A BatchReader that finds chunks by their records only, and compares the index and the padding with them.
+
+    The columns of the chunks are for the caller to read.
+
+    Attributes:
+        without_table: offsets of the chunks whose fragment table is damaged, and taken from the index, as readers do.
+    """
+
+    def __init__(self, storage: ReadStorage, name: str):
+        self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
+        super().__init__(storage, name, warns=False)
+        if self.index is not None and not self._agrees(self.index):
+            self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
+
+    def parity_damage(self) -> list[Damage]:
+        """Return the parity record as damage if it is damaged itself, or contradicts the batch."""
+        with self.open() as file:
+            stored = stored_parity(file, self.header.file_id)
+            if stored is None or is_right(stored, parity_of(file, stored.shape)):
+                return []
+            problem = PARITY_CONTRADICTS if stored.is_sound else "the parity is damaged; no step depends on it"
+            return [Damage(self.path, stored.shape.covered, self.size - wire.HEADER_SIZE, problem)]
+
+    def _load(self, file: Reader) -> None:
+        self.index: Index | None = None
+        self.without_table: set[int] = set()
+        self._data_start = wire.HEADER_SIZE
+        self._data_end: int | None = None  # where the index begins, once that is known
+        self._padding: set[Damage] = set()
+        super()._load(file)
+
+    def is_harmless(self, damage: Damage) -> bool:
+        """Return True if no chunk can have been in a damaged range."""
+        before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
+        return before or behind or damage in self._padding
+
+    def lost_fragments(self, damage: Damage) -> Array | None:
+        """The fragments of the chunks in a damaged range, as the index tells; None if there is no index."""
+        if self.index is None:
+            return None
+        chunks, bounds, is_lost = self._in_the_index
+        starts, stops = chunks["offset"], chunks["offset"] + chunks["length"]
+        first, last = np.searchsorted(stops, damage.start, side="right"), np.searchsorted(starts, damage.end)
+        hit = np.arange(first, max(first, last))[is_lost[first:last]]
+        tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in hit.tolist()]
+        return np.concatenate([np.empty(0, wire.FRAGMENT), *tables])
+
+    @cached_property
+    def _in_the_index(self) -> tuple[Array, Array, Array]:
+        """The chunks of the index, where their fragments begin in it, and which of them were not found."""
+        assert self.index is not None
+        chunks = self.index.chunks
+        bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
+        return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
+
+    def _read_index(self, file: Reader) -> bool:
+        is_known = super()._read_index(file)  # names a footer that is damaged
+        self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if is_known else None
+        self._count_afresh()  # records and index say the same rows
+        footer = self._footer(file)
+        self._data_end = None if footer is None else footer.index_offset
+        self.fragments, self.chunks = Fragments(), np.empty(0, wire.CHUNK_ENTRY)
+        self.totals, self.sealed, self.slabs = {}, False, SlabLedger()
+        return False
+
+    def _walk_record(
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> None:
+        if header.sequence == 1:
+            self._data_start = header.offset
+        if header.type == wire.INDEX:
+            self._data_end = header.offset
+        try:
+            super()._walk_record(file, header, fragments, chunks)
+        except CorruptTrace as error:
+            if header.type != wire.CHUNK or not self._take_table(file, header, fragments, chunks):
+                raise
+            self._damaged(header.offset, header.end, error.problem)
+        if header.type == wire.INDEX:
+            self._count_afresh()
+            self.index = self._index(file, header)
+        if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
+            self._check_padding(file, header)
+
+    def _take_table(
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> bool:
+        """Take the fragment table of a chunk from the index; return False if that does not have it.
+
+        Raises CorruptTrace if more than the table of the chunk is damaged that it cannot be read without.
+        """
+        length = header.end - header.offset
+        entries = np.empty(0, wire.CHUNK_ENTRY) if self._listed is None else self._listed.chunks
+        (places,) = np.nonzero((entries["offset"] == header.offset) & (entries["length"] == length))
+        if self._listed is None or len(places) != 1:
+            return False
+        begin = int(entries["fragments"][: places[0]].sum())
+        table = self._listed.fragments[begin : begin + int(entries["fragments"][places[0]])]
+        metadata = metadata_of(file, header)
+        add_totals(self.totals, (column for column, _ in columns_of(header, metadata)))
+        self.slabs.take(metadata)
+        fragments.append(table)
+        chunks.append((header.offset, length, len(table), observation_rows(table)))
+        self.without_table.add(header.offset)
+        return True
+
+    def read_whole(self, number: int) -> Chunk:
+        """Read all columns of a chunk that can be needed. Raises as read_chunk()."""
+        has_table = int(self.chunks["offset"][number]) not in self.without_table
+        return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
+
+    def _count_afresh(self) -> None:
+        self._room = TableRoom()
+        self._room.grant(self.size)
+
+    def _check_padding(self, file: Reader, header: wire.RecordHeader) -> None:
+        metadata = metadata_of(file, header)
+        for start, end in gaps_of(header, columns_of(header, metadata) if header.type != wire.SCHEMA else ()):
+            while start < end:
+                block = file.read(start, min(end - start, _BLOCK))
+                if any(block):
+                    self._damaged(start, start + len(block), "bytes between the columns are not zero")
+                    self._padding.add(self.damage[-1])
+                start += len(block)
+
+    def _agrees(self, index: Index) -> bool:
+        """Return True if the index describes the chunks that were found correctly, and lists no others.
+
+        Chunks that are damaged were not found; where the index says they are there must be damage.
+        """
+        known = np.isin(index.chunks["offset"], self.chunks["offset"])
+        if not np.array_equal(index.chunks[known], self.chunks):
+            return False
+        per_chunk = index.chunks["fragments"].astype(np.int64)
+        if index.fragments[np.repeat(known, per_chunk)].tobytes() != self.fragments[:].tobytes():
+            return False
+        if known.all():
+            return index.totals == self.totals
+        damages = sorted(self.damage, key=lambda damage: damage.start)
+        starts = np.array([damage.start for damage in damages], np.int64)
+        reach = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
+        unknown = index.chunks["offset"][~known].astype(np.int64)
+        return bool((unknown < reach[np.searchsorted(starts, unknown, side="right")]).all())
+
+
+class Examination:
+    """One pass over the files of a writer; the findings go into a report.
+
+    Attributes:
+        losses: damage that cost steps, or may have.
+        salvaged: steps that are kept without some of their columns.
+        last_inexact: the last loss whose steps are not all known.
+        origins: the writers of the episodes in compacted files, known once chunks() begins.
+        pending: actions that were never answered.
+        unclosed: how the writer ended, if it is dead and did not close; known after finish().
+    """
+
+    def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
+        """salvage: yield also damaged chunks, with their intact columns."""
+        self.files = files
+        self.losses: list[Loss] = []
+        self.salvaged: list[SalvagedSteps] = []
+        self.last_inexact: Loss | None = None
+        self.origins: list[Origin | None] = []
+        self.pending: list[Pending] = []
+        self.unclosed: Unclosed | None = None
+        self._unsealed: list[str] = []
+        self._in_ring: tuple[int, list[str]] = 0, []  # steps and actions
+        self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
+        self._alive = files.is_alive()
+        self._journal = ManifestCheck(files)
+        self._layouts: Layouts  # set by chunks(), if the schema is readable
+        self._episodes: list[Array] = []
+        self._begun: set[int] | None = None  # episodes whose beginning is there, if old batches were dropped
+        self._tail = RingTail()
+        self._last_origin = 0
+
+    @cached_property
+    def schema(self) -> dict[str, Any] | None:
+        """Return the schema of the writer from the first place where it is readable, and find batches of others."""
+        schemas: dict[int, dict[str, Any] | None] = {}
+        for number, name in self.files.batches.items():
+            with suppress(CorruptTrace, FileNotFoundError):
+                schemas[number] = BatchReader(self._storage, name, warns=False).schema
+        self._foreign = self.files.foreign(schemas)
+        for number, schema in schemas.items():
+            if schema is not None and number not in self._foreign:
+                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
+        first = next(self.files.entries(), {})
+        return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
+
+    def chunks(self) -> Iterator[tuple[Array, Chunk]]:
+        """Yield the readable chunks in order, each with its fragments."""
+        schema = self._journal.schema = self.schema
+        problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
+        if schema is not None:
+            try:
+                about = WriterSchema.of(schema)
+                self._layouts, self._begun = about.layouts, set() if about.drops_batches else None
+                self.origins = origins_of(schema, self.files.writer)
+            except CorruptTrace as error:
+                problem = error.problem
+        self._read_ring()
+        missing = self.files.missing()
+        for number, name in sorted(self.files.batches.items()):
+            while missing and missing[0].start < number:
+                self._missing(missing.pop(0))
+            if problem is not None or number in self._foreign:
+                self._unreadable(name, problem or FOREIGN)
+            else:
+                yield from self._batch(number, name)
+        if problem is None:
+            yield from self._ring()
+        elif self._tail.slabs:
+            self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem))
+
+    def finish(self) -> None:
+        """Report the rest when all chunks were read."""
+        report, journal = self._report, self._journal
+        if self._alive:
+            report.remarks.append(f"{self.files.where}: the writer is still recording")
+        journal.compare(self._alive)
+        report.damages += journal.damages
+        report.remarks += journal.remarks
+        if journal.is_open:
+            self.unclosed = Unclosed(self.files.writer, self.files.failure(), *self._in_ring)
+        else:
+            report.remarks += [f"{path}: not sealed; the writer died" for path in self._unsealed]
+        for damage in journal.lost:
+            self._lost(damage)
+        if self._episodes:
+            report.episodes += len(np.unique(np.concatenate(self._episodes)))
+
+    def _read_ring(self) -> None:
+        """Read the ring before the batches: data that moves into a batch leaves the ring."""
+        if not self.files.has_ring:
+            return
+        try:
+            image = read_ring(self._storage, self.files.writer, self._alive)
+            last: dict[int, BatchReader] = {}  # those that say which slabs of the ring are in them
+            for number, name in sorted(self.files.batches.items(), reverse=True):
+                with suppress(CorruptTrace, FileNotFoundError):
+                    last[number] = BatchReader(self._storage, name, warns=False)
+                    if last[number].slabs.complete:
+                        break
+            self._tail = tail_of(self.files, image, last)
+        except CorruptTrace as error:
+            self._lost(self._damaged_ring(error))
+
+    def _damaged_ring(self, error: CorruptTrace) -> Damage:
+        return Damage(self._storage.path(self.files.ring), 0, _size(self._storage, self.files.ring), error.problem)
+
+    def _ring(self) -> Iterator[tuple[Array, Chunk]]:
+        batch = self._tail.batch
+        for number, fragments in enumerate(_tables_of(batch) if batch is not None else ()):
+            assert batch is not None
+            try:
+                chunk = batch.read_chunk(number, lambda path: True)
+                self._verify(chunk, fragments)
+            except CorruptTrace as error:
+                self._lost(self._damaged_ring(error), fragments)
+            else:
+                yield self._counted(fragments, chunk)
+        if not self._alive:
+            self.pending = self._tail.actions or self.pending
+            steps = 0 if batch is None else int(batch.fragments["steps"].sum())
+            self._in_ring = steps, [action.told(self._layouts.actions) for action in self._tail.actions]
+
+    def _batch(self, which: int, name: str) -> Iterator[tuple[Array, Chunk]]:
+        try:
+            batch = BatchInspector(self._storage, name)
+        except FileNotFoundError:
+            return  # sealed under its other name since we saw it, or removed
+        except CorruptTrace as error:
+            self._unreadable(name, error.problem)
+            return
+        for damage in _merged(batch.damage):
+            self._walk_damage(batch, damage)
+        if batch.torn:
+            where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
+            self._report.remarks.append(f"{where}; the writer died, or is still at it")
+        elif not batch.has_end_name and not self._alive:
+            self._unsealed.append(batch.path)
+        is_clean = not batch.damage
+        for number, fragments in enumerate(_tables_of(batch)):
+            if number >= self._tail.counts.get(which, len(batch.chunks)):
+                break  # of a slab that is in the ring
+            self.pending = pending_in(batch.slabs.pending)
+            offset, length = batch.chunks[["offset", "length"]][number].tolist()
+            try:
+                chunk = batch.read_whole(number)
+                self._verify(chunk, fragments)
+            except CorruptTrace as error:
+                is_clean = False
+                damage = Damage(batch.path, offset, offset + length, error.problem)
+                if (kept := self._salvaged(batch, number, fragments, damage)) is not None:
+                    yield self._counted(*kept)
+                else:
+                    self._lost(damage, fragments)
+            else:
+                yield self._counted(fragments, chunk)
+            self._advance(offset + length)
+        ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
+        self._report.healed += batch.healed
+        if (is_clean or batch.parity_contradicts) and batch.has_end_name and (wrong := batch.parity_damage()):
+            is_clean = False
+            self._report.damages += wrong
+        if batch.has_end_name:
+            is_clean = is_clean and not batch.healed  # its checksum is that of the original bytes
+            self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))
+        self._report.files += 1
+        self._report.bytes += batch.size
+        self._advance(0)
+
+    def _salvaged(
+        self, batch: BatchReader, number: int, fragments: Array, damage: Damage
+    ) -> tuple[Array, Chunk] | None:
+        """Return the fragments and intact columns of a damaged chunk, if wanted and if there are any."""
+        if not self._salvage:
+            return None
+        try:
+            chunk, lost = _intact_columns(batch, number)
+            if _STARTS in lost:  # how its episodes began is unknown
+                fragments = fragments.copy()
+                fragments["flags"] &= ~np.uint32(wire.STARTS)
+            self._verify(chunk, fragments)
+        except CorruptTrace:
+            return None
+        self._report.damages.append(damage)
+        names = ["/".join(map(str, path)) for path in lost]
+        self.salvaged.append(SalvagedSteps(damage, names, self._steps(fragments)))
+        return fragments, chunk
+
+    def _verify(self, chunk: Chunk, fragments: Array) -> None:
+        """Decode every column of a chunk.
+
+        Raises CorruptTrace if that fails, a column is missing or has the wrong number of rows, or fragments do not
+        belong to a known writer.
+        """
+        observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
+        rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
+        rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
+        needed = [leaf.path for leaf in self._layouts.observations.leaves()] if observation_rows else []
+        needed += [*(leaf.path for leaf in self._layouts.actions.leaves()), ("rewards",)] if steps else []
+        for path in needed:
+            if path not in chunk:
+                raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
+        for path, column in chunk.columns.items():
+            if column.rows != rows.get(str(path[0]), column.rows):
+                raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
+            decode(*chunk.encoded(path))
+        if self.origins and len(fragments):
+            if problem := origin_problem(fragments, self.origins, self._last_origin):
+                raise CorruptTrace(problem)
+            self._last_origin = int(origin_numbers(fragments)[-1])
+
+    def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
+        """Report damage outside of columns: it may have cost chunks, or nothing but an index or padding."""
+        fragments = batch.lost_fragments(damage)
+        if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
+            self._report.damages.append(damage)
+        else:
+            self._lost(damage, fragments)
+
+    def _counted(self, fragments: Array, chunk: Chunk) -> tuple[Array, Chunk]:
+        """Count a readable chunk, and return it."""
+        shown = fragments
+        if self._begun is not None:
+            self._begun.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
+            shown = fragments[[not self.is_headless(episode) for episode in fragments["episode"].tolist()]]
+        carries = (shown["steps"] > 0) | (shown["flags"] & wire.LEADS > 0)
+        self._episodes.append(np.unique(shown["episode"][carries]))
+        self._report.chunks += 1
+        self._report.steps += int(shown["steps"].sum())
+        return fragments, chunk
+
+    def is_headless(self, episode: int) -> bool:
+        """Return True for an episode whose beginning was in a batch that was dropped, so that it is gone."""
+        return self._begun is not None and episode not in self._begun
+
+    def _unreadable(self, name: str, problem: str) -> None:
+        size, path = _size(self._storage, name), self._storage.path(name)
+        self._report.files += 1
+        self._report.bytes += size
+        self._advance(0)
+        if name.endswith(PART) and size < wire.HEADER_SIZE:
+            self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
+        else:
+            self._lost(Damage(path, 0, size, problem))
+
+    def _missing(self, numbers: range) -> None:
+        name = batch_name(self.files.writer, numbers[0])
+        if not self.files.is_there(name):
+            more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
+            self._journal.missing.append(numbers)
+            self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more))
+
+    def _lost(self, damage: Damage, fragments: Array | None = None) -> None:
+        """Report a loss. fragments: all that is lost; None: unknown."""
+        is_exact = fragments is not None
+        self._report.damages.append(damage)
+        self.losses.append(Loss(damage, self._steps(fragments) if fragments is not None else [], is_exact))
+        if not is_exact:
+            self.last_inexact = self.losses[-1]
+
+    def _steps(self, fragments: Array) -> list[LostSteps]:
+        some = fragments[fragments["steps"] > 0]
+        return [self.lost_steps(*facts) for facts in some[["episode", "first_step", "steps"]].tolist()]
+
+    def lost_steps(self, episode: int, first: int, steps: int) -> LostSteps:
+        """Return steps of an episode. episode: its id in the fragment table."""
+        if not self.origins:
+            return LostSteps(self.files.writer, episode, first, steps)
+        number, own = split_id(episode)
+        origin = self.origins[number] if number < len(self.origins) else None
+        return LostSteps(self.files.writer if origin is None else origin.writer, own, first, steps)
+
+
+def _tables_of(batch: BatchReader) -> Iterator[Array]:
+    """Yield the fragment table of each chunk."""
+    first = 0
+    for count in batch.chunks["fragments"].tolist():
+        yield batch.fragments[first : first + count]
+        first += count
+
+
+def _merged(damages: list[Damage]) -> list[Damage]:
+    """Return damages in order, with overlapping ones joined."""
+    merged: list[Damage] = []
+    for damage in sorted(damages, key=lambda d: (d.start, -d.end)):
+        if merged and damage.start < merged[-1].end:
+            merged[-1] = merged[-1]._replace(end=max(damage.end, merged[-1].end))
+        else:
+            merged.append(damage)
+    return merged
+
+
+def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[ColumnPath]]:
+    """Return a damaged chunk, with NaN in lost columns of floats and ABSENT in others, and the paths of these columns.
+
+    Raises CorruptTrace if no column of steps is readable.
+    """
+    described = batch.read_chunk(number, lambda path: False).described
+    found: dict[ColumnPath, tuple[Column, Piece]] = {}
+    lost: list[ColumnPath] = []
+    workspace = Workspace(level=3)
+    for column in described:
+        try:
+            chunk = batch.read_chunk(number, {column.path}.__contains__)
+            decode(*chunk.encoded(column.path))
+            found[column.path] = chunk.encoded(column.path)
+        except CorruptTrace:
+            lost.append(column.path)
+            if column.path[0] not in (*NOTES, "starts"):  # a chunk may lack these
+                found[column.path] = _nothing_known(column, workspace)
+    if _FRAGMENTS in lost or not found.keys() - {_FRAGMENTS, _STARTS} - set(lost):
+        raise CorruptTrace("no column of a chunk can be read")
+    return Chunk(found, [column for column, _ in found.values()], lambda error: error), lost
+
+
+def _nothing_known(column: Column, workspace: Workspace) -> tuple[Column, Piece]:
+    """Return a column of placeholders with as many rows."""
+    encoder = ColumnEncoder(column.path, workspace)
+    if column.dtype != MSGPACK and (dtype := dtype_from(column.dtype)).kind in "fc":
+        return encoder.encode(np.full((column.rows, *column.shape), np.nan, dtype))
+    return encoder.encode_values([pack(ABSENT)] * column.rows)

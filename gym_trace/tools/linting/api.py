@@ -1,0 +1,98 @@
+"""lint_trace: all rules over a trace, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.batch_reader import Damage
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.tools.linting.findings import SEVERITIES, Finding, Sighting, finding_of
+from gym_trace.tools.linting.rules import DAMAGED, Rule, all_kinds, all_rules, chosen_codes, merged_thresholds
+from gym_trace.tools.linting.steps import WriterSteps, step_blocks
+
+
+def lint_trace(
+    trace: TraceLike,
+    *,
+    select: Collection[str] = (),
+    ignore: Collection[str] = (),
+    notes: bool = False,
+    thresholds: Mapping[str, float] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Finding]:
+    """Find what is wrong with recorded data. Yields findings, errors first, each once with a count and a first place.
+
+    Reads each chunk once, in bounded memory. Damaged chunks are skipped and reported (T001). Nothing is run. The codes
+    are in docs/guides/lint.md, and `gym-trace lint --rules` lists them.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        select: codes, or beginnings of codes such as "T1", to look for, notes included; empty: all but notes.
+        ignore: codes, or beginnings of codes, to leave out.
+        notes: also yield notes: what is normal in many environments.
+        thresholds: numbers in place of the defaults, by name.
+        on_progress: called as ``on_progress(steps done, steps in all)``.
+
+    Raises:
+        TraceNotFound.
+        InvalidOption: an unknown code or threshold, or an invalid rule of another package.
+    """
+    rules = all_rules()
+    codes = chosen_codes(all_kinds(rules), select, ignore, notes)
+    merged = merged_thresholds(rules, thresholds or {})
+    trace = as_trace(trace)
+    return _findings(
+        trace, [rule for rule in rules if codes & {it.code for it in rule.kinds}], codes, merged, on_progress
+    )
+
+
+def _findings(
+    trace: Trace,
+    rules: list[type[Rule]],
+    codes: set[str],
+    thresholds: Mapping[str, float],
+    on_progress: Callable[[int, int], None] | None,
+) -> Iterator[Finding]:
+    running = [rule(trace, thresholds) for rule in rules]
+    damage = dict.fromkeys(trace.damage)
+    _read(trace, running, damage, on_progress)
+    sightings = [it for rule in running for it in rule.findings()]
+    if damage:
+        message = f"{DAMAGED.what}; first: {next(iter(damage)).error().problem}"
+        sightings.append(Sighting(DAMAGED, message, len(damage), "place", shown_by=("check",)))
+    partial = trace.content["first_step"] > 0
+    first_steps = dict(zip(trace.chosen[partial].tolist(), trace.content["first_step"][partial].tolist()))
+    found = [finding_of(it, str(trace.directory), first_steps) for it in sightings if it.kind.code in codes]
+    yield from sorted(found, key=lambda it: (SEVERITIES.index(it.severity), it.code, it.column or ""))
+
+
+def _read(
+    trace: Trace, rules: list[Rule], damage: dict[Damage, None], on_progress: Callable[[int, int], None] | None
+) -> None:
+    """Give every block of steps to the rules that need any."""
+    reading = [rule for rule in rules if rule.columns]
+    roots = frozenset(name for rule in reading for name in rule.columns)
+    if not reading:
+        return
+    total, done = int(trace.content["steps"].sum()), 0
+
+    def on_damage(found: Damage) -> None:
+        damage[found] = None
+
+    for number, reader in enumerate(trace.readers):
+        mine = trace.content["writer"] == number
+        episodes = np.full(len(reader.parts), -1)
+        episodes[trace.rows[mine]] = trace.chosen[mine]
+        writer = WriterSteps(number, reader, episodes)
+        try:
+            for block in step_blocks(writer, roots, on_damage):
+                for rule in reading:
+                    rule.add(block)
+                done += int(block.steps[-1])
+                if on_progress is not None:
+                    on_progress(min(done, total), total)
+        except CorruptTrace as error:  # a schema that is missing or malformed
+            on_damage(Damage(error.path or str(trace.directory), 0, 0, error.problem))

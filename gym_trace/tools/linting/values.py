@@ -1,0 +1,161 @@
+"""Values that cannot be right: NaN, infinities, values outside their space, values of another type."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.layout import Leaf, Path, PlainSpace, from_array_map
+from gym_trace.data.values import Array
+from gym_trace.errors import CorruptTrace
+from gym_trace.playback.trace import Trace
+from gym_trace.tools.linting.findings import ERROR, WARNING, Kind, Sighting, column_name
+from gym_trace.tools.linting.steps import StepBlock, by_dimension
+
+_NAN = Kind("T101", ERROR, "NaN in observations, actions or rewards")
+_INFINITE = Kind("T102", ERROR, "infinite observations, actions or rewards")
+_NOTES = Kind("T103", WARNING, "NaN or infinite annotations")
+_OBSERVATIONS = Kind("T104", WARNING, "observations outside their space")
+_ACTIONS = Kind("T105", ERROR, "actions outside their space")
+_MISFITS = Kind("T106", WARNING, "values without the dtype or shape of their space")
+
+
+class Limits(NamedTuple):
+    """Smallest and largest values of a space, with the shape of one value."""
+
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, leaf: Leaf, space: PlainSpace) -> Limits | None:
+        """Return the limits; None for a space without any. Raises CorruptTrace if they are malformed."""
+        if leaf.dtype is None:
+            return None
+        try:
+            return cls._of(leaf, space)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise CorruptTrace(f"malformed description of a space: {error!r:.100}") from error
+
+    @classmethod
+    def _of(cls, leaf: Leaf, space: PlainSpace) -> Limits:
+        kind = space["type"]
+        if kind == "Box":
+            low, high = (from_array_map(space[name], leaf.shape) for name in ("low", "high"))
+            return cls(low, high)
+        if kind == "Discrete":
+            first, n = (int(space[name]) for name in ("start", "n"))
+            return cls(np.asarray(first, np.int64), np.asarray(first + n - 1, np.int64))
+        if kind == "MultiDiscrete":
+            start, nvec = (from_array_map(space[name], leaf.shape) for name in ("start", "nvec"))
+            return cls(start, start + nvec - 1)
+        return cls(np.zeros(leaf.shape), np.ones(leaf.shape))
+
+    @property
+    def are_of_dtype(self) -> bool:
+        """Return True if no value of the dtype can be outside."""
+        if self.low.dtype.kind == "f":
+            return bool(np.isneginf(self.low).all() and np.isposinf(self.high).all())
+        if self.low.dtype.kind not in "iu":
+            return False
+        info = np.iinfo(self.low.dtype)
+        return bool((self.low == info.min).all() and (self.high == info.max).all())
+
+
+class _Count:
+    """Rows counted for one kind and column, and the first place."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.place: tuple[int, int] | None = None
+        self.dimensions: set[int] = set()
+
+
+class ValuesRule:
+    """Looks at every number by the smallest and largest of each block, and closer only where these are wrong."""
+
+    kinds: ClassVar[Sequence[Kind]] = (_NAN, _INFINITE, _NOTES, _OBSERVATIONS, _ACTIONS, _MISFITS)
+    columns: ClassVar[Collection[str]] = frozenset(("observations", "actions", "rewards", "annotations"))
+    thresholds: ClassVar[Mapping[str, float]] = {}
+
+    def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
+        self._found: dict[tuple[Kind, Path, tuple[int, ...]], _Count] = {}
+        self._limits: dict[tuple[int, Path], Limits | None] = {}
+
+    def add(self, block: StepBlock) -> None:
+        leaves = block.writer.leaves
+        for path, rows in block.columns.items():
+            if path[0] not in self.columns:
+                continue
+            leaf, space = leaves.get(path, (None, None))
+            if leaf is not None and leaf.dtype is not None and (rows.dtype, rows.shape[1:]) != (leaf.dtype, leaf.shape):
+                self._take(_MISFITS, block, path, _misfits(rows, leaf), ())
+            if rows.dtype == object and (leaf is None or leaf.dtype is not None):
+                self._look_at_odd(block, path, np.array(list(map(_odd, rows)), np.int8))
+            if rows.dtype.kind not in "biufc" or not rows.size:
+                continue
+            least, largest = (rows.min(), rows.max()) if rows.dtype.kind != "c" else (rows.sum(), rows.sum())
+            if rows.dtype.kind in "fc" and not (np.isfinite(least) and np.isfinite(largest)):
+                self._look_at_odd(block, path, np.isnan(rows) + 2 * np.isinf(rows))
+            if leaf is not None and space is not None and rows.shape[1:] == leaf.shape and rows.dtype.kind != "c":
+                self._compare(block, path, rows, leaf, space, least, largest)
+
+    def _look_at_odd(self, block: StepBlock, path: Path, odd: Array) -> None:
+        """odd: 1 for NaN, 2 for an infinity, 3 for a row that has both."""
+        shape = odd.shape[1:]
+        if path[0] == "annotations":
+            self._take(_NOTES, block, path, odd > 0, shape)
+            return
+        self._take(_NAN, block, path, odd & 1 > 0, shape)
+        self._take(_INFINITE, block, path, odd & 2 > 0, shape)
+
+    def _compare(
+        self, block: StepBlock, path: Path, rows: Array, leaf: Leaf, space: PlainSpace, least: Array, largest: Array
+    ) -> None:
+        key = block.writer.number, path
+        if key not in self._limits:
+            limits = Limits.of(leaf, space)
+            self._limits[key] = None if limits is None or limits.are_of_dtype else limits
+        known = self._limits[key]
+        if known is None or (least >= known.low.max() and largest <= known.high.min()):
+            return
+        with np.errstate(invalid="ignore"):  # NaN compares as not outside; T101 reports it
+            lows, highs = by_dimension(np.minimum, rows), by_dimension(np.maximum, rows)
+            if not np.isnan(least) and (lows >= known.low).all() and (highs <= known.high).all():
+                return
+            outside = ((rows < known.low) | (rows > known.high)) & ~np.isinf(rows)
+        self._take(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)
+
+    def _take(self, kind: Kind, block: StepBlock, path: Path, wrong: Array, shape: tuple[int, ...]) -> None:
+        """wrong: (rows, *shape), True where something is wrong."""
+        flat = wrong.reshape(len(wrong), -1)
+        rows = np.flatnonzero(flat.any(axis=1))
+        if not len(rows):
+            return
+        count = self._found.setdefault((kind, path, shape), _Count())
+        count.rows += len(rows)
+        count.place = count.place or block.place(path, int(rows[0]))
+        if shape:
+            count.dimensions.update(np.flatnonzero(flat.any(axis=0)).tolist())
+
+    def findings(self) -> Iterator[Sighting]:
+        for (kind, path, shape), count in self._found.items():
+            assert count.place is not None
+            episode, step = count.place
+            some = np.array(sorted(count.dimensions)) if len(count.dimensions) < np.prod(shape) else None
+            column = column_name(path, some, shape)
+            yield Sighting(kind, kind.what, count.rows, "step", episode, step, column)
+
+
+def _misfits(rows: Array, leaf: Leaf) -> Array:
+    if rows.dtype != object:
+        return np.ones(len(rows), bool)
+    return np.array([not leaf.fits(value) for value in rows], bool)
+
+
+def _odd(value: object) -> int:
+    """Return 1 for NaN, 2 for an infinity, 3 for an array with both, 0 for all other values."""
+    if not isinstance(value, (float, np.floating, np.ndarray)) or np.asarray(value).dtype.kind not in "fc":
+        return 0
+    return int(np.isnan(value).any()) + 2 * int(np.isinf(value).any())

@@ -1,0 +1,84 @@
+"""Ask a person for the key of each action, once, and keep the answers in the user's configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_trace.storage.staging import replaced_file
+from gym_trace.tools.playing.keymap import Keymap, Question
+from gym_trace.tools.playing.window import CLOSED, Window
+
+_RARE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def kept_file(environment: str, space: Any) -> Path:
+    """Return the file with the keys of an environment with this action space: below $XDG_CONFIG_HOME or ~/.config."""
+    root = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    digest = hashlib.blake2b(f"{environment}\n{space}".encode("utf-8", "backslashreplace"), digest_size=4).hexdigest()
+    return root / "gym-trace" / "keys" / f"{_RARE.sub('-', environment)[:80].strip('.') or 'environment'}-{digest}.toml"
+
+
+def keep(keymap: Keymap, path: Path, environment: str, space: Any) -> None:
+    """Write a key map. Raises OSError."""
+    title = " ".join(f"{environment}, {space}".split())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as staged:
+        staged.write_text(f"# gym-trace play: keys of {title}\n{_toml(keymap.as_toml())}", encoding="utf-8")
+
+
+def _toml(said: dict[str, Any], name: str = "") -> str:
+    tables = {key: value for key, value in said.items() if isinstance(value, dict)}
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in said.items() if key not in tables]
+    head = [f"[{name}]"] if name and lines else []
+    parts = ["\n".join([*head, *lines, ""])] if lines else []
+    return "\n".join([*parts, *(_toml(table, f"{name}.{key}" if name else key) for key, table in tables.items())])
+
+
+def ask(
+    window: Window,
+    environment: str,
+    questions: Sequence[Question],
+    reserved: frozenset[str],
+    may_rest: bool,
+    stop: Callable[[], bool],
+) -> list[str | None] | None:
+    """Show the questions one by one; return the key of each, or None when the person gives up.
+
+    may_rest: one answer may be None: Enter, for what is done while no key is pressed.
+    """
+    answers: list[str | None] = []
+    note = ""
+    while len(answers) < len(questions):
+        rows = [("no key" if key is None else key, asked.text) for asked, key in zip(questions, answers)]
+        rows += [("?", f"press the key for: {questions[len(answers)].text}")]
+        hints = ["Backspace: back, Escape: quit"]
+        if may_rest and None not in answers:
+            hints += ["Enter: this is done while no key is pressed (without it, steps wait for a key)"]
+        window.show(None, [f"{environment}: key {len(answers) + 1} of {len(questions)}", *hints], note, rows)
+        window.poll()
+        events, window.events = window.events, []
+        for key in events:
+            if key in (CLOSED, "escape"):
+                return None
+            if key == "backspace":
+                answers, note = answers[:-1], ""
+            elif key == "return" and may_rest and None not in answers:
+                answers, note = [*answers, None], ""
+            elif key in reserved or key in answers:
+                note = f"{key}: {'already taken' if key in answers else 'used by gym-trace'}; press another"
+            else:
+                answers, note = [*answers, key], ""
+            if len(answers) == len(questions):
+                break
+        if stop():
+            return None
+        time.sleep(0.01)
+    window.forget()
+    return answers

@@ -1,0 +1,200 @@
+"""Play an environment by hand and record it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.envs.seeding import episode_seed
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.format.facts import add_facts
+from gym_trace.playback.trace import open_trace
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.editing.episodes import filter_trace
+from gym_trace.tools.playing.asking import ask, keep, kept_file
+from gym_trace.tools.playing.continued import Continued
+from gym_trace.tools.playing.keymap import (
+    Keymap,
+    answered,
+    default_keymap,
+    keymap_of_environment,
+    keymap_of_file,
+    labels_of,
+    questions_of,
+    supported,
+)
+from gym_trace.tools.playing.session import MARK, RESERVED, Played, Session
+from gym_trace.tools.playing.window import KEYS, Window, key_name
+
+PLAYED = "played"  # the annotation of steps after those of a recorded episode
+MARKS: Mapping[str, str] = {MARK: "mark"}
+_DEFAULT_FPS, _TEXT_MODES = 30.0, ("ansi",)
+
+
+def play(
+    env: Any,
+    directory: str | os.PathLike[str],
+    *,
+    seed: int,
+    name: str = "",
+    keys: Path | None = None,
+    asks_again: bool = False,
+    fps: float | None = None,
+    episodes: int | None = None,
+    marks: Mapping[str, str] = MARKS,
+    facts: Mapping[str, Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **recording: Any,
+) -> Played:
+    """Open a window in which a person plays, and record every step. The environment is closed at the end.
+
+    Everything is kept when the window closes, `stop` is true, or the environment raises; an unfinished episode then
+    has the outcome "closed". Discarded episodes are removed from the trace at the end.
+
+    Args:
+        env: with render_mode="rgb_array", or "ansi" for text. A Continued goes on from a recorded step: its episodes
+            contain the recorded steps before, so that they verify; annotations.played tells the steps apart.
+        directory: of the trace.
+        seed: root seed; attempts at episode k are reset with the seed of episode k of gym-trace record --seed.
+        name: of the environment, in the window and for kept keys. Default: its id.
+        keys: a TOML file with a key map. Default: that of the environment, the one that the person was asked for
+            before, arrows and mouse for continuous actions, or questions.
+        asks_again: ask even if there is a key map.
+        fps: steps per second. Default: render_fps of the environment's metadata, else 30.
+        episodes: stop after this number of episodes that ended by themselves and were not discarded.
+        marks: annotations by key; each is a column, True in the steps for which the key was pressed.
+        facts: of the trace, such as author.
+        stop: asked between steps.
+        recording: options of TraceRecordingWrapper.
+
+    Raises:
+        InvalidOption: a key map or an option is invalid, or keys cannot play the action space.
+        RenderingError: no display, or the environment renders neither pictures nor text.
+        MissingExtra: pygame is not installed.
+        TraceExists: see TraceRecordingWrapper.
+    """
+    with ExitStack() as stack:
+        owner = [env]  # whose close() closes all
+        stack.callback(lambda: owner[0].close())
+        name = name or getattr(env.spec, "id", None) or type(env.unwrapped).__name__
+        supported(env.action_space)
+        if env.render_mode not in ("rgb_array", "rgb_array_list", *_TEXT_MODES):
+            raise InvalidOption(f'{name}: render_mode is {env.render_mode!r}; playing needs "rgb_array" or "ansi"')
+        _check_marks(marks)
+        if isinstance(env, Continued) and recording.get("record_infos") and not env.has_infos:
+            raise InvalidOption("infos: the trace to go on from has none; leave out --infos")
+        keymap = None if keys is None else keymap_of_file(keys, env.action_space, KEYS)
+        window = stack.enter_context(Window(f"{name} - gym-trace play"))
+        if keymap is None:
+            keymap = _keymap(env, window, name, RESERVED | set(marks), asks_again, stop)
+        if keymap is None:
+            return Played()
+        if taken := sorted(keymap.keys & (RESERVED | set(marks))):
+            raise InvalidOption(f"key {taken[0]}: used by gym-trace; bind another, or choose another --mark")
+        owner[0] = recorder = TraceRecordingWrapper(env, directory, **recording)
+        if facts:
+            add_facts(LocalStorage(directory), dict(facts))
+        rows = keymap.described(labels_of(env))
+        session = Session(
+            recorder,
+            window,
+            keymap,
+            _beginning(env, seed, marks),
+            fps=fps or _fps(env),
+            marks=marks,
+            notes={PLAYED: np.True_} if isinstance(env, Continued) else {},
+            help_rows=rows,
+            most=episodes,
+            stop=stop,
+        )
+        played, is_told = session.played, False
+        try:
+            try:
+                session.run()
+            finally:
+                writer = recorder._recorder.writer_id
+                stack.close()
+            is_told = True
+        finally:
+            if played.discarded:
+                played.left = _remove(Path(directory), writer, played.discarded)
+                if played.left and not is_told:  # an error is raised instead of the result
+                    warnings.warn(
+                        f"discarded episodes are still in the trace: {played.left}", UserWarning, stacklevel=2
+                    )
+    return played
+
+
+def _beginning(
+    env: Any, seed: int, marks: Mapping[str, str]
+) -> Callable[[TraceRecordingWrapper, int], tuple[int, float]]:
+    """Return a function that begins an attempt at an episode."""
+
+    def reset(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
+        recorder.reset(seed=episode_seed(seed, number))
+        return 0, 0.0
+
+    def go_on(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
+        notes = dict.fromkeys((PLAYED, *marks.values()), np.False_)
+        return env.begin(recorder, lambda: recorder.annotate(**notes))  # type: ignore[no-any-return]
+
+    return go_on if isinstance(env, Continued) else reset
+
+
+def _check_marks(marks: Mapping[str, str]) -> None:
+    for key, name in marks.items():
+        if name == PLAYED:
+            raise InvalidOption(f"mark {key}={name}: the name is used by gym-trace; choose another")
+        if key not in KEYS or key in RESERVED:
+            problem = "used by gym-trace" if key in RESERVED else "not a key"
+            raise InvalidOption(f"mark {key}={name}: {key} is {problem}; choose another key, such as g or f7")
+
+
+def _keymap(
+    env: Any, window: Window, name: str, reserved: frozenset[str], asks_again: bool, stop: Callable[[], bool]
+) -> Keymap | None:
+    """Return the key map, perhaps after asking; None if the person gives up."""
+    space, kept = env.action_space, kept_file(name, env.action_space)
+    if not asks_again:
+        if kept.is_file():
+            return keymap_of_file(kept, space, KEYS)
+        own = keymap_of_environment(env, key_name) or default_keymap(space)
+        if own is not None:
+            return own
+    questions = questions_of(space, labels_of(env))
+    answers = ask(window, name, questions, reserved, hasattr(space, "n") and not space.shape, stop)
+    if answers is None:
+        return None
+    keymap = answered(space, questions, answers)
+    keep(keymap, kept, name, space)
+    return keymap
+
+
+def _fps(env: Any) -> float:
+    try:
+        fps = float((env.metadata or {}).get("render_fps") or _DEFAULT_FPS)
+    except (TypeError, ValueError):
+        return _DEFAULT_FPS
+    return fps if 0 < fps < 1000 else _DEFAULT_FPS
+
+
+def _remove(directory: Path, writer: str, episodes: list[int]) -> str:
+    """Remove these episodes of a writer from the trace; return why that was not possible, or ""."""
+    trace = open_trace(directory)
+    table = trace.episodes
+    discarded = (table["writer"] == trace.writers.index(writer)) & np.isin(table["episode_id"], episodes)
+    if discarded.all():  # an error came before another episode began
+        return f"{directory}: holds no other episodes; delete it" if len(trace) else ""
+    try:
+        filter_trace(trace, episodes=~discarded, in_place=True)
+    except (TraceError, OSError) as error:
+        condition = f'not (writer == "{writer}" and episode_id in {episodes})'
+        return f"{error}; later: gym-trace edit filter {directory} --in-place --where '{condition}'"
+    return ""

@@ -1,0 +1,124 @@
+"""Make the environment of a recorded episode again, and bring it to a recorded step."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.tools.replay.making import Making, replays
+from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
+
+_log = logging.getLogger("gym_trace")
+
+
+def env_at(
+    trace: TraceLike,
+    episode: int,
+    step: int,
+    *,
+    render_mode: str | None = None,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
+) -> gymnasium.Env[Any, Any]:
+    """Return the recorded environment in the state that it had just before a recorded step.
+
+    The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
+    are compared, by default bit for bit. If the episode does not match alone, the ones before it in its lane are played
+    first, as verify_trace() does. To find that out, the episode is first played to its end: what is missing may show
+    only after the step. A difference after the step is a warning: the environment may lack what does not show yet.
+    `env.replay_verdict` is the verdict on the whole episode, as of verify_trace().
+
+    If the trace has states (see TraceRecordingWrapper, states=), it starts from one before the step and compares from
+    there on to the step; `env.replay_verdict` is on these steps only. The logger "gym_trace" says so, at level INFO.
+    One step or more is compared after states of Gymnasium's MuJoCo and of ALE, ten or more after others. Where a state
+    cannot be restored, such as that of a wrapper, the episode is replayed from its reset. So it is with states of
+    get_state() without trust, and with env_kwargs.
+
+    The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
+    environment of the episode's lane. It has no autoreset.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        episode: index in the trace; negative ones count from its end.
+        step: 0 is after the reset; len(trace[episode]) is after the last step.
+        render_mode: of the environment; None: as recorded, but headless.
+        make_env, env_kwargs, trust: as for verify_trace(). make_env is called with render_mode= if it accepts that.
+        atol, rtol, tolerances, ignore: of the comparison, as for verify_trace().
+
+    Raises:
+        ReplayDiverged: a result up to the step differs; names the first one.
+        EnvironmentUnavailable: the environment cannot be made here, or the episode cannot be replayed; says why.
+        InvalidOption: no such step.
+        IndexError: no such episode.
+        TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> env = gym_trace.env_at("traces/cartpole", episode=7, step=5)
+        >>> observation, reward, terminated, truncated, info = env.step(0)
+        >>> float(reward)
+        1.0
+    """
+    return standing(
+        trace, episode, step, Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), render_mode
+    )[0]
+
+
+def standing(
+    trace: TraceLike, episode: int, step: int, making: Making, render_mode: str | None
+) -> tuple[gymnasium.Env[Any, Any], int]:
+    """Return env_at(), and the step before which it started from a recorded state; 0 if from the reset."""
+    trace = as_trace(trace)
+    if not -len(trace) <= episode < len(trace):
+        raise IndexError(f"episode {episode}: the trace has {len(trace)} episodes")
+    index = range(len(trace))[episode]
+    steps = len(trace[index])
+    if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
+        raise InvalidOption(f"step={step!r}: pass a whole number, 0 to {steps}")
+    if not 0 <= step <= steps:
+        raise InvalidOption(f"step={step}: episode {index} has {steps} steps; pass 0 to {steps}")
+    with closing(replays(trace, [index], making, render_mode)) as playing:
+        played = next(playing)
+        # With other arguments, the environment may differ before the state.
+        started = None if making.env_kwargs else played.replay.start_at(played.position, step)
+        if started is not None:
+            verdict, env, begin = started
+            _log.info("episode %d: started from the state before step %d", index, begin)
+            return _marked(env, replace(verdict, index=index)), begin
+        verdict, stands = played.replay.stand_at(played.position, step)
+    if stands is not None:
+        if not verdict.matches:
+            warnings.warn(differs_later(verdict, index, step), UserWarning, stacklevel=3)
+        return _marked(stands, replace(verdict, index=index)), 0
+    if verdict.verdict == DIFFERS:
+        raise ReplayDiverged(f"episode {index}: {_differs(verdict)}")
+    raise EnvironmentUnavailable(f"episode {index}: cannot be replayed: {verdict.reason}")
+
+
+def differs_later(verdict: Verdict, index: int, step: int) -> str:
+    """Return the warning for an environment at a step, where the verdict on the whole episode is not a match."""
+    found = _differs(verdict) if verdict.difference else f"cannot be verified as a whole: {verdict.reason}"
+    return f"episode {index}: it matches before step {step}, but {found}"
+
+
+def _differs(verdict: Verdict) -> str:
+    note = f" ({verdict.reason})" if verdict.reason else ""
+    return f"the replay differs from the recording, {verdict.difference}{note}"
+
+
+def _marked(env: gymnasium.Env[Any, Any], verdict: Verdict) -> gymnasium.Env[Any, Any]:
+    env.replay_verdict = verdict  # type: ignore[attr-defined]
+    return env

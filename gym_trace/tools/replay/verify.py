@@ -1,0 +1,295 @@
+"""Verify that recorded episodes can be replayed, in this process or in several."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from gym_trace.data.packing import pack_lenient
+from gym_trace.envs.identity import installed_versions, packages_of
+from gym_trace.envs.make import completed, headless_arguments, make_environment
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely
+from gym_trace.tools.replay.compare import Comparison
+from gym_trace.tools.replay.lanes import Lane, inseparable, lanes_of
+from gym_trace.tools.replay.resimulate import (
+    DAMAGED,
+    NO_SEED,
+    UNVERIFIABLE,
+    LaneReplay,
+    MakeEnv,
+    Verdict,
+    verdict_on,
+)
+
+_MOST_ENVIRONMENTS = 32  # lanes that are played in turns
+_PART = 50  # episodes that a worker takes at a time, where they can be started one by one
+
+
+def verify_trace(
+    trace: TraceLike,
+    *,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    episodes: Collection[int] | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
+    workers: int = 1,
+    trust: bool = False,
+    imports: Sequence[str] = (),
+    on_damage: str = "raise",
+    through_the_crash: bool = False,
+) -> Iterator[Verdict]:
+    """Play recorded episodes again in their environment and compare all results.
+
+    Yields a verdict per episode, in the order of the trace: ``zip(trace, verify_trace(trace))``. Lanes take turns, each
+    in an environment of its own; beyond 32, a lane is played whole when its first episode comes up.
+
+    A running episode is played as far as it has been recorded. If writers recorded different environments, each
+    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
+    that RecordEpisodeStatistics puts into infos are not compared.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        make_env: makes the environment; None: the recorded one. Gymnasium's wrappers that the recorded one had in
+            addition are put around it. With several workers it must be picklable, such as a function of a module.
+        env_kwargs: override the recorded arguments of the environment.
+        episodes: indices in the trace of those to play; None: all.
+        atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded); both 0: bit for bit.
+        tolerances: atol of single columns, by name: {"rewards": 1e-6, "observations/position": 1e-9}.
+        ignore: columns that are not compared: "observations", "rewards", "terminations", "truncations" or "infos".
+        workers: processes to play in.
+        trust: allow imports and calls that only the trace names; see Trace.make_env().
+        imports: modules to import first, such as those that register environments.
+        on_damage: "raise" CorruptTrace at damage, or "skip" it: these episodes are "damaged".
+        through_the_crash: if a matching episode has a pending_action, execute that, too, in a copy of the process;
+            Verdict.crash describes the result.
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be made here; says why.
+        InvalidOption, TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> {verdict.verdict for verdict in gym_trace.verify_trace("traces/cartpole")}
+        {'identical'}
+    """
+    comparison = Comparison(atol, rtol, ignore, tolerances)
+    if workers < 1:
+        raise InvalidOption(f"workers={workers}: pass 1 or more")
+    if on_damage not in ("raise", "skip"):
+        raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
+    _import_all(imports)
+    trace = as_trace(trace)
+    wanted = set(range(len(trace))) if episodes is None else set(episodes)
+    if not wanted <= set(range(len(trace))):
+        raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
+    view, trace = trace, trace.whole  # what was before an episode may have to be played, too
+    places = sorted(wanted)
+    order: list[int] = view.chosen[places].tolist()
+    wanted = set(order)
+    lanes = lanes_of(trace)
+    positions_in = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
+    tasks = [(number, positions) for number, positions in enumerate(positions_in) if positions]
+    several = len({pack_lenient(lanes[number].writer.about.environment)[0] for number, _ in tasks}) > 1
+    work = partial(
+        _verdicts,
+        comparison=comparison,
+        make_env=make_env,
+        trust=trust,
+        env_kwargs=env_kwargs or {},
+        several=several,
+        skip=on_damage == "skip",
+        through_the_crash=through_the_crash,
+    )
+    of = trace, lanes, tasks, work, order
+    verdicts = _in_turn(*of) if workers == 1 else _at_once(*of, workers, imports)
+    return verdicts if view is trace else (replace(verdict, index=place) for verdict, place in zip(verdicts, places))
+
+
+def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
+    """Return the recorded versions and the installed one of each package for which they differ."""
+    recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
+    for writer in (writer for writer in as_trace(trace).readers if len(writer.parts)):
+        for name, version in writer.about.versions.items():
+            recorded.setdefault(str(name), {})[str(version)] = None
+    installed = installed_versions(recorded)
+    return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
+
+
+def played_in_registered(trace: TraceLike) -> list[str]:
+    """Return ids whose entry point was a class or function, which traces do not store: the registered one is used."""
+    described = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
+    made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
+    return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
+
+
+def _in_turn(
+    trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any, order: list[int]
+) -> Iterator[Verdict]:
+    """Yield verdicts in this order. A lane is played once, from its first to its last episode."""
+    task_of = {lanes[task[0]].indices[position]: task for task in tasks for position in task[1]}
+    begun: dict[int, Generator[Verdict, None, None]] = {}
+
+    def more(index: int) -> Iterable[Verdict]:
+        number, positions = task_of[index]
+        if number not in begun:
+            verdicts: Generator[Verdict, None, None] = work(trace, lanes[number], positions)
+            if len(begun) >= _MOST_ENVIRONMENTS:
+                return verdicts
+            begun[number] = verdicts
+        verdict = next(begun[number])
+        if verdict.index == lanes[number].indices[positions[-1]]:
+            begun.pop(number).close()
+        return [verdict]
+
+    try:
+        yield from _ordered(order, more)
+    finally:
+        for verdicts in begun.values():
+            verdicts.close()
+
+
+def _ordered(order: list[int], more: Callable[[int], Iterable[Verdict]]) -> Iterator[Verdict]:
+    """Yield the verdicts on these episodes in their order. more: called until the next one is there."""
+    found: dict[int, Verdict] = {}
+    left = Counter(order)  # a view can have an episode several times
+    for index in order:
+        while index not in found:
+            found.update((verdict.index, verdict) for verdict in more(index))
+        left[index] -= 1
+        yield found[index] if left[index] else found.pop(index)
+
+
+def _at_once(
+    trace: Trace,
+    lanes: list[Lane],
+    tasks: list[tuple[int, list[int]]],
+    work: Any,
+    order: list[int],
+    workers: int,
+    imports: Sequence[str],
+) -> Iterator[Verdict]:
+    parts = [(number, part) for number, positions in tasks for part in _parts(trace, lanes[number], positions)]
+    first = {index: place for place, index in reversed(list(enumerate(order)))}
+    parts.sort(key=lambda part: min(first[lanes[part[0]].indices[position]] for position in part[1]))
+    named = {name for lane in lanes for name in packages_of(lane.writer.about.environment)}
+    modules = [*imports, *(name for name in named if name in sys.modules)]
+    context = multiprocessing.get_context("spawn")
+    with started_safely():  # also the process that counts what they share
+        stop = context.Event()
+    pool = ProcessPoolExecutor(
+        min(workers, max(1, len(parts))), context, initializer=_open_in_worker, initargs=(trace, modules, stop)
+    )
+    with pool:
+        try:
+            with started_safely():
+                done = pool.map(partial(_work, work), *zip(*parts)) if parts else iter(())
+            yield from _ordered(order, lambda index: next(done))
+        except BrokenProcessPool as error:
+            raise EnvironmentUnavailable(
+                "a worker process died, most likely in the environment (workers=1 shows where), "
+                'or of a script that does this without if __name__ == "__main__":'
+            ) from error
+        finally:
+            stop.set()  # what they do is not wanted any more
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]]:
+    """positions in runs for one worker each: runs begin where an episode can be started by itself."""
+    part: list[int] = []
+    for position in positions:
+        if len(part) >= _PART and (
+            trace.episodes["seed"][lane.indices[position]] != NO_SEED or not lane.follows[position]
+        ):
+            yield part
+            part = []
+        part.append(position)
+    if part:
+        yield part
+
+
+def _verdicts(
+    trace: Trace,
+    lane: Lane,
+    positions: Sequence[int],
+    *,
+    comparison: Comparison,
+    make_env: MakeEnv | None,
+    trust: bool,
+    env_kwargs: Mapping[str, Any],
+    several: bool,
+    skip: bool,
+    through_the_crash: bool,
+) -> Generator[Verdict, None, None]:
+    """Yield verdicts on the episodes at some positions of a lane. several: whether environments of writers differ."""
+    if not skip and positions and lane.writer.damage:
+        raise lane.writer.damage[0].error()
+    reason = "" if make_env else inseparable(lane.writer)
+    replay = LaneReplay(trace, lane, _maker(lane, make_env, trust, env_kwargs), comparison, trust)
+    try:
+        for position in positions:
+            episode = trace[lane.indices[position]]
+            try:
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+                if through_the_crash and verdict.matches:
+                    verdict = replace(verdict, crash=replay.go_through_the_crash(position))
+            except EnvironmentUnavailable as error:
+                if not several:
+                    raise
+                reason = str(error)
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason)
+            except CorruptTrace as error:
+                if not skip:
+                    raise
+                verdict = verdict_on(episode, DAMAGED, reason=error.problem)
+            yield verdict
+    finally:
+        replay.close()
+
+
+def _maker(lane: Lane, make_env: MakeEnv | None, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
+    described = lane.writer.about.environment
+
+    def make() -> Any:
+        if make_env is not None:
+            return completed(make_env(), described, lane.lane)
+        kwargs = {**headless_arguments(described, lane.lane), **env_kwargs}
+        return make_environment(described, trust, kwargs, lane.lane)
+
+    return make
+
+
+# -- in workers -------------------------------------------------------------------------------------------------------
+
+_worker: dict[str, Any] = {}
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _open_in_worker(trace: Trace, modules: Sequence[str], stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops us
+    forget_safe_path()
+    _import_all(modules)
+    _worker.update(trace=trace, lanes=lanes_of(trace), stop=stop)
+
+
+def _work(work: Any, number: int, positions: list[int]) -> list[Verdict]:
+    verdicts = work(_worker["trace"], _worker["lanes"][number], positions)
+    return list(takewhile(lambda verdict: not _worker["stop"].is_set(), verdicts))

@@ -1,0 +1,338 @@
+"""Dataset card of a trace for a hub: Markdown with Hugging Face metadata."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.packing import pack_lenient
+from gym_trace.format.facts import KNOWN, known
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.printable import printable
+from gym_trace.tools.statistics.describe import plain, space_text
+from gym_trace.tools.statistics.summary import summarize
+
+_ENDLESS = 1e300  # returns of this size or more are not used in calculations
+_LONGEST = 20_000  # characters of a text with line breaks
+_MOST = 8  # environments, policies … listed individually
+_SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B",
+          "10B<n<100B", "100B<n<1T", "n>1T")  # fmt: skip
+# Licences of data and code that Hugging Face knows by name.
+_LICENSES = (
+    "apache-2.0 mit afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 "
+    "cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 "
+    "cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 "
+    "cdla-permissive-1.0 cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 agpl-3.0 gfdl gpl "
+    "gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc ms-pl mpl-2.0 odc-by odbl openrail osl-3.0 postgresql ofl-1.1 ncsa "
+    "unlicense zlib pddl unknown other"
+)
+MARK = "<!-- Written by gym-trace card, which overwrites this file. To keep your edits, delete this line. -->"
+_USE = """\
+```python
+import gym_trace
+
+trace = gym_trace.open_trace(".")  # the directory of this card
+for episode in trace.scan():
+    episode.observations, episode.actions, episode.rewards
+```"""
+
+
+def dataset_card(trace: TraceLike) -> str:
+    """Return a dataset card: Markdown with a YAML header, for the README.md of a Hugging Face dataset.
+
+    The card shows trace.facts (author, license, description, tags, homepage, citation, reference_scores) and describes
+    the trace: environments, spaces, counts, returns, origin. Steps are read only if rewards are several numbers each.
+    All text of the trace is escaped: it cannot add markup.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+
+    Raises:
+        TraceNotFound: no trace in the directory.
+    """
+    trace = as_trace(trace)
+    facts, summary = trace.facts, summarize(trace)
+    said, by = known(facts), np.bincount(trace.content["writer"], minlength=len(trace.readers)).tolist()
+    readers = [(reader, count) for reader, count in zip(trace.readers, by) if count] or [
+        (reader, 0) for reader in trace.readers
+    ]
+    ids = _counted((_text(reader.about_or_empty.environment.get("id")), count) for reader, count in readers)
+    names = [name for name, _ in ids if name]
+    title = ", ".join(names[:3]) + (" …" if len(names) > 3 else "") or trace.directory.name
+    sections = [
+        _front(title, names, said, summary["steps"]),
+        MARK,
+        f"# {prose(title)}",
+        *_about(said),
+        "## What is recorded",
+        *_recorded(trace, summary),
+        "## The environment",
+        _points(_environment(readers, ids)),
+        *_scores(said.get("reference_scores", {}), summary["return"]["mean"]),
+        "## How it was recorded",
+        _points(_origin(trace, readers)),
+        *_more({key: value for key, value in facts.items() if key not in KNOWN}),
+        "## How to read it",
+        _USE,
+        "`gym-trace verify .` replays every episode in its environment and compares it bit for bit.",
+        *(["## Citation", block(said["citation"])] if "citation" in said else []),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _front(title: str, names: list[str], said: dict[str, Any], steps: int) -> str:
+    licence = str(said.get("license", ""))
+    by_name = licence.lower() in _LICENSES.split()
+    tags = ["reinforcement-learning", "gymnasium", "gym-trace", *names[:_MOST], *said.get("tags", ())]
+    return front_matter(
+        {
+            "pretty_name": cut(title, 200),
+            **({"license": licence.lower() if by_name else "other"} if licence else {}),
+            **({} if by_name or not licence else {"license_name": cut(licence, 200)}),
+            "task_categories": ["reinforcement-learning"],
+            "tags": [cut(tag, 100) for tag in dict.fromkeys(tags)],
+            "size_categories": [_SIZES[min(10, max(0, len(str(steps)) - 3))]],
+            "viewer": False,  # the viewer would show the manifests as data
+        }
+    )
+
+
+def _about(said: dict[str, Any]) -> Iterator[str]:
+    if "description" in said:
+        yield paragraphs(said["description"])
+    points = [("Author", prose(said["author"]))] if "author" in said else []
+    points += [("Licence", prose(said["license"]))] if "license" in said else []
+    points += [("Homepage", link(said["homepage"]))] if "homepage" in said else []
+    points += [("Tags", ", ".join(prose(tag, 100) for tag in said["tags"][:50]))] if "tags" in said else []
+    yield _points(points)
+
+
+def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
+    outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary["outcomes"].items() if count)
+    first, last = _day(trace.content["start_time"], np.min), _day(trace.content["end_time"], np.max)
+    points = [
+        ("Episodes", f"{summary['episodes']:,}" + (f" ({outcomes})" if outcomes else "")),
+        ("Steps", f"{summary['steps']:,}"),
+    ]
+    if trace.whole is trace:
+        points.append(("Bytes", f"{sum(reader.size for reader in trace.readers):,}"))
+    if first:
+        points.append(("When", first if last in (first, "") else f"{first} to {last}"))
+    if trace.damage:
+        points.append(("Damaged ranges", f"{len(trace.damage):,}; `gym-trace check` lists them"))
+    yield _points(points)
+    objectives = summary["objectives"]
+    returns = [(f"return[{i}]", objective) for i, objective in enumerate(objectives)] or [("return", summary["return"])]
+    names = ("mean", "std", "min", "median", "max")
+    rows = [
+        (name.replace("[", "\\["), *(_number(values[key]) for key in names))
+        for name, values in [*returns, ("length", summary["length"])]
+        if values["count"]
+    ]
+    if rows:
+        yield table([f"of {summary['complete']:,} complete episodes", *names], rows)
+    splits = summarize(trace, by="split")["groups"] if len({reader.split for reader in trace.readers}) > 1 else {}
+    if splits:
+        rows = [
+            (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
+            for name, group in list(splits.items())[: 4 * _MOST]
+        ]
+        rows += [(rest, "", "", "") for rest in _rest(len(splits), 4 * _MOST)]
+        yield table(["split", "episodes", "steps", "mean return"], rows)
+
+
+def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    if len(ids) == 1:
+        yield "Id", code(ids[0][0]) if ids[0][0] else "none"
+    else:
+        listed = [f"{code(name, 100) if name else 'none'} ({count:,} episodes)" for name, count in ids[:_MOST]]
+        yield "Ids", ", ".join([*listed, *_rest(len(ids), _MOST)])
+    first = readers[0][0].about_or_empty
+    if kind := _text(first.environment.get("class")):
+        yield "Class", code(kind)
+    for title, name in (("Observations", "observation_space"), ("Actions", "action_space")):
+        different = {pack_lenient(reader.about_or_empty.raw.get(name))[0] for reader, _ in readers}
+        yield title, code(space_text(first.raw.get(name))) + _others(different)
+    wrappers = first.environment.get("wrappers")
+    if isinstance(wrappers, list) and wrappers:
+        yield "Wrappers", ", ".join(code(_text(name).rpartition(".")[2], 100) for name in wrappers[:20])
+    versions: dict[str, dict[str, None]] = {}
+    for reader, _ in readers:
+        for package, version in list(reader.about_or_empty.versions.items())[:50]:
+            versions.setdefault(_text(package), {})[_text(version)] = None
+    listed = [f"{package} {', '.join(list(found)[:_MOST])}" for package, found in list(versions.items())[:50]]
+    yield "Versions", ", ".join(code(one, 100) for one in listed)
+
+
+def _scores(scores: dict[str, Any], mean: float | None) -> Iterator[str]:
+    if not scores:
+        return
+    yield "## Reference scores"
+    rows = [(prose(name, 100) or "–", _score(score)) for name, score in list(scores.items())[: 4 * _MOST]]
+    yield table(["policy", "return"], rows)
+    random, expert = _float(scores.get("random")), _float(scores.get("expert"))
+    if mean is not None and random is not None and expert is not None and expert != random:
+        score = 100 * (mean - random) / (expert - random)
+        yield f"Normalised mean return: {_number(score)} (random is 0, expert is 100)."
+
+
+def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[tuple[str, str]]:
+    made = _counted((_made(reader), count) for reader, count in readers)
+    for text, count in made[:_MOST]:
+        episodes = f" ({count:,} episodes)" if len(made) > 1 else ""
+        yield "Made by", (text or "unknown") + episodes
+    if len(made) > _MOST:
+        yield "Made by", f"{len(made) - _MOST:,} others"
+    seeded = int(np.count_nonzero(trace.content["seed"] != -1))
+    yield "Seeds", f"{seeded:,} of {len(trace):,} episodes were reset with a seed"
+    yield "Writers", f"{len(readers):,}"
+    platforms = _counted((_text(reader.about_or_empty.raw.get("platform")), count) for reader, count in readers)
+    yield "On", ", ".join([*(code(name, 200) for name, _ in platforms[:_MOST] if name), *_rest(len(platforms), _MOST)])
+    metadata = readers[0][0].about_or_empty.metadata
+    different = {pack_lenient(reader.about_or_empty.metadata)[0] for reader, _ in readers}
+    if metadata is not None or len(different) > 1:
+        yield "Metadata", code(json.dumps(plain(metadata), ensure_ascii=False)) + _others(different)
+
+
+def _made(reader: WriterReader) -> str:
+    """Return command, policy and commit as Markdown. Fields recorded only on request, such as argv, are omitted."""
+    provenance = reader.about_or_empty.raw.get("provenance")
+    known = provenance if isinstance(provenance, dict) else {}
+    words = {"command": "", "policy": "policy ", "commit": "commit "}
+    parts = [word + code(_text(known[name]), 100) for name, word in words.items() if known.get(name)]
+    return ", ".join(parts) + (" and uncommitted changes" if known.get("commit") and known.get("dirty") is True else "")
+
+
+def _more(facts: dict[str, Any]) -> Iterator[str]:
+    if facts:
+        yield "## More"
+        yield _points((prose(key, 100), code(json.dumps(plain(value), ensure_ascii=False))) for key, value in
+                      list(facts.items())[: 4 * _MOST])  # fmt: skip
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+def _points(points: Any) -> str:
+    return "\n".join(f"- **{name}**: {value}" for name, value in points if value)
+
+
+def _counted(pairs: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
+    counts: Counter[str] = Counter()
+    for name, count in pairs:
+        counts[name] += count
+    return counts.most_common()
+
+
+def _others(different: set[bytes]) -> str:
+    """Return a suffix that counts the other variants."""
+    number = len(different) - 1
+    return f" (and {number:,} {'other' if number == 1 else 'others'})" if number else ""
+
+
+def _rest(number: int, most: int) -> list[str]:
+    return [f"{number - most:,} more"] if number > most else []
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else printable(value if isinstance(value, str) else str(plain(value)))
+
+
+def _day(times: Any, which: Any) -> str:
+    there = times[~np.isnat(times)]
+    return str(np.datetime_as_string(which(there), "D")) if len(there) else ""
+
+
+def _mean(group: dict[str, Any]) -> str:
+    return _score([one["mean"] for one in group["objectives"]] or group["return"]["mean"])
+
+
+def _score(score: Any) -> str:
+    return ", ".join(map(_number, score)) if isinstance(score, list) else _number(score)
+
+
+def _float(score: Any) -> float | None:
+    return float(score) if isinstance(score, (int, float)) and abs(score) < _ENDLESS else None
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if not -1e15 < value < 1e15:
+        return f"{float(value):.4g}" if abs(value) < _ENDLESS else "beyond all bounds"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == math.floor(value) else f"{value:.4g}"
+
+
+# -- untrusted text as inert Markdown and YAML: no HTML, no images, no hidden links -----------------------------------
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>&~|$#])")
+_BEGINNING = re.compile(r"^(?:([-+=:])|(\d+)([.)]))")  # start of a list item, a heading underline or a table
+_LINK = re.compile(r"https?://[A-Za-z0-9.-]+(:\d+)?(/[\w.~!$'*+,;=:@%/?#&-]*)?", re.ASCII)
+
+
+def front_matter(values: Mapping[str, Any]) -> str:
+    """Return a YAML header between two lines of dashes. Values are JSON, which is valid YAML."""
+    lines = (f"{key}: {json.dumps(_printable(value), ensure_ascii=False)}" for key, value in values.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _printable(value: Any) -> Any:
+    """Escape unprintable characters in text: YAML does not allow them."""
+    if isinstance(value, str):
+        return printable(value)
+    return list(map(_printable, value)) if isinstance(value, list) else value
+
+
+def prose(text: str, most: int = 300) -> str:
+    """Return text on one line, escaped."""
+    return _escaped(cut(printable(" ".join(text.split())), most))
+
+
+def paragraphs(text: str) -> str:
+    """Return text escaped, with its line breaks."""
+    return "\n".join(_escaped(printable(line.strip())) for line in cut(text, _LONGEST).strip().splitlines())
+
+
+def code(text: str, most: int = 600) -> str:
+    """Return text as inline code on one line; not for tables."""
+    line = cut(printable(" ".join(text.split())), most) or " "
+    fence = "`" * (1 + _longest_run(line))
+    space = " " if line[0] in "` " or line[-1] in "` " else ""
+    return f"{fence}{space}{line}{space}{fence}"
+
+
+def block(text: str) -> str:
+    lines = [printable(line) for line in cut(text, _LONGEST).strip().splitlines()]
+    fence = "`" * max(3, 1 + max(map(_longest_run, lines), default=0))
+    return "\n".join([fence, *lines, fence])
+
+
+def link(address: str) -> str:
+    """Return a link if the address is a plain web address; otherwise the escaped text."""
+    return f"<{address}>" if len(address) < 500 and _LINK.fullmatch(address) else prose(address)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table. Cells must be Markdown."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cut(text: str, most: int) -> str:
+    """Return text, shortened to `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _escaped(line: str) -> str:
+    return _BEGINNING.sub(lambda found: f"{found[2] or ''}\\{found[1] or found[3]}", _MARKUP.sub(r"\\\1", line))
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)

@@ -1,0 +1,277 @@
+"""Statistics of column values, read chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import Leaf, Path, PlainSpace, leaves_in
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import FragmentFlag
+from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.tools.statistics.accumulators import Curve, Moments, Tally, Variety
+
+DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
+DISTINCT_CATEGORIES = 4096  # same for discrete actions and observations
+MOST_ROW_DIMENSIONS = 512  # a longer flat array is described as a whole
+MOST_GRID_DIMENSIONS = 64  # same for arrays of several axes, such as small images
+_VALUES = frozenset(("observations", "actions", "rewards"))
+
+
+class ColumnValues:
+    """Statistics of the rewards, actions and observations of one group of episodes."""
+
+    def __init__(self) -> None:
+        self._rewards = Rewards()
+        self._leaves: dict[Any, LeafValues] = {}
+
+    def add(self, leaves: list[tuple[Leaf, PlainSpace]], columns: dict[Path, Array]) -> None:
+        for leaf, space in leaves:
+            if leaf.path in columns:
+                self._of(LeafValues(leaf, space)).add(columns[leaf.path])
+        if ("rewards",) in columns:
+            self._rewards.add(columns["rewards",])
+
+    def merge(self, other: ColumnValues) -> None:
+        self._rewards.merge(other._rewards)
+        for values in other._leaves.values():
+            self._of(LeafValues(values.leaf, values.space)).merge(values)
+
+    def _of(self, empty: LeafValues) -> LeafValues:
+        """Return the values of this leaf so far. Other environments may use the same name for another kind of leaf."""
+        return self._leaves.setdefault(empty.key, empty)
+
+    def result(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"rewards": self._rewards.result(), "actions": [], "observations": []}
+        for values in self._leaves.values():
+            described[str(values.leaf.path[0])].append(values.result())
+        return described
+
+
+class StepValues:
+    """Statistics of any columns, without their spaces: of some steps, say."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[Any, LeafValues] = {}
+
+    def add(self, path: Path, rows: Array) -> None:
+        """Add rows of a column: numbers of one shape, or objects."""
+        dtype = rows.dtype if rows.dtype.kind in "biuf" else None
+        key = path, None if dtype is None else rows.shape[1:]
+        if key not in self._leaves:
+            self._leaves[key] = LeafValues(Leaf(path, dtype, rows.shape[1:]), {"type": None})
+        self._leaves[key].add(rows)
+
+    def result(self) -> list[dict[str, Any]]:
+        """Return the statistics of each column, in the order in which they came; see LeafValues.result."""
+        return [values.result() for values in self._leaves.values()]
+
+
+def describe_columns(
+    trace: Trace, groups: int, group_of_part: Array, on_progress: Callable[[int, int], None] | None
+) -> list[ColumnValues]:
+    """Return statistics of the values of each group. Raises CorruptTrace.
+
+    Reads by chunks, not by episodes, because an episode of images may exceed the memory.
+
+    Args:
+        group_of_part: the group of each row of trace.episodes.
+        on_progress: called with the number of steps done and in all.
+    """
+    described = [ColumnValues() for _ in range(groups)]
+    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers)
+    writers, rows, done = trace.content["writer"], trace.rows, 0
+    for number, writer in enumerate(trace.readers):
+        if writer.damage:
+            raise writer.damage[0].error()
+        mine = np.flatnonzero(writers == number)
+        own = np.full(len(writer.parts), -1)
+        own[rows[mine]] = group_of_part[mine]
+        leaves = leaves_with_spaces(writer) if writer.chunk_count else []
+        for group, columns, steps in _grouped_chunks(writer, own):
+            described[group].add(leaves, columns)
+            done += steps
+            if on_progress is not None:
+                on_progress(done, total)
+    return described
+
+
+def leaves_with_spaces(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
+    """Return the leaves of a writer's actions and observations with their spaces. Raises CorruptTrace."""
+    spaces = (leaf for name in ("action_space", "observation_space") for _, leaf in leaves_in(writer.schema[name], ()))
+    return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
+
+
+def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
+    """Yield (group, columns, steps) for each group in each chunk."""
+    parts = writer.parts
+    # As in Episode, a step is skipped if its leading observation is lost.
+    trimmed = np.zeros(len(writer.fragments), bool)
+    trimmed[parts.first_of(parts.trimmed.nonzero()[0])] = True
+    for block in writer.blocks(group_of_part >= 0):
+        chunk = writer.chunk(block.number, _VALUES)
+        groups = np.where(block.rows >= 0, group_of_part[block.rows], -1)
+        observations, steps = block.offsets
+        of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
+        of_step[steps[:-1][trimmed[block.begin : block.begin + len(groups)]]] = -1
+        unknown = block.table["flags"] & FragmentFlag.PLACEHOLDER > 0
+        of_observation[observations[1:][unknown] - 1] = -1
+        if writer.about.prefix:  # these rows repeat the episode that all of them branch from
+            leads, first = block.table["flags"] & FragmentFlag.LEADS > 0, block.table["first_step"].astype(np.int64)
+            of_step[_numbers(first, steps) < writer.about.prefix] = -1
+            of_observation[_numbers(first + ~leads, observations) < writer.about.prefix] = -1
+        for group in np.unique(groups[groups >= 0]).tolist():
+            chosen = {True: of_observation == group, False: of_step == group}
+            columns = {}
+            for path in chunk.columns:
+                mask = chosen[path[0] == "observations"]
+                array = chunk.array(path)
+                columns[path] = array if mask.all() else array[mask]
+            yield group, columns, int(np.count_nonzero(chosen[False]))
+
+
+def _numbers(first: Array, offsets: Array) -> Array:
+    """Return the number of each row in its episode. first: of each fragment. offsets: where its rows begin."""
+    counts = np.diff(offsets)
+    return np.repeat(first - offsets[:-1], counts) + np.arange(int(offsets[-1]))
+
+
+class LeafValues:
+    """Statistics of the values of one leaf of a space, by its kind of space."""
+
+    def __init__(self, leaf: Leaf, space: PlainSpace):
+        self.leaf = leaf
+        self.space = space
+        self.kind = str(space.get("type"))
+        self.rows = 0
+        self.misfits = 0  # rows that are not numbers with the shape of the space
+        self._tallies: list[Tally] = []
+        self._moments: Moments | None = None
+        self._curve: Curve | None = None
+        self._variety: Variety | None = None
+        size = math.prod(leaf.shape)
+        by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
+        self._whole = not by_dimension
+        self._width = size if by_dimension else 1
+        if leaf.dtype is None:
+            self._variety = Variety()
+            return
+        self._curve = Curve(self._width)
+        if by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
+            self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
+        else:
+            self._moments = Moments(self._width)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Key of the leaf; values with equal keys can be merged."""
+        return self.leaf.path, self.kind, self.leaf.shape
+
+    def add(self, rows: Array) -> None:
+        """Add rows of the column of this leaf from a chunk."""
+        self.rows += len(rows)
+        if self._variety is not None:
+            return self._variety.add(list(rows))
+        numbers = numbers_in(rows, self.leaf.shape)
+        self.misfits += len(rows) - sum(map(len, numbers))
+        for array in numbers:
+            rows = array.reshape(-1, self._width) if array.size else np.empty((0, self._width))
+            if self._curve is not None:
+                self._curve.add(rows)
+            if self._moments is not None:
+                self._moments.add(rows)
+            for tally, column in zip(self._tallies, rows.T):
+                tally.add(column)
+
+    def merge(self, other: LeafValues) -> None:
+        self.rows += other.rows
+        self.misfits += other.misfits
+        for mine, others in zip(self._tallies, other._tallies):
+            mine.merge(others)
+        if self._moments is not None and other._moments is not None:
+            self._moments.merge(other._moments)
+        if self._curve is not None and other._curve is not None:
+            self._curve.merge(other._curve)
+        if self._variety is not None and other._variety is not None:
+            self._variety.merge(other._variety)
+
+    def result(self) -> dict[str, Any]:
+        """Return path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (all
+        elements of all rows), or the distinct values. An entry has a curve; see accumulators.Curve."""
+        common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
+        common["misfits"] = self.misfits
+        if self._variety is not None:
+            return {**common, **self._variety.result()}
+        tallies = [tally.result() for tally in self._tallies]
+        described = tallies if self._moments is None else self._moments.result()
+        if self._curve is not None:
+            described = [{**known, "curve": curve} for known, curve in zip(described, self._curve.result())]
+        return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
+
+    def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), described)]
+
+
+def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
+    """Return the rows that are numbers of this shape, as one array per dtype."""
+    if rows.dtype != object:
+        return [rows] if rows.dtype.kind in "biuf" and rows.shape[1:] == shape else []
+    fitting: dict[np.dtype[Any], list[Array]] = {}
+    for value in rows:
+        if isinstance(value, (np.ndarray, np.generic, bool, int, float)) and np.shape(value) == shape:
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                fitting.setdefault(array.dtype, []).append(array)
+    return [np.array(arrays, dtype) for dtype, arrays in fitting.items()]
+
+
+class Rewards:
+    """Statistics of rewards: moments, and counts of values or a histogram."""
+
+    def __init__(self) -> None:
+        self.misfits = 0  # rewards that are neither a number nor an array of numbers
+        self._moments = Moments(1)
+        self._curve = Curve(1)
+        self._tally = Tally(DISTINCT_VALUES)
+        self._objectives: dict[int, tuple[Moments, Curve]] = {}  # by number of objectives
+
+    def add(self, rows: Array) -> None:
+        if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
+            several = rows.reshape(len(rows), -1)
+            for accumulator in self._of(several.shape[1]):
+                accumulator.add(several)
+            return
+        numbers = numbers_in(rows, ())
+        self.misfits += len(rows) - sum(map(len, numbers))
+        for array in numbers:
+            self._moments.add(array.reshape(-1, 1))
+            self._curve.add(array.reshape(-1, 1))
+            self._tally.add(array)
+
+    def merge(self, other: Rewards) -> None:
+        self.misfits += other.misfits
+        self._moments.merge(other._moments)
+        self._curve.merge(other._curve)
+        self._tally.merge(other._tally)
+        for width, (moments, curve) in other._objectives.items():
+            mine = self._of(width)
+            mine[0].merge(moments)
+            mine[1].merge(curve)
+
+    def _of(self, width: int) -> tuple[Moments, Curve]:
+        return self._objectives.setdefault(width, (Moments(width), Curve(width)))
+
+    def result(self) -> dict[str, Any]:
+        """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
+        objectives = [
+            {"index": [i], **known, "curve": points}
+            for width, (moments, curve) in sorted(self._objectives.items())
+            for i, (known, points) in enumerate(zip(moments.result(), curve.result()))
+        ]
+        (moments,), (points,) = self._moments.result(), self._curve.result()
+        single = {**moments, "curve": points, "misfits": self.misfits, **self._tally.gathered().result()}
+        return {**single, "objectives": objectives}

@@ -1,0 +1,295 @@
+"""Describe a trace as plain data: environment, spaces, writers and their files, damage; and list many traces."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import PlainSpace, layout_of
+from gym_trace.data.values import Array
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, TraceError, TraceNotFound
+from gym_trace.format import wire
+from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import FAILED
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.printable import integer, shown
+from gym_trace.storage.opening import folders_at, storage_at
+from gym_trace.storage.remote.address import is_url, local_path
+from gym_trace.storage.remote.address import shown as shown_url
+from gym_trace.tools.statistics.summary import by_episode, summarize
+
+DEEPEST = 3  # levels of directories searched for traces
+STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
+_SEARCH_SECONDS = 600.0  # for the directories below a URL, of which a server may list any number
+_FIRST_SEEDS = 5
+_DEEPEST = 32
+_MOST_BITS = 4096  # integers with more bits become text
+_MOST_ELEMENTS = 1000  # arrays in metadata with more elements are shown by dtype and shape
+
+
+def describe(trace: TraceLike) -> dict[str, Any]:
+    """Describe a trace as plain data for JSON. Reads no steps.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+
+    Returns:
+        environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
+        text), versions, platform, recorder, metadata, provenance, branch (writer, episode_id and step that its episodes
+        branch from, and the seed; or None): of the first writer with episodes. facts: see Trace.facts. seeds: numbers
+        of seeded and unseeded episodes, and the first seeds. episodes, steps: including running episodes. bytes: size
+        of the directory on disk, like du.
+
+        writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
+        and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
+        compaction several writers share batches, and bytes is the writer's share. state: "recording" (its process
+        lives), "closed", "failed" (its files could not be written; problem has the reason) or "killed". ring_steps: the
+        steps that are only in its ring. pending: the actions it was executing when it died: episode (id), lane, step,
+        and action as text.
+
+        damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
+    """
+    trace = as_trace(trace)
+    with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts))
+    first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
+    writers = [_describe_writer(trace, writer) for writer in trace.readers]
+    return {
+        "directory": str(trace.directory),
+        "environment": plain(first.get("environment")),
+        "observation_space": space_text(first.get("observation_space")),
+        "action_space": space_text(first.get("action_space")),
+        **{
+            name: plain(first.get(name))
+            for name in ("versions", "platform", "recorder", "metadata", "provenance", "branch")
+        },
+        "facts": plain(trace.facts),
+        "seeds": _seeds(trace),
+        "episodes": sum(writer["episodes"] for writer in writers),
+        "steps": sum(writer["steps"] for writer in writers),
+        "bytes": trace.bytes_on_disk,
+        "writers": writers,
+        "damage": [list(damage) for damage in trace.damage],
+    }
+
+
+def progress_of(trace: TraceLike) -> dict[str, int]:
+    """Return episodes, steps and bytes so far, and the number of recording writers. Fast enough for polling."""
+    trace = as_trace(trace)
+    return {
+        "episodes": sum(_episodes_of(writer) for writer in trace.readers),
+        "steps": sum(writer.steps for writer in trace.readers),
+        "bytes": trace.bytes_on_disk,
+        "recording": sum(writer.alive for writer in trace.readers),
+    }
+
+
+def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
+    about = writer.about_or_empty
+    return {
+        "writer": writer.writer,
+        **{name: plain(about.raw.get(name)) for name in ("split", "host", "pid", "created")},
+        "environment": plain(about.environment.get("id")),
+        "state": state_of(writer),
+        "problem": writer.files.failure(),
+        "episodes": _episodes_of(writer),
+        "steps": writer.steps,
+        "bytes": writer.size,
+        "batches": [
+            {
+                "file": batch.name,
+                "sealed": batch.sealed,
+                "bytes": batch.size,
+                "chunks": len(batch.chunks),
+                "steps": int(batch.fragments["steps"].sum()),
+                "torn": batch.torn,
+            }
+            for batch in writer.batches
+        ],
+        "ring_steps": 0 if writer.tail.batch is None else int(writer.tail.batch.fragments["steps"].sum()),
+        "pending": _pending(writer),
+    }
+
+
+def _pending(writer: WriterReader) -> list[dict[str, Any]]:
+    try:
+        layout = writer.layouts.actions
+    except CorruptTrace:
+        return []
+    return [
+        {"episode": one.episode, "lane": one.lane, "step": one.step, "action": shown(one.action(layout), 200)}
+        for one in writer.pending
+    ]
+
+
+def state_of(writer: WriterReader) -> str:
+    """Return "recording" (the process lives), "closed", "failed" (it could not write) or "killed"."""
+    if writer.alive:
+        return "recording"
+    kinds = {entry.get("type") for entry in writer.files.entries()}
+    return next((state for state in ("closed", FAILED) if state in kinds), "killed")
+
+
+def _episodes_of(writer: WriterReader) -> int:
+    return len(np.unique(writer.parts["episode_id"]))
+
+
+def _seeds(trace: Trace) -> dict[str, Any]:
+    table = trace.content
+    order, begin = by_episode(table)
+    seeded = table["seed"][order[begin]] != wire.NO_SEED
+    first = np.sort(order[begin][seeded])[:_FIRST_SEEDS].tolist()
+    return {
+        "seeded": int(np.count_nonzero(seeded)),
+        "unseeded": int(np.count_nonzero(~seeded)),
+        "first": [plain(trace[i].seed) for i in first],
+    }
+
+
+def space_text(space: PlainSpace | None) -> str:
+    """Return a space as gymnasium prints it. A space that cannot be rebuilt here is shown as printed when recorded."""
+    from gym_trace.envs.spaces import restore  # lazy: summaries do not need gymnasium
+
+    if space is None:
+        return "unknown"
+    try:
+        layout_of(space, ())  # rejects spaces that are nested too deep
+        return repr(restore(space))
+    except EnvironmentUnavailable:
+        pass
+    except CorruptTrace:
+        return "unknown"
+    if space["type"] == "Dict":
+        return f"Dict({', '.join(f'{key!r}: {space_text(child)}' for key, child in space['spaces'])})"
+    if space["type"] == "Tuple":
+        return f"Tuple({', '.join(map(space_text, space['spaces']))})"
+    return str(space.get("repr") or space.get("class") or space["type"])
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Approximate a value in JSON: arrays as lists, NaN as None, unsupported types as text."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MOST_BITS:
+        return integer(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth + 1)
+    if depth < _DEEPEST:
+        if isinstance(value, dict):
+            return {str(plain(key, depth + 1)): plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item, depth + 1) for item in value]
+        if isinstance(value, np.ndarray):
+            small = value.size <= _MOST_ELEMENTS
+            return plain(value.tolist(), depth + 1) if small else f"array of {value.dtype}, shape {value.shape}"
+    return shown(value, 1000)
+
+
+# -- many traces ------------------------------------------------------------------------------------------------------
+
+
+def is_trace(directory: str | os.PathLike[str]) -> bool:
+    """Return True if the directory holds a trace, even an unreadable one. Raises TraceNotFound if it is missing."""
+    try:
+        return bool(find_writers(storage_at(directory)))
+    except TraceNotFound:
+        if local_path(directory) is None and folders_at(directory):
+            return False
+        raise
+
+
+def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
+    """Yield the traces in a directory and below it, by name, also those below traces.
+
+    Skips links, hidden directories, and what is below traces at URLs, where each would take a request more. Raises
+    TraceNotFound for a missing directory, RemoteError where the search below a URL takes ten minutes.
+    """
+    return _traces_in(os.fspath(directory), deepest, time.monotonic() + _SEARCH_SECONDS)
+
+
+def _traces_in(path: str, deepest: int, until: float) -> Iterator[str]:
+    if is_url(path) and time.monotonic() > until:
+        raise RemoteError(f"{shown_url(path)}: searching for traces takes too long; pass a URL further below")
+    if found := is_trace(path):
+        yield path
+    if deepest and not (found and is_url(path)):
+        for name in folders_at(path):
+            try:
+                yield from _traces_in(os.path.join(path, name), deepest - 1, until)
+            except (TraceNotFound, PermissionError):  # removed since, or not readable
+                continue
+
+
+def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Array] | None = None) -> dict[str, Any]:
+    """Summarize a trace as plain data for JSON. Reads the index; with several objectives, also the rewards.
+
+    Args:
+        directory: directory of the trace.
+        select: returns the indices of the episodes that episodes, steps, return and times describe; None: all.
+
+    Returns:
+        directory; environments: their ids, None for one without; episodes; steps; return: mean of complete episodes,
+        None without any, a list of means if rewards are several numbers; bytes: size of the directory on disk, like du;
+        state: "recording" (a writer lives), "killed" (a writer died), "failed" (a writer could not write), "closed"
+        (all writers closed), "damaged" (opening found damage), or "unreadable"; writers: numbers of recording, killed,
+        failed and closed writers; start_time, end_time: of the first and last episode, UTC, in ISO 8601, None if
+        unknown; problem: the reading error or the first damage, otherwise None.
+    """
+    root = storage_at(directory).root if is_url(directory) else os.fspath(directory)
+    row: dict[str, Any] = {"directory": root, "environments": []}
+    names = ("episodes", "steps", "return", "bytes", "state", "writers", "start_time", "end_time", "problem")
+    row |= dict.fromkeys(names)
+    try:
+        trace = Trace(directory)
+    except (TraceError, OSError) as error:
+        return row | {"state": "unreadable", "problem": shown(str(error), 1000)[1:-1]}
+    places = range(len(trace)) if select is None else select(trace)
+    chosen = trace if len(places) == len(trace) else trace[places]
+    summary = summarize(chosen)
+    means = [objective["mean"] for objective in summary["objectives"]]
+    writers = Counter(state_of(writer) for writer in trace.readers)
+    problems = [f"{damage.path}: {damage.problem}" for damage in trace.damage]
+    problems += (problem for writer in trace.readers for problem in _manifest_mismatches(writer))
+    ids = dict.fromkeys(_id_of(writer.about_or_empty.environment) for writer in chosen.readers)
+    return row | {
+        "environments": list(ids),
+        "episodes": summary["episodes"],
+        "steps": summary["steps"],
+        "return": means if means and summary["return"]["mean"] is None else summary["return"]["mean"],
+        "bytes": trace.bytes_on_disk,
+        "state": "damaged" if problems else next(state for state in STATES if writers[state]),
+        "writers": {state: writers[state] for state in STATES if writers[state]},
+        "start_time": _time(chosen.content["start_time"], np.min),
+        "end_time": _time(chosen.content["end_time"], np.max),
+        "problem": problems[0] if problems else None,
+    }
+
+
+def _manifest_mismatches(writer: WriterReader) -> Iterator[str]:
+    """Yield a problem for each batch that is missing or whose size differs from the manifest."""
+    for name, entry in writer.files.listed()[0].items():
+        try:
+            there = writer.files.storage.size(name)
+        except FileNotFoundError:
+            yield f"{writer.files.storage.path(name)}: missing, but listed in the manifest"
+        else:
+            if there != (size := entry.get("bytes")):
+                yield f"{writer.files.storage.path(name)}: {there} bytes, but {size} in the manifest"
+
+
+def _id_of(environment: dict[str, Any]) -> str | None:
+    known = environment.get("id")
+    return known if isinstance(known, str) else None
+
+
+def _time(times: Array, which: Callable[[Array], Any]) -> str | None:
+    known = times[~np.isnat(times)]
+    return f"{np.datetime_as_string(which(known), 'us')}Z" if len(known) else None

@@ -1,0 +1,310 @@
+"""Summaries of a trace: fast from its index, and in one pass from its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.agents import Name
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
+from gym_trace.errors import InvalidOption
+from gym_trace.playback.agent_returns import agent_returns
+from gym_trace.playback.episode_columns import complete_rows, objective_returns, repeated_steps
+from gym_trace.playback.episode_table import Columns, outcome_codes
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.tools.statistics.accumulators import finite
+from gym_trace.tools.statistics.columns import ColumnValues, describe_columns
+
+GROUPINGS = ("split", "writer", "outcome")
+QUANTILES = (5, 25, 75, 95)  # percent
+_BINS = 40  # bins in the histograms of return and length
+_POINTS = 120  # points of the return curve
+_UNKNOWN = np.iinfo(np.int64).min  # an unknown time
+_BOOKKEEPING = ("fragments",)  # the fragment table, which is not recorded data
+
+
+def summarize(
+    trace: TraceLike,
+    *,
+    by: str | None = None,
+    columns: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Summarize a trace as plain data for JSON. Undefined numbers are None; no number is NaN.
+
+    Without columns, only the index is read, so the call is fast for any trace. There are two exceptions: rewards of
+    several numbers each (objectives) and those of many agents are read, because the index has no returns of them.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        by: "split", "writer" or "outcome": add the same summary of each group under "groups".
+        columns: also read the rewards, actions and observations, in one pass and in bounded memory.
+        on_progress: called as ``on_progress(steps done, steps in all)`` while columns are read.
+
+    Returns:
+        episodes; parts: runs of steps, more than episodes if frames were filtered out or lost; filtered: True if frames
+        were filtered out, and length and return count only the kept steps; steps; repeated_steps: those of branched
+        episodes that repeat the episode they branch from, counted neither in steps nor in columns, but in length and
+        return; outcomes: number of episodes of each.
+
+        complete: number of complete episodes: terminated or truncated, with at least one step. Imported recordings
+        rarely store how episodes ended: all of their episodes with a step are complete.
+
+        return, length: of complete episodes (in groups by outcome, of all episodes with a step): count, mean, std (of
+        the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (numbers of
+        episodes skipped for such a return). objectives: if rewards are several numbers each, one such entry per
+        objective; otherwise empty. agents: such an entry for the return of each agent, by its name, of the episodes in
+        which it was there; empty for a single agent. return_curve: mean returns of consecutive, equally large groups of
+        complete episodes, in the order of their start.
+
+        duration, in seconds: wall (first start to last end), episodes (sum over ended episodes), running (time with at
+        least one of these episodes running).
+        steps_per_second: of ended episodes, over the running time.
+
+        storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (raw_bytes / bytes), and
+        for each column raw_bytes, stored_bytes, compression_ratio. None for views and groups by outcome, which share
+        files.
+
+        With columns: rewards (count, mean, std, min, max, nan, inf, and counts of each value, or a histogram if there
+        are many; objectives: moments of each objective), actions and observations (one entry per leaf of the space, see
+        columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary; moments for Box, per
+        dimension, or over all elements if there are very many, as in images; number of distinct values and examples for
+        non-numeric values Each entry of numbers has a curve: at most 40 means of consecutive, equally large
+        groups of rows, in stored order, writer by writer; None where no value of a group is finite.
+
+    Raises:
+        TraceNotFound: no trace in the directory.
+        InvalidOption: by is invalid.
+        CorruptTrace: columns are damaged. Without columns, the call still works.
+    """
+    trace = as_trace(trace)
+    codes = outcome_codes(trace.content)
+    names, of_writer, groups = grouping(trace, by, codes)
+    agents = agent_returns(trace.content, trace.scan)
+    facts = facts_of(trace, codes, groups, agents.values)
+    files = trace.readers if trace.whole is trace else None  # a view shares the files
+    summary = {"directory": str(trace.directory), **_summary(facts, agents.names, len(trace), files)}
+    summary["damage"] = [list(damage) for damage in trace.damage]
+    if by is not None:
+        parts = np.bincount(groups, minlength=len(names)).tolist()
+        order = np.argsort(facts.group, kind="stable")
+        members = np.split(order, np.searchsorted(facts.group[order], np.arange(1, len(names))))
+        are_own = files is not None and all(writer.has_own_files for writer in files)
+        summary |= {"by": by, "groups": {}}
+        for i, name in enumerate(names):
+            if by == "outcome" and not len(members[i]):
+                continue
+            own = [writer for writer, group in zip(trace.readers, of_writer) if group == i]
+            found = _summary(
+                facts.take(members[i]), agents.names, parts[i], own if are_own and own else None, by == "outcome"
+            )
+            summary["groups"][name] = found
+    if columns:
+        whole = ColumnValues()
+        for name, values in zip(names, describe_columns(trace, len(names), groups, on_progress)):
+            if by is not None and name in summary["groups"]:
+                summary["groups"][name].update(values.result())
+            whole.merge(values)
+        summary |= whole.result()
+    return summary
+
+
+def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], list[int], Array]:
+    """Return the names of the groups, the group of each writer (empty by outcome), and of each row of trace.episodes.
+
+    codes: the outcome of each row. Raises InvalidOption for another by.
+    """
+    if by is not None and by not in GROUPINGS:
+        raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
+    if by == "outcome":
+        return list(OUTCOMES), [], codes
+    named = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
+    keys = named.get(str(by), [""] * len(trace.readers))
+    names = list(dict.fromkeys(keys))
+    of_writer = [names.index(key) for key in keys]
+    return names, of_writer, np.array(of_writer, np.int64)[trace.content["writer"]]
+
+
+# -- from the index ---------------------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Arrays with one element per episode; the parts of an episode are merged."""
+
+    group: Array
+    outcome: Array  # index into OUTCOMES
+    steps: Array  # without those that repeat the episode branched from
+    repeated: Array
+    lengths: Array  # of the whole episode; for recordings with statistics only, the recorded length
+    returns: Array
+    objectives: Array  # returns of several numbers, one column per objective
+    agents: Array  # returns of agents, one column per agent
+    complete: Array  # see complete_rows
+    start: Array  # ns; the smallest int64 if unknown
+    end: Array
+    duration: Array
+
+    def take(self, places: Array) -> Facts:
+        return Facts(*(array[places] for array in self))
+
+    def counted(self, by_outcome: bool) -> Array:
+        """Return the episodes whose return and length count: the complete ones; by outcome, all with a step."""
+        return self.lengths > 0 if by_outcome else self.complete
+
+
+def by_episode(table: Columns) -> tuple[Array, Array]:
+    """Return an order of the rows of Trace.episodes that joins the parts of episodes, and the positions of starts."""
+    writer, episode = table["writer"], table["episode_id"]
+    order = np.lexsort((episode, writer))
+    writer, episode = writer[order], episode[order]
+    opens = np.ones(len(table), bool)
+    opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
+    return order, np.flatnonzero(opens)
+
+
+def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = None) -> Facts:
+    """Return the facts of each episode.
+
+    codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes.
+    """
+    table = trace.content
+    order, begin = by_episode(table)
+    first = order[begin]
+    steps, returns, repeated = (
+        table["steps"][order],
+        table["return"][order],
+        repeated_steps(table, trace.readers)[order],
+    )
+    if len(begin) < len(table):
+        with np.errstate(invalid="ignore"):
+            steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
+        repeated = np.add.reduceat(repeated, begin)
+    found = objective_returns(table, trace.scan)
+    objectives = np.empty((len(first), 0)) if found is None else found[order]
+    if found is not None and len(begin) < len(table):
+        objectives = np.add.reduceat(objectives, begin, axis=0)
+    of_agents = np.empty((len(order), 0)) if agents is None else agents[order]
+    if len(begin) < len(table):
+        of_agents = np.add.reduceat(of_agents, begin, axis=0)
+    bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
+    lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
+    complete = complete_rows(table, trace.readers, first, lengths)
+    start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
+    start, end = start.view(np.int64), end.view(np.int64)
+    group, outcome = groups[first], codes[first]
+    told = group, outcome, steps - repeated, repeated, lengths, returns, objectives, of_agents, complete
+    return Facts(*told, start, end, duration)
+
+
+def _summary(
+    facts: Facts, agents: list[Name], parts: int, writers: list[WriterReader] | None, of_outcome: bool = False
+) -> dict[str, Any]:
+    """writers: those whose files have these episodes and no others; None: the files are shared."""
+    ended = facts.duration > 0
+    in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
+    running = _running_time(facts.start[ended], facts.duration[ended])
+    outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
+    counted = facts.take(np.flatnonzero(facts.counted(of_outcome)))
+    several = ~np.isnan(counted.objectives).all(axis=1)
+    by_start = counted.returns[np.argsort(counted.start, kind="stable")]
+    return {
+        "episodes": len(facts.steps),
+        "parts": parts,
+        "filtered": parts > len(facts.steps) or any(writer.about_or_empty.filters_frames for writer in writers or ()),
+        "steps": int(facts.steps.sum()),
+        "repeated_steps": int(facts.repeated.sum()),
+        "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
+        "complete": int(np.count_nonzero(facts.complete)),
+        "return": _spread(counted.returns[~several]),
+        "length": _spread(counted.lengths),
+        "agents": {str(name): _spread(values[~np.isnan(values)]) for name, values in zip(agents, counted.agents.T)},
+        "objectives": [_spread(objective) for objective in counted.objectives[several].T],
+        "return_curve": _curve(by_start[np.isfinite(by_start)]),
+        "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
+        "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
+        "storage": None if writers is None else _storage(writers),
+    }
+
+
+def _wall_time(facts: Facts) -> float | None:
+    starts, ends = facts.start[facts.start != _UNKNOWN], facts.end[facts.end != _UNKNOWN]
+    if not len(starts) or not len(ends):
+        return None
+    return max(0, int(ends.max()) - int(starts.min())) / 1e9
+
+
+def _running_time(starts: Array, durations: Array) -> float:
+    """Return the seconds with at least one episode running. starts, durations: in ns."""
+    known = starts != _UNKNOWN
+    alone = durations[~known].sum(dtype=np.float64)
+    starts, durations = starts[known], durations[known]
+    order = np.argsort(starts, kind="stable")
+    begins, ends = starts[order], (starts + durations)[order]
+    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # the latest end before each episode
+    return float(alone + np.maximum(0, ends - np.maximum(begins, counted)).sum(dtype=np.float64)) / 1e9
+
+
+def _spread(values: Array) -> dict[str, Any]:
+    good, nan = values[np.isfinite(values)], int(np.isnan(values).sum())
+    infinite = len(values) - len(good) - nan
+    names = ("mean", "std", "min", "median", "max")
+    spread: dict[str, Any] = {"count": len(good), **dict.fromkeys(names)}
+    spread |= {"quantiles": dict.fromkeys(map(str, QUANTILES)), "histogram": None}
+    if len(good):
+        with np.errstate(over="ignore", invalid="ignore"):
+            levels = np.quantile(good, [level / 100 for level in (*QUANTILES, 50)]).tolist()
+            mean, std = finite(good.mean()), finite(good.std())
+        *quantiles, median = map(finite, levels)
+        spread |= zip(names, (mean, std, good.min().item(), median, good.max().item()))
+        spread |= {"quantiles": dict(zip(map(str, QUANTILES), quantiles)), "histogram": histogram(good)}
+    return spread | {"nan": nan, "inf": infinite}
+
+
+def histogram(values: Array) -> dict[str, Any] | None:
+    """Return bins of equal width; for whole numbers, the width is whole, too."""
+    least, largest = float(values.min()), float(values.max())
+    width = (largest - least) / _BINS
+    if not np.isfinite(width):
+        return None
+    if least == largest:
+        width, bins = 0.0, 1
+    elif (np.floor(values) == values).all() and largest < 2**53 and least > -(2**53):
+        width = np.ceil((largest - least + 1) / _BINS)
+        bins = int((largest - least) // width) + 1
+    else:
+        bins = _BINS
+    places = np.zeros(len(values), np.int64) if not width else ((values - least) / width).astype(np.int64)
+    counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
+    return {"edges": [float(least + i * width) for i in range(bins + 1)], "counts": counts.tolist()}
+
+
+def _curve(values: Array) -> list[float | None]:
+    if not len(values):
+        return []
+    bounds = np.linspace(0, len(values), min(_POINTS, len(values)) + 1).astype(np.int64)
+    with np.errstate(over="ignore"):
+        return [finite(mean) for mean in np.add.reduceat(values, bounds[:-1]) / np.diff(bounds)]
+
+
+def _storage(writers: list[WriterReader]) -> dict[str, Any]:
+    totals: dict[str, list[int]] = {}
+    in_files, raw = sum(writer.size for writer in writers), 0
+    for batch in dict.fromkeys(batch for writer in writers for batch in writer.read_batches):
+        for path, (full, stored) in batch.totals.items():
+            total = totals.setdefault("/".join(map(str, path)), [0, 0])
+            total[0] += full
+            total[1] += stored
+            raw += 0 if path == _BOOKKEEPING else full
+    return {
+        "bytes": in_files,
+        "raw_bytes": raw,
+        "compression_ratio": raw / in_files if in_files else None,
+        "columns": {
+            name: {"raw_bytes": full, "stored_bytes": stored, "compression_ratio": full / stored if stored else None}
+            for name, (full, stored) in totals.items()
+        },
+    }

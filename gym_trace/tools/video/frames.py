@@ -1,0 +1,221 @@
+"""Frames and captions of an episode, step by step: recorded observations, or renderings of the replay."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+import zstandard
+
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout, Leaf
+from gym_trace.data.showing.pictures import is_picture, picture_of
+from gym_trace.data.values import Array, row_of
+from gym_trace.envs.opengl import opengl_hint
+from gym_trace.errors import RenderingError, told
+from gym_trace.playback.trace import Trace
+from gym_trace.tools.replay.lanes import Lane
+from gym_trace.tools.replay.making import Making, made_env, replays
+from gym_trace.tools.replay.resimulate import Verdict, observation_rows
+from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of
+
+_LONGEST = 60  # characters of a value in a caption
+_KEPT = 64 << 20  # bytes of compressed frames kept for seeking back
+
+
+class Viewer(Protocol):
+    """Interface of a viewer of an episode. Any exception it raises ends the viewing.
+
+    Attributes:
+        step: the wanted step, as the number of steps taken; 0 is after the reset.
+        fps: steps per second of the environment.
+    """
+
+    step: int
+    fps: float
+
+    def see(self, frame: Any) -> None:
+        """Show the frame of the wanted step, then set .step to another one.
+
+        Args:
+            frame: an image of uint8, (H, W), (H, W, 1) or (H, W, 3); text; or a list of (name, value).
+        """
+
+    def told(self, verdict: Verdict) -> None:
+        """Called with the result of the replay before its frames are shown."""
+
+    def wait(self) -> None:
+        """Called periodically while steps are replayed without being shown, such as those before the wanted step."""
+
+
+def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None = 1) -> None:
+    """Show recorded observations. Raises CorruptTrace.
+
+    Args:
+        smallest: show images with sides of at least this many pixels, if any; None: show all values.
+    """
+    rows, episode = observation_rows(trace, index), trace[index]
+    end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
+    viewer.fps = DEFAULT_FPS
+    leaf = None if smallest is None else picture_leaf(rows.layout, smallest)
+    named = [("/".join(map(str, leaf.path[1:])) or "observation", leaf) for leaf in rows.layout.leaves()]
+    while True:
+        if leaf is not None:
+            viewer.see(picture_of(rows.value(leaf, min(viewer.step, end))))
+        else:
+            viewer.see([(name, rows.value(leaf, min(viewer.step, end))) for name, leaf in named])
+
+
+def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> None:
+    """Replay the episode and show renderings of its environment: text if supported, otherwise images.
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
+        RenderingError: a wanted step has no frame.
+        CorruptTrace
+    """
+    seen = _Seen()
+
+    def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
+        if step == 0:
+            viewer.fps = fps_of(env)
+        if step == viewer.step:
+            frame = rendered_frame(env)
+            if not isinstance(frame, str) and (not isinstance(frame, np.ndarray) or frame.dtype.hasobject):
+                raise RenderingError(f"render() returned {type(frame).__name__}; expected text or an image")
+            seen.keep(step, frame)
+        while viewer.step <= step:
+            if viewer.step not in seen:
+                raise _FromTheStart
+            viewer.see(seen.frame(viewer.step))
+
+    while True:
+        with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:
+            for played in playing:
+                made = partial(_showing_env, played.lane, making)
+                verdict = played.replay.film(played.position, watch, made, viewer.told)
+                reason = verdict.reason or str(verdict.difference or "the replay ends before it")
+                raise RenderingError(f"this step cannot be replayed: {reason}")
+
+
+def _showing_env(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
+    """Build the environment of a lane with a render mode for a terminal."""
+    env = made_env(lane, making, None)
+    modes = tuple((env.metadata or {}).get("render_modes") or ())
+    env.close()
+    return made_env(lane, making, "ansi" if "ansi" in modes else "rgb_array")
+
+
+class _FromTheStart(Exception):
+    """The wanted step is no longer kept: replay from the start."""
+
+
+class _Seen:
+    """Compressed frames of the latest steps."""
+
+    def __init__(self) -> None:
+        self._frames: OrderedDict[int, tuple[bytes, Any]] = OrderedDict()
+        self._size = 0
+        self._compress = zstandard.ZstdCompressor(level=1).compress
+        self._decompress = zstandard.ZstdDecompressor().decompress
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._frames
+
+    def keep(self, step: int, frame: Any) -> None:
+        kept: tuple[bytes, Any]
+        if isinstance(frame, str):
+            kept = self._compress(frame.encode("utf-8", "surrogatepass")), None
+        else:
+            kept = self._compress(frame.tobytes()), (frame.dtype, frame.shape)
+        self._frames[step] = kept
+        self._size += len(kept[0])
+        while self._size > _KEPT and len(self._frames) > 1:
+            self._size -= len(self._frames.popitem(last=False)[1][0])
+
+    def frame(self, step: int) -> Any:
+        raw, kind = self._frames[step]
+        data = self._decompress(raw)
+        return data.decode("utf-8", "surrogatepass") if kind is None else np.frombuffer(data, kind[0]).reshape(kind[1])
+
+
+def rendered_frame(env: gymnasium.Env[Any, Any]) -> Any:
+    """Return the frame that an environment renders. Raises RenderingError."""
+    name = env if env.spec is None else env.spec.id
+    try:
+        frame: Any = env.render()
+    except Exception as error:  # any error of foreign code
+        raise RenderingError(f"{name}: render() failed: {told(error)}{opengl_hint(error)}") from error
+    if isinstance(frame, list):  # frames since the last call
+        frame = frame[-1] if frame else None
+    if frame is None:
+        raise RenderingError(f"{name}: render() returned nothing in render mode {env.render_mode!r}")
+    return frame
+
+
+def picture_leaf(layout: Layout, smallest: int = 1) -> Leaf | None:
+    """Return the first leaf that holds images with sides of at least `smallest` pixels, or None."""
+    pictures = (leaf for leaf in layout.leaves() if is_picture(leaf.dtype, leaf.shape))
+    return next((leaf for leaf in pictures if sorted(leaf.shape)[-2] >= smallest), None)
+
+
+# -- captions ---------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """Captions of the steps of an episode.
+
+    Attributes:
+        rewards: (N,), or (N, objectives).
+    """
+
+    def __init__(self, episode: Episode):
+        self._actions, self.rewards = episode.actions, episode.rewards
+        self._first_step = episode.first_step
+        self._returns = _returns(self.rewards)
+
+    def at(self, step: int) -> list[str]:
+        """Return the lines after `step` steps."""
+        taken = self._first_step + step
+        first = f"step {taken}   return {_number(self._returns[step])}"
+        if step == 0:
+            return [first, "reset"]
+        action = _short(row_of(self._actions, step - 1))
+        return [first, f"reward {_number(self.rewards[step - 1])}   action {action}"]
+
+
+def _returns(rewards: Array) -> Array | list[Any]:
+    """Return the return after 0, 1, 2 … steps; NaN after the first reward that cannot be added."""
+    if rewards.dtype.kind in "biuf" and rewards.ndim == 1:
+        return np.concatenate([[0.0], np.cumsum(rewards, dtype=np.result_type(rewards.dtype, np.float64))])
+    returns: list[Any] = [0.0]
+    for reward in rewards:
+        try:
+            returns.append(returns[-1] + reward)
+        except (TypeError, ValueError):
+            returns.append(math.nan)
+    return returns
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return _short(value)
+
+
+def _short(value: Any) -> str:
+    """Return a value as short text on one line."""
+    if isinstance(value, np.ndarray):
+        text = np.array2string(value, precision=2, suppress_small=True, threshold=20, max_line_width=10**6)
+    elif isinstance(value, (float, np.floating)):
+        text = f"{value:.4g}"
+    else:
+        text = str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

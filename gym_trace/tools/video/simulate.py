@@ -1,0 +1,94 @@
+"""Replay recorded episodes for viewing, or play them in a window."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.tools.replay.making import Making, made_env, replays
+from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
+
+DEFAULT_FPS = 30.0  # for environments without render_fps
+
+
+def fps_of(env: gymnasium.Env[Any, Any]) -> float:
+    fps = (env.metadata or {}).get("render_fps")
+    return float(fps) if isinstance(fps, (int, float, np.number)) and fps > 0 else DEFAULT_FPS
+
+
+def warn_of(verdict: Verdict, shown: str) -> None:
+    """Warn if a replay differs from the recording. shown: what shows the replay."""
+    if verdict.matches:
+        return
+    if verdict.verdict == DIFFERS:
+        problem = f"the replay differs from the recording, {verdict.difference}"
+    else:
+        problem = f"the replay may differ from the recording: {verdict.reason}"
+    warnings.warn(f"episode {verdict.index}: {problem}; {shown} shows the replay", UserWarning, stacklevel=3)
+
+
+# -- in a window ------------------------------------------------------------------------------------------------------
+
+
+def play_for_humans(
+    trace: Trace | str | os.PathLike[str],
+    episodes: Iterable[int],
+    *,
+    speed: float = 1.0,
+    **making: Any,
+) -> Iterator[Verdict]:
+    """Play episodes in a window (render_mode="human"), and yield the verdict of each.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        episodes: indices in the trace.
+        speed: factor on the speed of the environment (render_fps, or 30 steps per second).
+        making: as for render_episodes().
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be built or shown here; the message has the reason.
+        InvalidOption, TraceNotFound, CorruptTrace
+    """
+    if not 0.001 <= speed <= 1000:
+        raise InvalidOption(f"speed={speed!r}: out of range; pass 0.001 to 1000")
+    trace = as_trace(trace)
+    chosen = [range(len(trace))[index] for index in episodes]
+    settings = Making(**making)
+    for played in replays(trace, chosen, settings, None):
+        pace = _Pace(speed)
+        make = partial(made_env, played.lane, settings, "human")
+        verdict = played.replay.film(played.position, pace.watch, partial(pace.made, make))
+        warn_of(verdict, "the window")
+        yield verdict
+
+
+class _Pace:
+    """Sleeps between steps to keep the speed of the environment."""
+
+    def __init__(self, speed: float):
+        self._speed = speed
+        self._fps = DEFAULT_FPS
+        self._begin = 0.0
+
+    def made(self, make: MakeEnv) -> gymnasium.Env[Any, Any]:
+        """Build the environment, keep its speed, and disable its own waiting after each step."""
+        env = make()
+        self._fps = fps_of(env)
+        base = env.unwrapped
+        base.metadata = {**(getattr(base, "metadata", None) or {}), "render_fps": 1_000_000}
+        return env
+
+    def watch(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
+        if steps == 0:
+            self._begin = time.monotonic()
+        due = self._begin + (steps + 1) / (self._fps * self._speed)
+        time.sleep(max(0.0, due - time.monotonic()))

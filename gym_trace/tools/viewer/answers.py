@@ -1,0 +1,222 @@
+"""Answers to the requests of the page: the same for a server, a saved page and a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.trace import Trace
+from gym_trace.tools.replay.diff import compare_episodes
+from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
+from gym_trace.tools.viewer.trace import ViewedTrace
+from gym_trace.tools.viewer.values import told
+from gym_trace.viewer import container
+
+if TYPE_CHECKING:  # rendering needs gymnasium
+    from gym_trace.tools.viewer.rendering import Rendering, Renderings
+
+JSON = "application/json"
+_CACHE_BYTES = 24 << 20  # of decoded chunks, of all traces together
+_CURVE_BYTES = 32 << 20  # of bins of long columns, likewise
+_MOST_TEXT = 10_000  # characters of a parameter
+_LARGEST = 1 << 53
+
+
+class Refused(Exception):
+    """A request that gets an error instead of an answer.
+
+    more: further keys of the JSON.
+    """
+
+    def __init__(self, status: int, error: str, hint: str = "", **more: Any):
+        super().__init__(error)
+        self.status, self.error, self.hint, self.more = status, error, hint, more
+
+
+class Answer(NamedTuple):
+    """The body of an answer and its type."""
+
+    body: bytes
+    mime: str
+
+
+class Answers:
+    """Answers requests about some traces.
+
+    Attributes:
+        traces: by number.
+        renderings: of episodes that are simulated again; None: that is not offered.
+
+    Args:
+        is_shared: leave out where traces lie on this machine.
+    """
+
+    def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
+        self.renderings = renderings
+        cache = ChunkCache(_CACHE_BYTES)
+        names = [trace.directory.name for trace in traces]
+        if not is_shared:
+            names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
+        self.traces = [
+            ViewedTrace(number, trace, name, cache, _CURVE_BYTES // max(1, len(traces)), is_shared)
+            for number, (trace, name) in enumerate(zip(traces, names))
+        ]
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of a trace."""
+        return sum(trace.version for trace in self.traces)
+
+    def look_for_damage(self) -> None:
+        """Mark damaged episodes in the lists; this may take seconds."""
+        for trace in self.traces:
+            with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
+                trace.look_for_damage()
+
+    def get(self, path: str, query: Mapping[str, str]) -> Answer:
+        """Answer a request such as ("/api/episode", {"trace": "0", "episode": "7"}). Raises Refused."""
+        asked = self._asked().get(path)
+        if asked is None:
+            raise Refused(404, f"no such request: {path:.100}")
+        try:
+            body = asked(Query(query))
+        except (InvalidOption, ValueError) as error:
+            raise Refused(400, str(error)) from error
+        except LookupError as error:
+            raise Refused(404, str(error.args[0]) if error.args else "not found") from error
+        except CorruptTrace as error:
+            raise Refused(422, error.problem, "gym-trace check lists all damage") from error
+        except TraceError as error:
+            raise Refused(409, str(error)) from error
+        except OSError as error:
+            raise Refused(409, f"the trace cannot be read: {error.strerror or error}", "was it moved?") from error
+        except MemoryError as error:
+            raise Refused(413, "this does not fit in memory", "ask for fewer rows or items") from error
+        return Answer(body, container.MIME) if isinstance(body, bytes) else as_json(body)
+
+    def _asked(self) -> dict[str, Callable[[Query], Any]]:
+        return {
+            "/api/traces": lambda query: [trace.facts() for trace in self.traces],
+            "/api/episodes": self._episodes,
+            "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
+            "/api/episode": self._episode_facts,
+            "/api/plot": self._plot,
+            "/api/frames": self._frames,
+            "/api/steps": self._steps,
+            "/api/compare": self._compare,
+            "/api/filter": lambda query: {"lines": self.trace(query).filter_lines(query.text("where"))},
+        }
+
+    def trace(self, query: Query) -> ViewedTrace:
+        """Return the trace that a request names. Raises Refused."""
+        return self.numbered(query.number("trace", 0))
+
+    def numbered(self, number: int) -> ViewedTrace:
+        """Return a trace by its number. Raises Refused."""
+        if not 0 <= number < len(self.traces):
+            raise Refused(404, f"no trace {number}; there are {len(self.traces)}")
+        return self.traces[number]
+
+    def _episode(self, query: Query) -> ViewedEpisode:
+        return self.trace(query).episode(query.number("episode"))
+
+    def _episode_facts(self, query: Query) -> dict[str, Any]:
+        facts = self.trace(query).episode_facts(query.number("episode"))
+        rendering = self._rendering(query)
+        if rendering is not None:
+            facts["frames"].append(RENDERED)
+            facts["columns"].append(rendering.column())
+            facts["fps"] = rendering.fps or facts["fps"]
+        return {**facts, "renderable": facts["renderable"] and self.renderings is not None}
+
+    def _rendering(self, query: Query) -> Rendering | None:
+        if self.renderings is None:
+            return None
+        return self.renderings.of(query.number("trace", 0), self._episode(query))
+
+    def _episodes(self, query: Query) -> bytes:
+        limit = query.number("limit", 200)
+        selected = query.text("where"), query.text("search"), query.text("sort")
+        return self.trace(query).episodes(*selected, query.number("offset", 0), limit)
+
+    def _plot(self, query: Query) -> bytes:
+        pixels = query.number("pixels", 1200)
+        if not 1 <= pixels <= MOST_PIXELS:
+            raise Refused(400, f"pixels={pixels}: out of range; pass 1 to {MOST_PIXELS}")
+        begin, end = query.number("from", 0), query.number("to", _LARGEST)
+        return self._episode(query).plot(query.text("column"), begin, end, pixels, query.slice("items"))
+
+    def _frames(self, query: Query) -> bytes:
+        scale = query.number("scale", 1)
+        if not 1 <= scale <= 64:
+            raise Refused(400, f"scale={scale}: out of range; pass 1 to 64")
+        start, count = query.number("from", 0), query.number("count", 16)
+        if query.text("column") == RENDERED:
+            if (rendering := self._rendering(query)) is None:
+                raise Refused(404, "this episode was not rendered")
+            return rendering.frames(start, count)
+        return self._episode(query).frames(query.text("column"), start, count, scale)
+
+    def _steps(self, query: Query) -> dict[str, Any]:
+        return self._episode(query).steps(query.number("from", 0), query.number("count", 32))
+
+    def _compare(self, query: Query) -> dict[str, Any]:
+        pairs = []
+        for name in ("a", "b"):
+            trace, _, episode = query.text(name).partition(":")
+            try:
+                numbers = int(trace), int(episode)
+            except ValueError:
+                raise Refused(400, f"{name}: pass TRACE:EPISODE, such as 0:7") from None
+            viewed = self.numbered(numbers[0]).episode(numbers[1])
+            pairs.append((viewed.trace, viewed.index))
+        found = compare_episodes(*pairs[0], *pairs[1])
+        if found is None:
+            return {"same": True, "step": None, "column": None, "a": None, "b": None, "note": None}
+        texts = [value if isinstance(value, str) else json.dumps(told(value)) for value in (found.recorded, found.seen)]
+        at = f"[{', '.join(map(str, found.at))}]" if found.at else ""
+        note = None if found.largest is None else f"largest difference {found.largest:.3g}"
+        step = found.step or 0  # the position on the page: observations are those that a step led to
+        position = step + (found.step is not None and found.column.startswith("observations"))
+        same = {"same": False, "step": position, "column": f"{found.column}{at}", "note": note}
+        return {**same, "a": texts[0], "b": texts[1]}
+
+
+class Query:
+    """The parameters of a request, which may be anything."""
+
+    def __init__(self, given: Mapping[str, str]):
+        self._given = given
+
+    def text(self, name: str) -> str:
+        """Return a text; "" if it is missing. Raises Refused."""
+        value = self._given.get(name, "")
+        if len(value) > _MOST_TEXT:
+            raise Refused(400, f"{name}: {len(value):,} characters; the limit is {_MOST_TEXT:,}")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number. Raises Refused."""
+        given = self._given.get(name)
+        if given is None and default is not None:
+            return default
+        if given is None or not (given.isascii() and given.removeprefix("-").isdecimal() and len(given) < 17):
+            raise Refused(400, f"{name}: pass a whole number")
+        return int(given)
+
+    def slice(self, name: str) -> slice | None:
+        """Return A:B; None if it is missing. Raises Refused."""
+        if name not in self._given:
+            return None
+        begin, colon, end = self._given[name].partition(":")
+        if not (colon and all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (begin, end))):
+            raise Refused(400, f"{name}: pass A:B, such as 0:16")
+        return slice(int(begin), int(end))
+
+
+def as_json(value: Any) -> Answer:
+    return Answer(json.dumps(value, allow_nan=False).encode(), JSON)

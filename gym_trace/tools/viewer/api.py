@@ -1,0 +1,68 @@
+"""See traces in a browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from gym_trace.errors import InvalidOption
+from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.tools.viewer.answers import Answers
+from gym_trace.viewer import page
+
+
+def serve(
+    *traces: TraceLike,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    trust: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    make_env: Callable[..., Any] | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
+    ignore: Collection[str] = (),
+    imports: Sequence[str] = (),
+    on_start: Callable[[str], None] | None = None,
+) -> None:
+    """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
+
+    Everyone with the address can see the traces and flag episodes in them. Traces that are still recorded grow on the
+    page. Memory is bounded, however large they are.
+
+    Args:
+        traces: open traces, storages or directories.
+        host: address to listen on. Others than loopback let other machines in: the connection is not encrypted.
+        port: 0: a free one.
+        trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
+            gym_trace.tools.video.render.render_episodes(). Without trust, the page shows what a trace would import, call or
+            open, and asks.
+        atol, rtol, tolerances, ignore: how these are compared with the recording, as for gym_trace.verify_trace().
+        imports: modules to import before that, such as those that register environments.
+        on_start: called with the address, which holds a secret token, before the first request is answered.
+
+    Raises:
+        MissingExtra: starlette or uvicorn is not installed.
+        OSError: the port is taken.
+        TraceNotFound, InvalidOption
+    """
+    from gym_trace.tools.replay.making import Making  # needs gymnasium
+    from gym_trace.tools.viewer.rendering import Recipe, Renderings  # as above
+    from gym_trace.tools.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
+
+    if not traces:
+        raise InvalidOption("traces: none; pass at least one")
+    pages = pages_of(page.static_files())
+    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore)
+    _ = making.comparison  # raises now, not in the process that renders
+    renderings = Renderings(Recipe(making, tuple(imports)))
+    try:
+        answers = Answers([as_trace(one) for one in traces], renderings)
+        viewer = Viewer(answers, pages, host, port)
+        threading.Thread(target=answers.look_for_damage, daemon=True).start()
+        if on_start is not None:
+            on_start(viewer.url)
+        viewer.run()
+    finally:
+        renderings.close()

@@ -1,0 +1,469 @@
+"""One episode for the viewer: its columns, curves, pictures and steps, read some rows at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Branch, Layout, Leaf, Path
+from gym_trace.data.returns import number_of
+from gym_trace.data.showing.pictures import is_picture, picture_of, picture_size, png
+from gym_trace.data.showing.words import moment, number
+from gym_trace.data.values import Array, Misfit
+from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.leaf_rows import LeafRows
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.trace import Trace
+from gym_trace.printable import integer, key_text
+from gym_trace.tools.viewer.bins import Bins, CurveStore, binned
+from gym_trace.tools.viewer.container import packed
+from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, told
+
+MOST_ITEMS = 64  # of a column in one answer
+_MOST_SAVED_ITEMS = 512
+MOST_STEPS, MOST_FRAMES = 1024, 64
+MOST_PIXELS = 8192
+RENDERED = "render"  # the column of pictures that a simulation rendered
+LONG = 1 << 16  # rows of a column whose bins are kept
+_MOST_NUMBERS = 1 << 26  # of a row; a larger one, which a space may promise in a few bytes, is only described
+_MOST_PLOTTED = 1 << 16  # of a row of a plot
+_SMALLEST_PICTURE = 8  # pixels of its sides; smaller arrays of bytes are plotted
+_BLOCK = 4 << 20  # bytes of rows that are decoded at once
+_INFO_BYTES = 1024  # that a row of infos counts
+_MOST_PICTURE_BYTES = 64 << 20  # decoded, in one answer
+_SAMPLED = 8  # rows that show which kind of values a column has
+_NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
+_FLAGS = {"terminated": "terminations", "truncated": "truncations"}
+
+
+class Encoding(NamedTuple):
+    """A lossless format of pictures, which are uint8 of (H, W) or (H, W, C)."""
+
+    mime: str
+    encode: Callable[[Array], bytes]
+
+
+FAST = Encoding("image/png", partial(png, level=1))
+
+
+class Column(NamedTuple):
+    """A column of an episode.
+
+    Attributes:
+        name: as in --steps-where: observations.position, actions[0].
+        group: "observations", "actions", "rewards", "return", "annotations", "infos" or "flags".
+        kind: "numeric", "frames" or "text".
+        path: where it is stored; an info has its key behind ("infos",).
+        dtype, shape: of one row; dtype is "" if rows are values of any kind.
+        rows: how many rows are known.
+    """
+
+    name: str
+    group: str
+    kind: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+
+    @property
+    def items(self) -> int:
+        """Number of numbers in a row."""
+        return math.prod(self.shape) if self.kind == "numeric" else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes when it is decoded."""
+        return _INFO_BYTES if not self.dtype else max(1, math.prod(self.shape) * np.dtype(self.dtype).itemsize)
+
+    def plain(self) -> dict[str, Any]:
+        size = picture_size(np.dtype(self.dtype), self.shape) if self.kind == "frames" else None
+        about = {"name": self.name, "group": self.group, "kind": self.kind, "shape": self.shape, "dtype": self.dtype}
+        return {**about, "items": self.items, "labels": None, "rows": self.rows, "frame_shape": size}
+
+
+class ViewedEpisode:
+    """An episode of a trace as it is now; more of it may be recorded later.
+
+    trace: that does not change, such as a copy of one. index: of the episode in it. Raises IndexError.
+    """
+
+    def __init__(self, trace: Trace, index: int, cache: ChunkCache, curves: CurveStore):
+        if not 0 <= index < len(trace):
+            raise IndexError(f"no episode {index}; the trace has {len(trace)}")
+        self.trace, self.index = trace, index
+        self.episode: Episode = trace[index]
+        self._writer, self._row = trace.place_of(index)
+        self._cache, self._curves = cache, curves
+        self._columns: dict[str, Column] | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Identity of the episode, the same after more was recorded."""
+        return self._writer.key, self.episode.episode_id, self.episode.first_step
+
+    @property
+    def identity(self) -> str:
+        """The key as a text for the page. Edits keep it, whatever the number of the episode is then."""
+        return ":".join(map(str, self.key))
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        if self._columns is None:
+            self._columns = {column.name: column for column in self._found()}
+        return self._columns
+
+    def column(self, name: str, kind: str) -> Column:
+        """Return a column of this kind. Raises LookupError."""
+        found = self.columns.get(name)
+        if found is None:
+            raise LookupError(f"no column {name!r:.200} in this episode")
+        if found.kind != kind:
+            raise LookupError(f"{name}: is a column of {found.kind}, not {kind}")
+        return found
+
+    @property
+    def fps(self) -> float | None:
+        """Steps per second of the environment, as recorded; None if it said none."""
+        fps = self._writer.about_or_empty.environment.get("render_fps")
+        return float(fps) if isinstance(fps, (int, float)) and 0 < fps < math.inf else None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what is known of it as labels and texts."""
+        one, about = self.episode, self._writer.about_or_empty
+        known = [("writer", one.writer), ("episode of the writer", str(one.episode_id)), ("split", one.split)]
+        if one.first_step:
+            known.append(("first step here", f"{one.first_step:,}"))
+        if (begun := one.start_time) is not None:
+            known.append(("started", f"{moment(np.datetime64(begun, 'ns'))} UTC"))
+        if one.end_time is not None:
+            known.append(("took", f"{number(float(one._record['duration']) / 1e9)} s"))
+        if not one.has_final_observation:
+            known.append(("final observation", "not known"))
+        try:
+            known += [("seed", integer(one.seed))] if one.seed is not None else []
+            known += [("options", json.dumps(told(one.options)))] if one.options else []
+            if (pending := one.pending_action) is not None:
+                known.append(("action without an answer", json.dumps(told(pending))))
+        except CorruptTrace as error:
+            known.append(("start", f"unreadable: {error.problem}"))
+        return [*known, ("environment", str(about.environment.get("id") or "not known"))]
+
+    def damage(self) -> list[str]:
+        """Return what cannot be read of it, as far as its rewards show."""
+        parts = self._leaf(("rewards",)).parts(0, len(self.episode))
+        lost = [(start, count, rows.problem) for start, count, rows in parts if isinstance(rows, CorruptTrace)]
+        return [f"steps {start} to {start + count - 1}: {problem}" for start, count, problem in lost]
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def _found(self) -> Iterator[Column]:
+        steps, layouts = len(self.episode), self._writer.layouts
+        seen = steps + 1 - (not self.episode.has_final_observation)
+        for group, layout, rows in (("observations", layouts.observations, seen), ("actions", layouts.actions, steps)):
+            for leaf in layout.leaves():
+                kind = _kind_of(leaf)
+                dtype = "" if leaf.dtype is None else leaf.dtype.str
+                yield Column(name_of(leaf.path), group, kind, leaf.path, dtype, leaf.shape, rows)
+        dtype, shape = self._sampled(("rewards",))
+        shape = shape if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else ()
+        yield Column("rewards", "rewards", "numeric", ("rewards",), dtype or "<f8", shape, steps)
+        yield Column("return", "return", "numeric", ("return",), "<f8", shape, steps)
+        for path in self._stored("annotations"):
+            dtype, shape = self._sampled(path)
+            kind = "numeric" if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else "text"
+            yield Column(name_of(path), "annotations", kind, path, dtype, shape if dtype else (), steps)
+        if any(self._stored("infos")):
+            for key in self._numbers_in_infos():
+                yield Column(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
+        for name, stored in _FLAGS.items():
+            yield Column(name, "flags", "numeric", (stored,), "|b1", (), steps)
+
+    def _stored(self, root: str) -> list[Path]:
+        return list(dict.fromkeys(p for batch in self._writer.read_batches for p in batch.totals if p[0] == root))
+
+    def _leaf(self, path: Path) -> LeafRows:
+        return LeafRows(self._writer, self._row, path, self._cache)
+
+    def _sampled(self, path: Path) -> tuple[str, tuple[int, ...]]:
+        """Return dtype and shape of the numbers in a column whose kind is not declared; "" if it has others."""
+        steps = len(self.episode)
+        for start in sorted({0, steps // 2, max(0, steps - _SAMPLED)}):
+            for _, _, rows in self._leaf(path).parts(start, start + _SAMPLED):
+                if isinstance(rows, CorruptTrace):
+                    continue
+                if rows.dtype != object:
+                    return (rows.dtype.str, rows.shape[1:]) if rows.dtype.kind in "biuf" else ("", ())
+                known = [np.asarray(row) for row in rows if row is not None and not isinstance(row, (str, dict, list))]
+                if known:
+                    return ("<f8", known[0].shape) if known[0].dtype.kind in "biuf" else ("", ())
+        return "", ()
+
+    def _numbers_in_infos(self) -> list[str]:
+        """Return the keys of infos that hold one number each, in the first and the last steps."""
+        keys: dict[str, None] = {}
+        steps = len(self.episode)
+        for start in sorted({0, max(0, steps - _SAMPLED)}):
+            for _, _, rows in self._leaf(("infos",)).parts(start, start + _SAMPLED):
+                for info in () if isinstance(rows, CorruptTrace) else rows:
+                    for key, value in info.items() if isinstance(info, dict) else ():
+                        if isinstance(key, str) and len(keys) < MOST_ITEMS and not math.isnan(number_of(value)):
+                            keys[key] = None
+        return list(keys)
+
+    # -- curves -------------------------------------------------------------------------------------------------------
+
+    def plot(self, name: str, begin: int, end: int, pixels: int, items: slice | None = None) -> bytes:
+        """Return rows begin to end of a column of numbers: each of them, or the extremes of bins of rows.
+
+        Bins are at most as wide as a pixel, a power of two of rows, and begin at multiples of it.
+
+        Raises LookupError, InvalidOption.
+        """
+        column = self.column(name, "numeric")
+        return self._plot(column, begin, end, pixels, self._items(column, items))
+
+    def _plot(self, column: Column, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
+        begin, end = max(0, begin), min(end, column.rows)
+        head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
+        if end - begin <= 2 * pixels:
+            values, missing = self._numbers(column, begin, end, chosen)
+            bins = binned(values, missing, 1)
+            x = np.arange(begin, begin + len(values), dtype=np.int32)
+            return packed(head | _oddities(bins), [("x", x), ("y", values.T), ("odd", _is_odd(bins))])
+        width = 1 << int(math.log2((end - begin) / pixels))
+        start, end = begin // width * width, min(-(-end // width) * width, column.rows)
+        bins = Bins(*(part[:, chosen] for part in self._bins(column, start, end, width)))
+        head |= {"decimated": True, "bin": width, **_oddities(bins)}
+        x = np.arange(start, start + len(bins) * width, width, dtype=np.int32)
+        return packed(head, [("x", x), ("low", bins.low.T), ("high", bins.high.T), ("odd", _is_odd(bins))])
+
+    def whole(self, name: str) -> bytes:
+        """Return all rows of a column of numbers, as plot() does. Raises LookupError."""
+        column = self.column(name, "numeric")
+        items = min(column.items, _MOST_SAVED_ITEMS)
+        return self._plot(column, 0, column.rows, max(1, column.rows), slice(0, items))
+
+    def _items(self, column: Column, items: slice | None) -> slice:
+        chosen = items or slice(0, min(MOST_ITEMS, column.items))
+        if not 0 <= chosen.start <= chosen.stop or chosen.stop - chosen.start > MOST_ITEMS:
+            raise InvalidOption(f"items: pass up to {MOST_ITEMS} items, such as 0:16")
+        return chosen
+
+    def _bins(self, column: Column, start: int, end: int, width: int) -> Bins:
+        kept = self._kept_with(column)
+        base = self._curves.base(kept.rows, kept.items)
+        if column.rows >= LONG and width >= base:
+            key = *self.key, kept.name
+            bins = self._curves.bins(key, kept.rows, base, lambda a, b: self._read(kept, a, b, base))
+            place = self._info_keys.index(str(column.path[1])) if kept is not column else None
+            some = bins.cut(start // base, -(-end // base)).merged(width // base)
+            return some if place is None else Bins(*(part[:, place : place + 1] for part in some))
+        narrow = min(width, self._block(column))
+        return self._read(column, start, end, narrow).merged(width // narrow)
+
+    def _kept_with(self, column: Column) -> Column:
+        """Return the column whose bins are kept: of infos, all numbers in them, which are decoded together."""
+        if column.group != "infos":
+            return column
+        return column._replace(name="infos", path=("infos",), shape=(len(self._info_keys),))
+
+    @property
+    def _info_keys(self) -> list[str]:
+        return [str(column.path[1]) for column in self.columns.values() if column.group == "infos"]
+
+    def _block(self, column: Column) -> int:
+        """Return how many rows are read at once, a power of two."""
+        return 1 << int(math.log2(max(1, _BLOCK // column.row_bytes)))
+
+    def _read(self, column: Column, start: int, end: int, width: int) -> Bins:
+        """Return bins of rows; start is a multiple of their width."""
+        block = max(width, self._block(column))
+        parts = [binned(*self._numbers(column, at, min(at + block, end)), width) for at in range(start, end, block)]
+        bins = parts[0]
+        return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
+
+    def _numbers(self, column: Column, start: int, stop: int, items: slice = slice(None)) -> tuple[Array, Array | None]:
+        """Return rows of a column as numbers, (rows, items), and which of them are missing; None: none is.
+
+        A value is missing, and NaN, where it cannot be read, was not recorded or is not a number.
+        """
+        if column.group == "return":
+            rewards, unknown = self._numbers(column._replace(group="rewards", path=("rewards",)), 0, stop, items)
+            sums = np.cumsum(rewards.astype(np.float64), axis=0)[start:]
+            return sums, None if unknown is None else np.logical_or.accumulate(unknown, axis=0)[start:]
+        path = column.path[:1] if column.group == "infos" else column.path
+        count_of = len(range(column.items)[items])
+        parts = [np.empty((0, count_of), _plotted(np.dtype(column.dtype or "<f8")))]
+        missing = [np.zeros((0, count_of), bool)]
+        for _, count, rows in self._leaf(path).parts(start, min(stop, column.rows)):
+            if isinstance(rows, CorruptTrace):
+                parts.append(np.full((count, count_of), np.nan, np.float32))
+                missing.append(np.ones((count, count_of), bool))
+            elif column.group == "infos":
+                keys = [str(column.path[1])] if len(column.path) > 1 else self._info_keys
+                given = [[info.get(key) for key in keys] for info in map(_as_info, rows)]
+                values = [[number_of(value) for value in row] for row in given]
+                parts.append(np.array(values, np.float64).reshape(count, len(keys))[:, items])
+                is_there = [[_is_number(value) for value in row] for row in given]
+                missing.append(~np.array(is_there, bool).reshape(count, len(keys))[:, items])
+            else:
+                some, lost = _as_numbers(rows, column.shape, items)
+                parts.append(some)
+                missing.append(lost)
+        lost = np.concatenate(missing)
+        return np.concatenate(parts), lost if lost.any() else None
+
+    # -- pictures -----------------------------------------------------------------------------------------------------
+
+    def frames(self, name: str, start: int, count: int, scale: int = 1, encoding: Encoding = FAST) -> bytes:
+        """Return lossless pictures by row; rows that cannot be read are missing.
+
+        scale: keep every n-th pixel only. Raises LookupError.
+        """
+        column = self.column(name, "frames")
+        count = max(1, min(count, MOST_FRAMES, _MOST_PICTURE_BYTES // column.row_bytes))
+        found = []
+        for first, _, rows in self._leaf(column.path).parts(start, min(start + count, column.rows)):
+            for row, picture in enumerate(() if isinstance(rows, CorruptTrace) else rows, first):
+                if isinstance(picture, np.ndarray) and is_picture(picture.dtype, picture.shape):
+                    found.append((str(row), encoding.encode(picture_of(picture)[::scale, ::scale])))
+        return packed({"mime": encoding.mime, "rows": column.rows}, found)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def steps(self, start: int, count: int) -> dict[str, Any]:
+        """Return positions of the episode as JSON: the observation, what was done there, and what came of it."""
+        steps, layouts = len(self.episode), self._writer.layouts
+        start = max(0, start)
+        stop = min(start + min(count, MOST_STEPS), steps + 1)
+        positions: list[dict[str, Any]] = [{"step": self.episode.first_step + p} for p in range(start, stop)]
+        last_known = steps - (not self.episode.has_final_observation)
+        seen = self._told_rows(layouts.observations, start, min(stop, last_known + 1))
+        for position in range(start, stop):
+            positions[position - start]["observation"] = seen[position - start] if position <= last_known else None
+        done = positions[: max(0, min(stop, steps) - start)]
+        end = start + len(done)
+        columns = {
+            "action": self._told_rows(layouts.actions, start, end),
+            "reward": self._told(("rewards",), start, end),
+        }
+        columns |= {name: self._told((stored,), start, end) for name, stored in _FLAGS.items()}
+        if any(self._stored("infos")):
+            columns["infos"] = self._told(("infos",), start, end)
+        notes = {str(path[1]): self._told(path, start, end) for path in self._stored("annotations")}
+        for i, one in enumerate(done):
+            one |= {name: values[i] for name, values in columns.items()}
+            if notes:
+                one["annotations"] = {name: values[i] for name, values in notes.items()}
+        if not start and positions and not self.episode.first_step:
+            positions[0] |= self._reset_info()
+        return {"steps": positions}
+
+    def _reset_info(self) -> dict[str, Any]:
+        try:
+            info = self.episode.reset_info
+        except CorruptTrace:
+            return {}
+        return {} if info is None else {"reset_info": told(info)}
+
+    def _told_rows(self, layout: Layout, start: int, stop: int) -> list[Any]:
+        """Return rows of a space as JSON."""
+        leaves = list(layout.leaves())
+        columns = [self._told(leaf.path, start, stop, leaf) for leaf in leaves]
+        if isinstance(layout, Leaf):
+            return columns[0]
+        rows = zip(*columns) if columns else [()] * max(0, stop - start)
+        return [_named(layout, iter(row)) for row in rows]
+
+    def _told(self, path: Path, start: int, stop: int, leaf: Leaf | None = None) -> list[Any]:
+        """Return rows of a column as JSON. Large arrays are not read."""
+        if leaf is not None and leaf.dtype is not None and math.prod(leaf.shape) > MOST_NUMBERS:
+            return [array_text(leaf.dtype, leaf.shape)] * max(0, stop - start)
+        found: list[Any] = []
+        for _, count, rows in self._leaf(path).parts(start, stop):
+            found += [f"unreadable: {rows.problem}"] * count if isinstance(rows, CorruptTrace) else map(told, rows)
+        return found
+
+
+def _as_info(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a column as conditions have it: observations.position, infos["a key"], actions[0]."""
+    parts = [str(path[0])]
+    for key in path[1:]:
+        if isinstance(key, int):
+            parts.append(f"[{key}]")
+        else:
+            parts.append(f".{key}" if _NAME.fullmatch(key) else f"[{json.dumps(key)}]")
+    return "".join(parts)
+
+
+def _kind_of(leaf: Leaf) -> str:
+    if leaf.dtype is None or leaf.dtype.kind not in "biuf" or not 0 < math.prod(leaf.shape) <= _MOST_NUMBERS:
+        return "text"
+    size = picture_size(leaf.dtype, leaf.shape)
+    if size is None or min(size) < _SMALLEST_PICTURE:
+        return "numeric" if math.prod(leaf.shape) <= _MOST_PLOTTED else "text"
+    return "frames"
+
+
+def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that curves have: one that JavaScript reads without loss of range."""
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    if dtype.kind == "f":
+        return np.dtype(np.float32 if dtype.itemsize <= 4 else np.float64)
+    return dtype if dtype.itemsize <= 4 else np.dtype(np.float64)
+
+
+def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> tuple[Array, Array]:
+    """Return rows as (rows, chosen items), and which of these are missing, being no numbers of this shape: NaN."""
+    items = math.prod(shape)
+    count_of = len(range(items)[chosen])
+    if rows.dtype != object and rows.shape[1:] == shape and rows.dtype.kind in "biuf":
+        values = rows.reshape(len(rows), items)[:, chosen].astype(_plotted(rows.dtype))
+        return values, np.zeros((len(rows), count_of), bool)
+    found, missing = np.full((len(rows), count_of), np.nan), np.ones((len(rows), count_of), bool)
+    for i, row in enumerate(rows):
+        if row is None or isinstance(row, (str, bytes, dict, Misfit)):
+            continue
+        if not shape:
+            found[i], missing[i] = number_of(row), not _is_number(row)
+        elif isinstance(row, np.ndarray) and row.shape == shape and row.dtype.kind in "biuf":
+            found[i], missing[i] = row.ravel()[chosen], False
+    return found, missing
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a value that number_of() takes for a number, which may be NaN."""
+    if isinstance(value, np.ndarray):
+        return value.shape == () and value.dtype.kind in "biuf"
+    return isinstance(value, (float, np.floating)) or not math.isnan(number_of(value))
+
+
+def _oddities(bins: Bins) -> dict[str, int]:
+    """Return how many values are NaN, infinite or missing."""
+    return {name: int(getattr(bins, name).sum()) for name in ("nan", "infinite", "missing")}
+
+
+def _is_odd(bins: Bins) -> Array:
+    """Return 1 for bins with NaN or infinite values."""
+    return np.asarray(((bins.nan > 0) | (bins.infinite > 0)).any(axis=1), np.uint8)
+
+
+def _named(layout: Layout, values: Iterator[Any]) -> Any:
+    """Return one value per leaf in the structure of a space, with keys as text."""
+    if not isinstance(layout, Branch):
+        return next(values)
+    parts = {key_text(key): _named(child, values) for key, child in layout.parts()}
+    return list(parts.values()) if layout.keys is None else parts

@@ -1,0 +1,57 @@
+"""The page of the viewer in a notebook: inside an iframe, with some episodes in it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from gym_trace.data.episode import Episode
+from gym_trace.errors import TraceError
+from gym_trace.playback.opened import OnDisk
+from gym_trace.playback.trace import Trace
+from gym_trace.tools.viewer.answers import Answers
+from gym_trace.tools.viewer.saving import embedded
+
+_MOST_BYTES = 1_000_000  # of a cell
+_MOST_STEPS = 20_000  # of an episode in it
+_MOST_LISTED = 10_000  # episodes in the list of a trace
+_EPISODES = 20  # of a trace, at most
+_HEIGHTS = {"episode": 640, "trace": 560}  # pixels
+
+
+def player(shown: Any) -> str:
+    """Return a page with an episode, or with a trace and its first episodes, as an iframe; "" if it would be too large.
+
+    The iframe is sandboxed: its script reaches neither the notebook nor a server.
+    """
+    try:
+        page = _of_trace(shown) if isinstance(shown, Trace) else _of_episode(shown)
+    except (TraceError, OSError):  # damaged, removed, or the page was not built
+        return ""
+    if page is None:
+        return ""
+    kind = "trace" if isinstance(shown, Trace) else "episode"
+    inside = page.replace("&", "&amp;").replace("'", "&#39;")
+    style = f"width:100%;height:{_HEIGHTS[kind]}px;border:1px solid #8884;border-radius:6px"
+    title = escape(f"Viewer of the {kind}")
+    return f"<iframe sandbox='allow-scripts' title='{title}' style='{style}' srcdoc='{inside}'></iframe>"
+
+
+def _of_trace(trace: Trace) -> str | None:
+    table = trace.episodes
+    if not 0 < len(table) <= _MOST_LISTED:
+        return None
+    first = [number for number, steps in zip(trace.chosen.tolist(), table["steps"].tolist()) if steps <= _MOST_STEPS]
+    return embedded(Answers([trace], is_shared=True), first[:_EPISODES], _MOST_BYTES, whole=True)
+
+
+def _of_episode(episode: Episode) -> str | None:
+    if not isinstance(episode._source, OnDisk) or episode._steps is not None or len(episode) > _MOST_STEPS:
+        return None
+    trace = Trace(episode._source.storage)
+    table, writers = trace.episodes, trace.writers
+    found = (table["episode_id"] == episode.episode_id) & (table["first_step"] == episode.first_step)
+    numbers = [int(i) for i in found.nonzero()[0] if writers[table["writer"][i]] == episode.writer]
+    if len(numbers) != 1:
+        return None
+    return embedded(Answers([trace[numbers]], is_shared=True), numbers, _MOST_BYTES, whole=False)

@@ -1,0 +1,304 @@
+"""The server of the viewer. Only this module needs starlette and uvicorn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mimetypes
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
+from gym_trace.tools.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
+from gym_trace.tools.viewer.guard import KNOWN, Guard
+from gym_trace.tools.viewer.trace import Edited
+
+try:
+    import anyio
+    import anyio.to_thread
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise MissingExtra(
+        f"the viewer needs starlette and uvicorn ({missing}): pip install 'gym-trace[view]'"
+    ) from missing
+
+_WORKERS = 4  # threads that read traces: each has a chunk or two in memory
+_MOST_CONNECTIONS = 128  # idle connections
+_MOST_NEW = 512 if sys.platform == "linux" else 192  # while they are new; macOS allows 256 open files
+_GRACE_SECONDS = 1.0  # for which a connection is new
+_LONGEST_POLL = 20.0  # seconds
+_FLAGGED = ("good", "bad", "look", None)
+
+
+class Viewer:
+    """A server on a port of this machine, from the start.
+
+    Args:
+        answers: what it serves.
+        pages: the files of the page, by the path that a browser asks for.
+        host, port: to listen on; port 0: a free one.
+
+    Attributes:
+        port: the port that it listens on.
+        url: with the token, to open in a browser.
+
+    Raises OSError if the port is taken.
+    """
+
+    def __init__(self, answers: Answers, pages: Mapping[str, Answer], host: str = "127.0.0.1", port: int = 0):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
+        # Connections inherit it. asyncio leaves it to us for sockets made this way, and each answer would take 40 ms.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        shown = f"[{host}]" if family == socket.AF_INET6 else host
+        if host in ("0.0.0.0", "::"):
+            shown = "127.0.0.1"
+        self.url = f"http://{shown}:{self.port}/?token={token}"
+        app = _app(answers, pages, lambda: self._server.should_exit)
+        self.app = Guard(app, token, pages, self.port, host)
+        config = uvicorn.Config(
+            self.app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=_MOST_NEW + 1,  # the last one gets an error: all others are busy
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=1 << 16,
+            http=_Connection,
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+        )
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until stop() is called, or a signal ends it, which is raised again."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End run() in another thread."""
+        self._server.should_exit = True
+
+
+class _Connection(H11Protocol):
+    """A connection that makes way for new ones while it waits for a request.
+
+    Others on this machine can connect without the token: connections that they only hold, or open again and again, do
+    not lock the page out. Those of the page make way last, and new ones get time to send a request.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept a connection; of too many, end the one that is idle for longest."""
+        self._used = time.monotonic()
+        super().connection_made(transport)
+        if (count := len(self.connections)) <= _MOST_CONNECTIONS:
+            return
+        latest = self._used - (_GRACE_SECONDS if count <= _MOST_NEW else 0)
+        others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
+        idle = [one for one in others if not one._is_busy() and one._used <= latest]
+        if idle:
+            oldest = min(idle, key=lambda one: (one._is_known(), one._used))
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def _is_busy(self) -> bool:
+        """Return True while a request with the token is answered; others are at once, but perhaps not read."""
+        return self._is_known() and not self.cycle.response_complete
+
+    def _is_known(self) -> bool:
+        """Return True if the last request showed the token."""
+        return self.cycle is not None and KNOWN in self.cycle.scope
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a part of a request."""
+        if self._is_known():  # a request that only dribbles in makes way, too
+            self._used = time.monotonic()
+        super().data_received(data)
+
+
+def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], bool]) -> Starlette:
+    limiter: list[anyio.CapacityLimiter] = []
+    watching = _Watching(answers)
+
+    async def in_thread(work: Callable[[], Answer], limited: bool = True) -> Response:
+        """Answer in a thread. Few at once, whatever the number of requests: each needs memory."""
+        if not limiter:
+            limiter.append(anyio.CapacityLimiter(_WORKERS))
+        try:
+            answer = await anyio.to_thread.run_sync(work, limiter=limiter[0] if limited else None)
+        except Refused as refused:
+            body = {"error": refused.error, "hint": refused.hint, **refused.more}
+            return Response(as_json(body).body, refused.status, media_type=JSON)
+        return Response(answer.body, media_type=answer.mime)
+
+    async def page(request: Request) -> Response:
+        answer = pages.get(request.url.path)
+        if answer is None:
+            return Response(as_json({"error": "not found", "hint": ""}).body, 404, media_type=JSON)
+        return Response(answer.body, media_type=answer.mime)
+
+    async def get(request: Request) -> Response:
+        return await in_thread(partial(answers.get, request.url.path, request.query_params))
+
+    async def changes(request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        known = int(since) if since.isascii() and since.isdecimal() and len(since) < 16 else 0
+        end = time.monotonic() + _LONGEST_POLL
+        while answers.version <= known and time.monotonic() < end and not is_ending():
+            await anyio.to_thread.run_sync(watching.look)
+            if answers.version <= known:
+                await anyio.sleep(min(watching.pause, max(0.0, end - time.monotonic())))
+        return Response(as_json(_changes(answers)).body, media_type=JSON)
+
+    async def body_of(request: Request) -> bytes:
+        try:
+            return await request.body()
+        except ClientDisconnect:  # in the middle of it: invalid JSON, and no page waits for the answer
+            return b""
+
+    async def flags(request: Request) -> Response:
+        body = await body_of(request)
+        return await in_thread(partial(_flagged, answers, body))
+
+    asked = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
+
+    async def render(request: Request) -> Response:
+        if request.method != "POST":
+            return await in_thread(partial(_progress, answers, dict(request.query_params)))
+        body = await body_of(request)  # it waits for the environment, and must not keep others from being answered
+        return await in_thread(partial(_render, answers, body), limited=False)
+
+    routes = [Route(f"/api/{name}", get) for name in asked]
+    routes.append(Route("/api/render", render, methods=["GET", "POST"]))
+    routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
+    return Starlette(routes=[*routes, Route("/{path:path}", page)])
+
+
+def _changes(answers: Answers) -> dict[str, Any]:
+    traces = [
+        {
+            "trace": one.number,
+            "version": one.version,
+            "episodes": len(one.trace),
+            "steps": int(one.trace.episodes["steps"].sum()),
+            "live": one.is_live,
+        }
+        for one in answers.traces
+    ]
+    return {"version": answers.version, "traces": traces}
+
+
+def _sent(body: bytes) -> Any:
+    """Return the JSON of a POST; None if it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _render(answers: Answers, body: bytes) -> Answer:
+    """Begin to render an episode. Raises Refused."""
+    match _sent(body):
+        case {"trace": int(number), "episode": int(episode), "trust": bool(trust)}:
+            pass
+        case _:
+            raise Refused(400, 'pass {"trace": 0, "episode": 7, "trust": false}')
+    try:
+        viewed = answers.numbered(number).episode(episode)
+    except IndexError as error:
+        raise Refused(404, str(error)) from error
+    if answers.renderings is None:
+        raise Refused(409, "episodes cannot be rendered here")
+    from gym_trace.tools.viewer.rendering import Consent
+
+    try:
+        return as_json({"job": str(answers.renderings.start(number, viewed, trust).number)})
+    except Consent as consent:
+        hint = "render it only if you trust the trace"
+        raise Refused(409, str(consent), hint, consent=str(consent)) from consent
+    except (TraceError, OSError) as error:
+        raise Refused(409, str(error)) from error
+
+
+def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
+    """Tell how far a rendering is. Raises Refused."""
+    try:
+        if answers.renderings is None:
+            raise LookupError("episodes cannot be rendered here")
+        return as_json(answers.renderings.numbered(Query(query).number("job")).plain())
+    except LookupError as error:
+        raise Refused(404, str(error)) from error
+
+
+def _flagged(answers: Answers, body: bytes) -> Answer:
+    """Keep a flag. Raises Refused."""
+    match _sent(body):
+        case {
+            "trace": int(number),
+            "episode": int(episode),
+            "identity": str(identity),
+            "flag": (str() | None) as flag,
+        } if flag in _FLAGGED:
+            pass
+        case _:
+            example = '{"trace": 0, "episode": 7, "identity": "…", "flag": "good", "bad", "look" or null}'
+            raise Refused(400, f"pass {example}, with the identity of /api/episode")
+    try:
+        return as_json({"flag": flag, "flags": answers.numbered(number).set_flag(episode, identity, flag)})
+    except Edited as error:
+        raise Refused(412, str(error), "find it in the list, which is loaded again") from error
+    except CorruptTrace as error:
+        raise Refused(409, error.problem, "the flags are kept in the facts of the trace, which are damaged") from error
+    except InvalidOption as error:
+        raise Refused(409, str(error)) from error
+    except (TraceError, OSError) as error:
+        raise Refused(409, f"the flag could not be kept: {error}", "is the directory of the trace writable?") from error
+
+
+class _Watching:
+    """Looks for what is new in the traces while a page waits for it: once at a time, however many pages wait.
+
+    Attributes:
+        pause: seconds until it is worth looking again.
+    """
+
+    def __init__(self, answers: Answers):
+        self._answers, self._lock, self._next = answers, threading.Lock(), 0.0
+        self.pause = 0.5
+
+    def look(self) -> None:
+        """Take in what is new."""
+        if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
+            return
+        try:
+            begin = time.monotonic()
+            for trace in self._answers.traces:
+                with contextlib.suppress(TraceError, OSError):  # removed, or unreadable: the page keeps what it has
+                    trace.refresh()
+            took = time.monotonic() - begin
+            self._next = time.monotonic() + max(1.0, 10 * took)  # a large trace takes long to look through
+        finally:
+            self._lock.release()
+
+
+def pages_of(files: Mapping[str, bytes]) -> dict[str, Answer]:
+    """Return the files of the page by the paths that a browser asks for."""
+    pages = {f"/{name}": Answer(data, mimetypes.guess_type(name)[0] or "text/plain") for name, data in files.items()}
+    return {**pages, "/": pages["/index.html"]}

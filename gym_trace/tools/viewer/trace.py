@@ -1,0 +1,416 @@
+"""One trace for the viewer: its episodes as a table that is searched, sorted and counted, and what is known of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.directory import sizes_of
+from gym_trace.format.facts import FLAGS, changed_facts, with_flag
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
+from gym_trace.printable import printable
+from gym_trace.tools.integrity.scan import CheckReport, examinations
+from gym_trace.tools.statistics.summary import histogram
+from gym_trace.tools.viewer.bins import CurveStore
+from gym_trace.tools.viewer.container import packed
+from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
+from gym_trace.tools.viewer.values import told
+
+MOST_ROWS = 2000  # of the table of episodes, in one answer
+_SELECTIONS = 8  # that are kept
+_MOST_NOTES = 20  # on damage
+_LONGEST = 2000  # characters of a fact
+_MOST_CHECKED = 4 << 30  # bytes of a trace that is read as a whole to find its damage
+_WORDS = 256  # distinct values of a text column that are named in an answer
+_NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
+
+
+class Edited(Exception):
+    """The trace was edited in place, and an episode is no longer the one that the page shows."""
+
+
+class ViewedTrace:
+    """A trace, and what the viewer keeps of it. Any number of threads may ask it.
+
+    Attributes:
+        number: what the page calls it.
+        trace: as it is now; replaced by refresh().
+        version: grows with each change.
+    """
+
+    def __init__(
+        self, number: int, trace: Trace, name: str, cache: ChunkCache, curve_bytes: int, is_shared: bool = False
+    ):
+        self._is_shared = is_shared
+        self.number, self.trace, self.version = number, copy.copy(trace), 1
+        self.name = name
+        self._live, self._cache, self._curve_bytes = copy.copy(trace), cache, curve_bytes
+        self._curves = CurveStore(curve_bytes)  # its own: copies of a trace have the same writers and episodes
+        self._listed: tuple[tuple[str, int], ...] | None = None
+        self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
+        self._known_flags: tuple[Trace, int, Array] | None = None
+        self._damages: list[Damage] = []
+        self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
+        self._lock, self._refreshing = Lock(), Lock()
+
+    @property
+    def is_live(self) -> bool:
+        """Return True while a process records into it."""
+        return any(writer.alive for writer in self.trace.readers)
+
+    def refresh(self) -> bool:
+        """Take in what was recorded since, unless nothing can have been. Return True if there is anything new."""
+        with self._refreshing:
+            listed = self._list()
+            if not self.is_live and listed == self._listed:
+                return False
+            before, was_live = self.trace.readers, self.is_live
+            self._live.refresh()
+            self._listed = listed
+            if self._live.readers == before:
+                return False
+            with self._lock:
+                self.trace = copy.copy(self._live)
+                if not was_live:  # edited or repaired
+                    self._curves = CurveStore(self._curve_bytes)
+                    self._damages, self._damaged = [], {}
+                self._changed()
+            self._cache.drop_gone()
+            return True
+
+    def _list(self) -> tuple[tuple[str, int], ...]:
+        """Return the files of the trace and their sizes: an edit in place keeps the names."""
+        return tuple(sorted(sizes_of(storage_of(self._live)).items()))
+
+    def look_for_damage(self) -> None:
+        """Read every byte of a trace of moderate size on this machine, once, and mark damaged episodes in the list."""
+        storage = storage_of(self.trace)
+        if self.is_live or storage.ahead or sum(sizes_of(storage).values()) > _MOST_CHECKED:
+            return
+        report = CheckReport()
+        damaged: dict[str, dict[int, list[str]]] = {}
+        for examination in examinations(storage, report, None):
+            for _ in examination.chunks():
+                pass
+            examination.finish()
+            for loss in examination.losses:
+                for lost in loss.steps:
+                    last = lost.first_step + lost.steps - 1
+                    note = f"steps {lost.first_step:,} to {last:,}: {loss.damage.problem}"
+                    damaged.setdefault(lost.writer, {}).setdefault(lost.episode_id, []).append(note)
+        if report.damages:
+            with self._lock:
+                self._damages, self._damaged = report.damages, damaged
+                self._changed()
+
+    def _is_damaged(self, trace: Trace, table: Array) -> Array:
+        """Return True for episodes of the table of which steps cannot be read."""
+        found = np.zeros(len(table), bool)
+        for number, writer in enumerate(trace.readers if self._damaged else ()):
+            ids = list(self._damaged.get(writer.writer, {}))
+            found |= (table["writer"] == number) & np.isin(table["episode_id"], ids)
+        return found
+
+    def keep(self, numbers: list[int]) -> None:
+        """List only these episodes from now on, by their numbers in the whole trace."""
+        with self._lock:
+            self.trace = self.trace[np.isin(self.trace.chosen, numbers)]
+            self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._selections.clear()
+
+    def episode(self, index: int) -> ViewedEpisode:
+        """Return an episode by its number in the whole trace. Raises IndexError."""
+        trace = self.trace
+        if trace.whole is not trace:
+            places = np.flatnonzero(trace.chosen == index)
+            if not len(places):
+                raise IndexError(f"no episode {index} among those that were chosen")
+            index = int(places[0])
+        return ViewedEpisode(trace, index, self._cache, self._curves)
+
+    # -- what is known of it ------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the page shows of the trace before anything else."""
+        trace = self.trace
+        table, readers = trace.episodes, trace.readers
+        ids = [writer.about_or_empty.environment.get("id") for writer in readers]
+        found = self._damages or trace.damage
+        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in found]
+        lanes = int(table["lane"].max(initial=0)) + 1
+        known = [] if self._is_shared else [("directory", str(trace.directory))]
+        known.append(("writers", f"{len(readers):,}"))
+        known += [(key, str(told(value))[:_LONGEST]) for key, value in trace.facts.items() if key != "flags"]
+        return {
+            "trace": self.number,
+            "name": printable(self.name),
+            "title": None,
+            "env_id": next((one for one in ids if isinstance(one, str)), None),
+            "episodes": len(table),
+            "steps": int(table["steps"].sum()),
+            "live": self.is_live,
+            "lanes": lanes if lanes > 1 else None,
+            "damage": len(damage),
+            "damage_notes": [printable(note)[:_LONGEST] for note in damage[:_MOST_NOTES]],
+            "version": self.version,
+            "renderable": any(isinstance(one, str) for one in ids),
+            "spaces": self._spaces(),
+            "facts": known,
+        }
+
+    def _spaces(self) -> dict[str, str]:
+        try:
+            layouts = self.trace.readers[0].layouts
+        except CorruptTrace:
+            return {}
+        return {
+            name: ", ".join(
+                f"{name_of(leaf.path)}: {'any value' if leaf.dtype is None else f'{leaf.dtype} {leaf.shape}'}"
+                for leaf in layout.leaves()
+            )[:_LONGEST]
+            for name, layout in (("observations", layouts.observations), ("actions", layouts.actions))
+        }
+
+    def episode_facts(self, index: int) -> dict[str, Any]:
+        """Return what the page shows of an episode: its columns and what is known. Raises IndexError."""
+        viewed = self.episode(index)
+        one, columns = viewed.episode, viewed.columns
+        total = one.total_reward
+        flag = int(self._flags(viewed.trace)[viewed.index])
+        return {
+            "trace": self.number,
+            "episode": index,
+            "identity": viewed.identity,
+            "length": len(one),
+            "return": total if isinstance(total, float) and math.isfinite(total) else None,
+            "outcome": one.outcome,
+            "lane": one.lane if bool(viewed.trace.episodes["lane"].any()) else None,
+            "seed": self._seed(viewed),
+            "flag": FLAGS[flag - 1] if flag else None,
+            "live": one.outcome == "running",
+            "damage": self._damage_of(viewed),
+            "frames": [column.name for column in columns.values() if column.kind == "frames"],
+            "renderable": not one.first_step,
+            "columns": [column.plain() for column in columns.values()],
+            "facts": [(label, text[:_LONGEST]) for label, text in viewed.facts()],
+            "fps": viewed.fps,
+            "version": self.version,
+        }
+
+    def _seed(self, viewed: ViewedEpisode) -> int | str | None:
+        try:
+            seed = viewed.episode.seed
+        except CorruptTrace:
+            return None
+        known: int | str | None = told(seed)
+        return known
+
+    def _damage_of(self, viewed: ViewedEpisode) -> list[str]:
+        """Return what is known to be missing of an episode."""
+        one, notes = viewed.episode, []
+        if one.first_step:
+            notes.append(f"the first {one.first_step:,} steps are not here: filtered out or lost")
+        if one.outcome == "lost":
+            notes.append("the recording process died before the episode ended")
+        if not one.has_final_observation:
+            notes.append("the final observation is not known")
+        return notes + (self._damaged.get(one.writer, {}).get(one.episode_id) or viewed.damage())
+
+    # -- the table of episodes ----------------------------------------------------------------------------------------
+
+    def _flags(self, trace: Trace) -> Array:
+        """Return the flag of each episode: 0 without one, otherwise its place in FLAGS plus 1."""
+        known = self._known_flags
+        if known is not None and known[0] is trace and known[1] == self.version:
+            return known[2]
+        version, codes = self.version, np.zeros(len(trace), np.uint8)
+        for code, flag in enumerate(FLAGS, 1) if "flags" in trace.facts else ():
+            codes[trace.find_episodes(f'flag == "{flag}"')] = code
+        self._known_flags = trace, version, codes
+        return codes
+
+    def episodes(self, where: str, search: str, sort: str, offset: int, limit: int | None) -> bytes:
+        """Return a part of the table of the selected episodes. limit: None: all. Raises InvalidOption."""
+        trace = self.trace
+        chosen = self._selected(trace, where, search, sort)
+        rows = chosen[max(0, offset) :][: len(chosen) if limit is None else max(0, min(limit, MOST_ROWS))]
+        numbers = {"episode": trace.chosen[rows].astype(np.int32)}
+        table = trace.episodes[rows]
+        flags = self._flags(trace)[rows]
+        listed = [("episode", "number", "#"), ("length", "number", "length"), ("return", "number", "return")]
+        listed += [("outcome", "text", "outcome"), ("flag", "text", "flag")]
+        words: dict[str, tuple[list[str], Array]] = {
+            "outcome": (list(OUTCOMES), outcome_codes(table).astype(np.uint8)),
+            "flag": (["", *FLAGS], flags.astype(np.uint8)),
+            "damage": (["", "damaged"], self._is_damaged(trace, table).astype(np.uint8)),
+        }
+        numbers |= {"length": table["steps"].astype(np.int32), "return": table["return"].astype(np.float64)}
+        if trace.episodes["lane"].any():
+            listed.append(("lane", "number", "lane"))
+            numbers["lane"] = table["lane"].astype(np.uint32)
+        if (trace.episodes["seed"] != _NO_SEED).any():
+            listed.append(("seed", "number", "seed"))
+            numbers["seed"] = np.where(table["seed"] < 0, np.nan, table["seed"].astype(np.float64))
+        for name, values in self._texts(trace).items():
+            if len(set(values)) > 1 and len(values) <= _WORDS:
+                listed.append((name, "text", name))
+                words[name] = values, table["writer"].astype(np.uint16)
+        head = {
+            "total": len(trace),
+            "matched": len(chosen),
+            "columns": [{"name": name, "kind": kind, "title": title} for name, kind, title in listed],
+            "texts": {name: {"words": list(map(printable, said)), "codes": name} for name, (said, _) in words.items()},
+        }
+        return packed(head, [*numbers.items(), *((name, codes) for name, (_, codes) in words.items())])
+
+    @staticmethod
+    def _texts(trace: Trace) -> dict[str, list[str]]:
+        """Return texts that each writer gives to all of its episodes."""
+        about = [(writer, writer.about_or_empty) for writer in trace.readers]
+        return {
+            "split": [one.split for _, one in about],
+            "environment": [str(one.environment.get("id") or "") for _, one in about],
+            "writer": [writer.writer for writer, _ in about],
+        }
+
+    def _selected(self, trace: Trace, where: str, search: str, sort: str) -> Array:
+        key = where.strip(), search.strip(), sort.strip()
+        with self._lock:
+            if trace is self.trace and key in self._selections:
+                self._selections.move_to_end(key)
+                return self._selections[key]
+        chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]))
+        if key[1]:
+            chosen = chosen[self._found(trace, key[1])[chosen]]
+        with self._lock:
+            if trace is self.trace:
+                self._selections[key] = chosen
+                while len(self._selections) > _SELECTIONS:
+                    self._selections.popitem(last=False)
+        return chosen
+
+    def _found(self, trace: Trace, text: str) -> Array:
+        """Return True for episodes with this text in a text column, or with this number or seed."""
+        wanted, table = text.casefold(), trace.episodes
+        found: Array = np.zeros(len(table), bool)
+        if text.isascii() and text.isdecimal():  # ids of writers are full of digits
+            number = min(int(text[:20]), _LARGEST)
+            found |= table["seed"] == number
+            found |= trace.chosen == number
+            return found
+        columns = [(list(OUTCOMES), outcome_codes(table)), (["", *FLAGS], self._flags(trace))]
+        columns += [(said, table["writer"]) for said in self._texts(trace).values()]
+        for said, codes in columns:
+            found |= np.array([wanted in word.casefold() for word in said], bool)[codes]
+        return found
+
+    def histograms(self, where: str, search: str) -> dict[str, Any]:
+        """Return how returns, lengths, outcomes and flags of the selected episodes are spread. Raises InvalidOption.
+
+        Edges are those of the whole trace.
+        """
+        trace = self.trace
+        chosen = self._selected(trace, where, search, "")
+        table, is_all = trace.episodes, len(chosen) == len(trace)
+        outcomes, flags = outcome_codes(table), self._flags(trace)
+        found: dict[str, Any] = {}
+        for name, field in (("return", "return"), ("length", "steps")):
+            values = table[field].astype(np.float64)
+            found[name] = _counted(values, values if is_all else values[chosen])
+        for name, names, codes in (("outcome", list(OUTCOMES), outcomes), ("flag", ["none", *FLAGS], flags)):
+            counts = np.bincount(codes[chosen], minlength=len(names)).tolist()
+            there = np.bincount(codes, minlength=len(names)).tolist()
+            shown = [i for i, count in enumerate(there) if count or (name == "flag" and i)]
+            found[name] = {"names": [names[i] for i in shown], "counts": [counts[i] for i in shown]}
+        terms = {"return": "return", "length": "steps", "outcome": "outcome", "flag": "flag"}
+        return {**found, "matched": len(chosen), "total": len(trace), "terms": terms}
+
+    # -- flags --------------------------------------------------------------------------------------------------------
+
+    def set_flag(self, index: int, identity: str, flag: str | None) -> dict[str, int]:
+        """Keep a flag of an episode in the facts of the trace, and return how many episodes have which.
+
+        identity: of the episode that the page shows as this one.
+
+        Raises Edited, IndexError, InvalidOption, CorruptTrace, OSError.
+        """
+        self.refresh()
+        trace = self.trace
+        try:
+            viewed = self.episode(index)
+        except IndexError as error:
+            raise Edited(f"the trace was edited, and has no episode {index} now") from error
+        if viewed.identity != identity:
+            raise Edited(f"the trace was edited, and episode {index} is another one now")
+        one = viewed.episode
+        with changed_facts(writable_storage_of(trace)) as facts:
+            changed = with_flag(facts, one.writer, one.episode_id, flag)
+            facts.clear()
+            facts |= changed
+        with self._lock:
+            self._changed()
+        counts = np.bincount(self._flags(trace), minlength=len(FLAGS) + 1).tolist()
+        return dict(zip(FLAGS, counts[1:]))
+
+    def filter_lines(self, where: str = "") -> list[dict[str, str]]:
+        """Return command lines that make a trace of the good episodes, without the bad ones, and of a selection."""
+        there = set(np.unique(self._flags(self.trace)).tolist())
+        wanted = [
+            ("keep the good ones", 'flag == "good"', "good", 1),
+            ("leave out the bad ones", 'flag != "bad"', "kept", 2),
+        ]
+        wanted += [("look again at these", 'flag == "look"', "look", 3)]
+        lines = [(title, condition, name) for title, condition, name, code in wanted if code in there]
+        lines += [("keep the selection", where.strip(), "selected")] if where.strip() else []
+        directory = str(self.trace.directory)
+        return [
+            {
+                "title": title,
+                "line": shlex.join(
+                    ["gym-trace", "edit", "filter", directory, "--where", condition, "-o", f"{directory}-{name}"]
+                ),
+            }
+            for title, condition, name in lines
+        ]
+
+
+def _order(sort: str) -> str | None:
+    """Return the order of the table in the names of --sort."""
+    names = {"episode": "index", "length": "steps", "environment": "writer"}
+    keys = []
+    for key in filter(None, (part.strip() for part in sort.split(","))):
+        minus, name = ("-", key[1:]) if key.startswith("-") else ("", key)
+        keys.append(minus + names.get(name, name))
+    return ", ".join(keys) or None
+
+
+def _counted(values: Array, chosen: Array) -> dict[str, Any]:
+    """Return a histogram of the chosen values, in the bins of all."""
+    good = values[np.isfinite(values)]
+    bins = histogram(good) if len(good) else None
+    odd = int(np.count_nonzero(~np.isfinite(chosen)))
+    if bins is None:
+        return {"edges": [], "counts": [], "nan": odd, "ends": None}
+    ends = float(good.min()), float(good.max())
+    if len(bins["edges"]) == 2 and bins["edges"][0] == bins["edges"][1]:  # one value
+        return {"edges": bins["edges"], "counts": [len(chosen) - odd], "nan": odd, "ends": ends}
+    edges = np.array(bins["edges"])
+    places = np.searchsorted(edges, chosen[np.isfinite(chosen)], side="right") - 1
+    counts = np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1)
+    return {"edges": bins["edges"], "counts": counts.tolist(), "nan": odd, "ends": ends}

@@ -1,8 +1,0 @@
-"""See traces in a browser: a server, a page to send, and a notebook cell."""
-
-from __future__ import annotations
-
-from gym_trace.viewer.api import serve
-from gym_trace.viewer.saving import SavedPage, save_page
-
-__all__ = ["SavedPage", "save_page", "serve"]

@@ -1,0 +1,69 @@
+"""The built page: it belongs to its sources, is small, and has no way to run what was recorded."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = ROOT / "viewer"
+STATIC = ROOT / "gym_trace" / "viewer" / "static"
+MOST_BYTES = 150_000  # of the whole empty page, compressed
+
+
+def test_the_built_page_belongs_to_its_sources():
+    names = [
+        "package-lock.json",
+        "build.mjs",
+        "index.html",
+        *(f"src/{path.name}" for path in (SOURCES / "src").iterdir()),
+    ]
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        digest.update(name.encode() + b"\0" + (SOURCES / name).read_bytes() + b"\0")
+    first = (STATIC / "app.js").read_text().partition("\n")[0]
+    assert first == f"/* sources {digest.hexdigest()[:32]} */", "the built page is stale: run 'make viewer'"
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (SOURCES / "node_modules").is_dir(), reason="needs Node and 'make viewer' once"
+)
+def test_a_new_build_has_the_committed_bytes(tmp_path):
+    subprocess.run(["node", SOURCES / "build.mjs", tmp_path], check=True, timeout=60)
+    for path in sorted(STATIC.iterdir()):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_the_empty_page_is_small():
+    assert sum(len(gzip.compress(path.read_bytes())) for path in STATIC.iterdir()) < MOST_BYTES
+
+
+def test_the_page_never_parses_text_as_html_or_code():
+    parsing = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment"
+    )
+    for path in (SOURCES / "src").iterdir():
+        assert not parsing.search(path.read_text()), path.name
+
+
+def test_the_page_asks_for_nothing_outside_of_its_server():
+    for path in STATIC.iterdir():
+        addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[a-z]{2,}[^\s\"'`)]*", path.read_text()))
+        assert addresses <= {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}, path.name
+
+
+def test_the_script_carries_the_licence_of_uplot():
+    script = (STATIC / "app.js").read_text()
+    assert "Leon Sorokin" in script
+    assert "The above copyright notice and this permission notice shall be included" in script
+
+
+def test_the_script_can_stand_inside_an_html_file():
+    assert "</script" not in (STATIC / "app.js").read_text().lower()
+    assert "</style" not in (STATIC / "app.css").read_text().lower()
