@@ -39,8 +39,8 @@ from gym_trace_cli.record_config import config_option
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
-    from gym_trace.proof.result import Proof
     from gym_trace.training import Trained
+    from gym_trace.training.proof.result import Proof
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
@@ -245,7 +245,7 @@ def _train(
     **options: Any,
 ) -> int:
     """Train, show progress and a summary, and return the exit code."""
-    from gym_trace.proof.anchors import write_anchor
+    from gym_trace.training.proof.anchors import write_anchor
     from gym_trace.training.run import runs_in
 
     train = gym_trace.train  # first, because PyTorch may be missing

@@ -15,7 +15,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from gym_trace.errors import InvalidOption
-from gym_trace.proof.update_log import UpdateLog
+from gym_trace.training.proof.update_log import UpdateLog
 
 
 class UpdateLogCallback(BaseCallback):

@@ -11,8 +11,8 @@ import numpy as np
 from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, ReplayDiverged, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.proof.chain import END
-from gym_trace.proof.recorded import files_of, lanes_of
+from gym_trace.training.proof.chain import END
+from gym_trace.training.proof.recorded import files_of, lanes_of
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings

@@ -15,7 +15,6 @@ import gymnasium
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import InvalidOption, TraceError, told
-from gym_trace.proof.state import made_with
 from gym_trace.recording.collecting.rollout import new_root_seed
 from gym_trace.recording.processes.local import end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
@@ -29,6 +28,7 @@ from gym_trace.training.network.model import check_device, source_of
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
 from gym_trace.training.processes.cell import Cell, Turns
 from gym_trace.training.processes.shared import Plan
+from gym_trace.training.proof.state import made_with
 from gym_trace.training.run import new_runs, runs_in, settings_now, steps_now
 from gym_trace.training.settings import CONSTANT, settings_from
 

@@ -19,15 +19,15 @@ from gym_trace.data.values import Array
 from gym_trace.envs.recipe import recorded_recipe
 from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged
 from gym_trace.playback.trace import open_trace
-from gym_trace.proof.anchors import check_anchor
-from gym_trace.proof.chain import END, START, UPDATE, count_entries
-from gym_trace.proof.recorded import LIMIT, added_to, check_bytes, check_files, kind_of, replay
-from gym_trace.proof.result import Proof, Tell, first_difference, tally, telling
-from gym_trace.proof.state import notes_on
 from gym_trace.training.accounts import STAGGER, UNTAKEN, Left, left_over, rollouts_of, seeded
 from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, source_of, tensors
+from gym_trace.training.proof.anchors import check_anchor
+from gym_trace.training.proof.chain import END, START, UPDATE, count_entries
+from gym_trace.training.proof.recorded import LIMIT, added_to, check_bytes, check_files, kind_of, replay
+from gym_trace.training.proof.result import Proof, Tell, first_difference, tally, telling
+from gym_trace.training.proof.state import notes_on
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import (
     DROPPED,

@@ -12,9 +12,9 @@ from typing import Any
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptRun, InvalidOption, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.proof.chain import END, START, UPDATE, Chain, ChainWriter, Entry
 from gym_trace.storage.local import open_regular, refuse_url
 from gym_trace.storage.staging import new_file
+from gym_trace.training.proof.chain import END, START, UPDATE, Chain, ChainWriter, Entry
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 

@@ -25,8 +25,8 @@ from second_device import NAME, SecondDevice
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.proof import Steps, UpdateLog, verify
-from gym_trace.proof.chain import chain_in
-from gym_trace.proof.state import packed, unpacked
+from gym_trace.training.proof.chain import chain_in
+from gym_trace.training.proof.state import packed, unpacked
 
 
 def rewritten(directory: Path, change: Callable[[list[list[Any]]], None]) -> None:

@@ -34,13 +34,13 @@ from safetensors.torch import save_file
 import gym_trace
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.proof import Steps, UpdateLog, verify
-from gym_trace.proof.chain import chain_in
-from gym_trace.proof.recorded import files_of
-from gym_trace.proof.state import digest_of, packed, state_of, unpacked
 from gym_trace.training import Run, verify_run
 from gym_trace.training.accounts import left_over
 from gym_trace.training.network.learning import read_checkpoint
 from gym_trace.training.processes import actor
+from gym_trace.training.proof.chain import chain_in
+from gym_trace.training.proof.recorded import files_of
+from gym_trace.training.proof.state import digest_of, packed, state_of, unpacked
 
 Entries = list[list[Any]]  # kind and content
 Forge = Callable[[Path, Entries], None]
@@ -672,7 +672,7 @@ def unchained(directory: Path, entries: Entries) -> None:
     """Write the log as releases before the chain did."""
     import msgpack
 
-    from gym_trace.proof.chain import frame
+    from gym_trace.training.proof.chain import frame
 
     bodies = [msgpack.packb(content) for content in of_kind(entries)]
     data = b"".join(frame(len(body), crc32(body)) + body for body in bodies)

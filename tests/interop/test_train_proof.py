@@ -23,10 +23,10 @@ pytest.importorskip("safetensors")
 import gym_trace
 from gym_trace.errors import ReplayDiverged
 from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
-from gym_trace.proof.anchors import write_anchor
-from gym_trace.proof.recorded import files_of
 from gym_trace.training import Run, verify_run
 from gym_trace.training.accounts import left_over
+from gym_trace.training.proof.anchors import write_anchor
+from gym_trace.training.proof.recorded import files_of
 
 Entries = list[list[Any]]  # kind and content
 
@@ -339,7 +339,7 @@ def test_a_change_of_settings_entries_or_files_shows_in_the_chain(copy: Path, ch
         (copy / "trace" / "more.txt").write_text("more")
         said = "more.txt: was added after the end of the run"
     else:
-        from gym_trace.proof.chain import frame
+        from gym_trace.training.proof.chain import frame
 
         log = Run(copy).chain
         data, entries = bytearray(log.path.read_bytes()), list(log.entries())

@@ -27,9 +27,9 @@ pytest.importorskip("safetensors")
 
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
-from gym_trace.proof.chain import UPDATE
 from gym_trace.training import Run, Trained, verify_run
 from gym_trace.training.learnt import fresh
+from gym_trace.training.proof.chain import UPDATE
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Update
 

@@ -22,10 +22,10 @@ from troubled import Seeded
 import gym_trace
 from gym_trace import collect, open_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.proof.anchors import GIT_NOTE, check_anchor, write_anchor
-from gym_trace.proof.chain import Chain
-from gym_trace.proof.result import Proof
 from gym_trace.recording import provenance
+from gym_trace.training.proof.anchors import GIT_NOTE, check_anchor, write_anchor
+from gym_trace.training.proof.chain import Chain
+from gym_trace.training.proof.result import Proof
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 

@@ -17,9 +17,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
-from gym_trace.proof.chain import UPDATE, frame
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
+from gym_trace.training.proof.chain import UPDATE, frame
 from gym_trace.training.rollouts import Origin, Shape
 from gym_trace.training.run import Run, Update, runs_in
 from gym_trace.training.settings import Settings, settings_from
@@ -228,7 +228,7 @@ def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: R
 
 
 def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.proof.chain._PATIENCE", 0.1)
+    monkeypatch.setattr("gym_trace.training.proof.chain._PATIENCE", 0.1)
     with run.open_log(), pytest.raises(InvalidOption, match="another process still writes to it"):
         run.open_log()
     run.open_log().close()

@@ -12,12 +12,12 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
-from gym_trace.proof.chain import START, UPDATE
-from gym_trace.proof.state import kernels, made_with
 from gym_trace.storage.staging import remove_left, replaced_file
 from gym_trace.training.learnt import BEST, learn_again, load_newest
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
+from gym_trace.training.proof.chain import START, UPDATE
+from gym_trace.training.proof.state import kernels, made_with
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, anew, steps_now
 from gym_trace.training.settings import ANY

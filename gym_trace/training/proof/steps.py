@@ -12,8 +12,8 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import Trace
-from gym_trace.proof.recorded import lanes_of
-from gym_trace.proof.state import digest_of, place_of, placed
+from gym_trace.training.proof.recorded import lanes_of
+from gym_trace.training.proof.state import digest_of, place_of, placed
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
 _CACHE_BYTES = 256 << 20  # of decoded columns

@@ -14,11 +14,21 @@ import torch
 from gym_trace.data.showing.words import count
 from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError, told
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.proof.anchors import check_anchor
-from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, Entry, chain_in, count_entries, directory_of
-from gym_trace.proof.recorded import Uses, check_bytes, check_files, replay
-from gym_trace.proof.result import Proof, first_difference, tally, telling
-from gym_trace.proof.state import (
+from gym_trace.training.proof.anchors import check_anchor
+from gym_trace.training.proof.chain import (
+    ABOUT,
+    END,
+    START,
+    UPDATE,
+    Chain,
+    Entry,
+    chain_in,
+    count_entries,
+    directory_of,
+)
+from gym_trace.training.proof.recorded import Uses, check_bytes, check_files, replay
+from gym_trace.training.proof.result import Proof, first_difference, tally, telling
+from gym_trace.training.proof.state import (
     Parts,
     norms_of,
     notes_on,
@@ -29,7 +39,7 @@ from gym_trace.proof.state import (
     state_of,
     unpacked,
 )
-from gym_trace.proof.steps import RecordedSteps
+from gym_trace.training.proof.steps import RecordedSteps
 
 _MOST_THREADS = 1024
 

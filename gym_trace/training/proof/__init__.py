@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gym_trace.on_first_use import on_first_use
-from gym_trace.proof.result import Proof
+from gym_trace.training.proof.result import Proof
 
 if TYPE_CHECKING:
-    from gym_trace.proof.steps import Steps
-    from gym_trace.proof.update_log import UpdateLog
-    from gym_trace.proof.verifying import verify
+    from gym_trace.training.proof.steps import Steps
+    from gym_trace.training.proof.update_log import UpdateLog
+    from gym_trace.training.proof.verifying import verify
 
 _HOMES = {
-    "Steps": "gym_trace.proof.steps",
-    "UpdateLog": "gym_trace.proof.update_log",
-    "verify": "gym_trace.proof.verifying",
+    "Steps": "gym_trace.training.proof.steps",
+    "UpdateLog": "gym_trace.training.proof.update_log",
+    "verify": "gym_trace.training.proof.verifying",
 }
 
 __all__ = ["Proof", "Steps", "UpdateLog", "verify"]

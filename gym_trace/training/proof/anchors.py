@@ -11,10 +11,10 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, ReplayDiverged
 from gym_trace.format.manifest import json_of
-from gym_trace.proof.chain import Chain
-from gym_trace.proof.result import Proof, tally
 from gym_trace.recording.provenance import inert_git
 from gym_trace.storage.local import open_regular
+from gym_trace.training.proof.chain import Chain
+from gym_trace.training.proof.result import Proof, tally
 
 GIT_NOTE = "git-note"
 _REF = "gym-trace"

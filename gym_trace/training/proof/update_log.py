@@ -12,9 +12,12 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.playback.trace import open_trace
-from gym_trace.proof.chain import ABOUT, END, START, UPDATE, Chain, directory_of
-from gym_trace.proof.recorded import files_of
-from gym_trace.proof.state import (
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
+from gym_trace.storage.staging import new_file
+from gym_trace.training.proof.chain import ABOUT, END, START, UPDATE, Chain, directory_of
+from gym_trace.training.proof.recorded import files_of
+from gym_trace.training.proof.state import (
     Parts,
     generators,
     kernels,
@@ -25,10 +28,7 @@ from gym_trace.proof.state import (
     state_digest,
     state_of,
 )
-from gym_trace.proof.steps import RecordedSteps, Steps
-from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
-from gym_trace.storage.staging import new_file
+from gym_trace.training.proof.steps import RecordedSteps, Steps
 
 _CHECKED = (0, 1)  # updates whose steps are compared with the trace at once
 _SELDOM = 256  # updates at most without a digest

@@ -28,10 +28,10 @@ from gym_trace.envs.recipe import (
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.playback.trace import Trace
-from gym_trace.proof.result import Proof, Tell, tally
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 from gym_trace.tools.integrity.repair import check_trace
 from gym_trace.tools.replay.verify import verify_trace
+from gym_trace.training.proof.result import Proof, Tell, tally
 
 _BLOCK = 1 << 20
 # Wrappers that gymnasium.make() and training add to all environments.

@@ -17,8 +17,8 @@ import msgpack
 from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.format.manifest import json_of
-from gym_trace.proof.result import Proof
 from gym_trace.storage.local import lock, open_regular, size_on_disk
+from gym_trace.training.proof.result import Proof
 
 _MOST_ENTRY = 1 << 30  # bytes
 _MOST_ABOUT = 16 << 20
