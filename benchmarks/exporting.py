@@ -119,7 +119,7 @@ def row(name: str, workload: str, which: str, found: dict[str, Any]) -> str:
 def main() -> None:
     from own_writers import OWN
 
-    from gym_trace.formats.registry import exporters
+    from gym_trace.exchange.formats.registry import exporters
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="formats and workloads, separated by commas")

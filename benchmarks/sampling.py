@@ -90,7 +90,7 @@ def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterat
 def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     from torch.utils.data import DataLoader
 
-    from gym_trace.adapters.torch import BatchStream, Items, collated
+    from gym_trace.exchange.torch import BatchStream, Items, collated
 
     loaders = [
         iter(DataLoader(BatchStream(batches), batch_size=None))
@@ -111,7 +111,7 @@ def torchrl(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Ite
     """A storage of TorchRL's own, filled from the trace."""
     from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler
 
-    from gym_trace.adapters.torchrl import TraceStorage
+    from gym_trace.exchange.torchrl import TraceStorage
 
     recorded = TraceStorage(trace.transitions())
     storage = LazyTensorStorage(len(recorded))
@@ -125,7 +125,7 @@ def torchrl(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Ite
 
 def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
 
-    buffer = gym_trace.adapters.d3rlpy.replay_buffer(trace)
+    buffer = gym_trace.exchange.d3rlpy.replay_buffer(trace)
     yield (
         "d3rlpy",
         lambda: buffer.sample_trajectory_batch(size, length),

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import gym_trace
-from gym_trace.adapters.torch import BatchStream
+from gym_trace.exchange.torch import BatchStream
 
 
 def network(observations: Any, outputs: int, width: int) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import gym_trace
-from gym_trace.adapters.torch import tensors
+from gym_trace.exchange.torch import tensors
 
 
 class Balancing:

@@ -16,7 +16,7 @@ from torch import nn
 from train_bc import Balancing, Network, evaluated, options, recorded, timed
 
 import gym_trace
-from gym_trace.adapters.torch import tensors
+from gym_trace.exchange.torch import tensors
 
 GAMMA, CONSERVATIVE, MOVED = 0.99, 0.5, 0.01  # CONSERVATIVE: penalty weight; MOVED: target update rate
 

@@ -18,7 +18,7 @@ from torch import nn
 from train_bc import Balancing, evaluated, options, recorded, timed
 
 import gym_trace
-from gym_trace.adapters.torch import tensors
+from gym_trace.exchange.torch import tensors
 
 LENGTH, WIDTH = 20, 64
 

@@ -16,7 +16,7 @@ import torch
 from train_bc import Network, evaluated, options, recorded, timed
 
 import gym_trace
-from gym_trace.adapters.torch import tensors
+from gym_trace.exchange.torch import tensors
 
 GAMMA, EXPECTILE, SHARPNESS, MOVED = 0.98, 0.8, 3.0, 0.005
 

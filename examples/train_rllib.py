@@ -50,7 +50,7 @@ def config_of(algorithm: str, trace: gym_trace.Trace, data: Path) -> Any:
 
 def written(trace: gym_trace.Trace, data: Path) -> None:
     """Write the episodes as RLlib's own env runners do."""
-    states = (episode.get_state() for episode in gym_trace.adapters.rllib.episodes(trace))
+    states = (episode.get_state() for episode in gym_trace.exchange.rllib.episodes(trace))
     items = [msgpack.packb(state, default=msgpack_numpy.encode) for state in states]
     ray.data.from_items(items).write_parquet(str(data))
 

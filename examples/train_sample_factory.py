@@ -74,7 +74,7 @@ def main() -> None:
     given = parser.parse_args()
     register_env("CartPole-v1", make_env)
     if not given.no_record:
-        gym_trace.adapters.sample_factory.record(given.directory)
+        gym_trace.exchange.sample_factory.record(given.directory)
     folder = tempfile.mkdtemp()
     try:
         reported, seconds = train(given.steps, folder)

@@ -17,7 +17,7 @@ from torchrl.modules import ProbabilisticActor, QValueActor, TanhNormal, ValueOp
 from torchrl.objectives import CQLLoss, DQNLoss, LossModule, SoftUpdate
 
 import gym_trace
-from gym_trace.adapters.torchrl import TraceStorage
+from gym_trace.exchange.torchrl import TraceStorage
 
 UPDATES = 200
 

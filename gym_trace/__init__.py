@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gym_trace import viewer as viewer
     from gym_trace import wrappers as wrappers
     from gym_trace.data.episode import Episode as Episode
-    from gym_trace.formats.exporting import export as export
-    from gym_trace.formats.importing import import_trace as import_trace
-    from gym_trace.formats.legacy.monitor import load_results as load_results
+    from gym_trace.exchange.formats.exporting import export as export
+    from gym_trace.exchange.formats.importing import import_trace as import_trace
+    from gym_trace.exchange.formats.legacy.monitor import load_results as load_results
     from gym_trace.playback.sampling.items import Hindsight as Hindsight
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
@@ -65,11 +65,11 @@ _HOMES = {
     "dataset_card": "gym_trace.tools.statistics.card",
     "diff_traces": "gym_trace.tools.replay.diff",
     "env_at": "gym_trace.tools.replay.env_at",
-    "export": "gym_trace.formats.exporting",
+    "export": "gym_trace.exchange.formats.exporting",
     "heal_trace": "gym_trace.tools.integrity.healing",
-    "import_trace": "gym_trace.formats.importing",
+    "import_trace": "gym_trace.exchange.formats.importing",
     "lint_trace": "gym_trace.tools.linting.api",
-    "load_results": "gym_trace.formats.legacy.monitor",
+    "load_results": "gym_trace.exchange.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
     "pull": "gym_trace.recording.publishing.transfer",
     "push": "gym_trace.recording.publishing.transfer",

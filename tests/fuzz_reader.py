@@ -34,8 +34,8 @@ from zoo import CountingEnv
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, summarize
 from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.errors import TraceError
+from gym_trace.exchange.formats.legacy.monitor import load_results
 from gym_trace.format import fragments, wire
-from gym_trace.formats.legacy.monitor import load_results
 from gym_trace.tools.statistics.describe import describe, progress_of
 
 SECONDS = 60  # time limit per input

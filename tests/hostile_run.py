@@ -35,9 +35,9 @@ from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 from gym_trace import import_trace, open_trace, verify_trace
 from gym_trace.data import packing
 from gym_trace.errors import MissingExtra, TraceError
+from gym_trace.exchange.formats.registry import importer_named, importers
 from gym_trace.format import columns as decoding
 from gym_trace.format import manifest, wire
-from gym_trace.formats.registry import importer_named, importers
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from gym_trace.data.values import Array
-from gym_trace.formats.rlds.examples import ExampleWriter, RecordWriter
-from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
+from gym_trace.exchange.formats.rlds.examples import ExampleWriter, RecordWriter
+from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, tensor
 
 _BOOL = Feature("tensor", np.dtype(np.bool_), ())
 

@@ -172,7 +172,7 @@ def test_the_public_import_paths_are_there_and_pages_use_no_other() -> None:
     imported = re.findall(r"^ *(?:from (gym_trace[\w.]*) import (\w+)|import (gym_trace[\w.]*))", code, re.M)
     assert len(imported) > 50
     for source, name, module in imported:
-        assert {source, f"{source}.{name}", module} & paths or source.startswith("gym_trace.adapters."), (
+        assert {source, f"{source}.{name}", module} & paths or source.startswith("gym_trace.exchange."), (
             source,
             name,
             module,

@@ -21,7 +21,7 @@ from snippets import blocks, run_page
 from test_documents import DOCS, PAGES, ROOT
 
 import gym_trace
-from gym_trace.formats.registry import exporters, importers
+from gym_trace.exchange.formats.registry import exporters, importers
 
 README = ROOT / "README.md"
 DEPENDENCIES = ("numpy", "gymnasium")
@@ -133,7 +133,7 @@ def results_of(python: str, commands: Iterable[Sequence[str]], cwd: Path) -> lis
 def test_every_name_can_be_looked_at(python: str, tmp_path: Path) -> None:
     script = """
 import inspect, pydoc, gym_trace
-for module in (gym_trace, gym_trace.adapters, gym_trace.proof, gym_trace.training, gym_trace.wrappers):
+for module in (gym_trace, gym_trace.exchange, gym_trace.proof, gym_trace.training, gym_trace.wrappers):
     inspect.getmembers(module)
     assert pydoc.render_doc(module)
     for name in module.__dict__.get("__all__", ()):
@@ -150,8 +150,8 @@ gym_trace.viewer.serve, gym_trace.edit.merge, gym_trace.playback.Trace, gym_trac
         ("gym_trace.train(None, 'x')", "MissingExtra", "gym-trace[train]"),
         ("from gym_trace.proof import UpdateLog; UpdateLog(None)", "MissingExtra", "gym-trace[train]"),
         ("from gym_trace.training import verify_run; verify_run('x')", "MissingExtra", "gym-trace[train]"),
-        ("from gym_trace.adapters import sb3", "MissingExtra", "gym-trace[sb3]"),
-        ("gym_trace.adapters.sb3.replay_buffer('x')", "AttributeError", "gym-trace[sb3]"),
+        ("from gym_trace.exchange import sb3", "MissingExtra", "gym-trace[sb3]"),
+        ("gym_trace.exchange.sb3.replay_buffer('x')", "AttributeError", "gym-trace[sb3]"),
         ("from gym_trace import pettingzoo", "MissingExtra", "gym-trace[pettingzoo]"),
         ("gym_trace.dm_env.record(None)", "AttributeError", "gym-trace[dm-env]"),
         ("gym_trace.viewer.serve('t')", "MissingExtra", "gym-trace[view]"),

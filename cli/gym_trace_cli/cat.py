@@ -26,7 +26,7 @@ from gym_trace_cli.selection import Selection, selection_options
 if TYPE_CHECKING:
     from gym_trace.data.values import Array
     from gym_trace.errors import CorruptTrace
-    from gym_trace.formats.steps.windows import Choice, Window
+    from gym_trace.exchange.formats.steps.windows import Choice, Window
     from gym_trace.playback.trace import Trace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]
@@ -93,9 +93,9 @@ def command(
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     gym-trace cat traces/cartpole --steps-where 'isnan(next_observation).any' --context 3
     """
-    from gym_trace.formats.steps.csv_rows import csv_lines
-    from gym_trace.formats.steps.jsonl import json_lines
-    from gym_trace.formats.steps.windows import choose
+    from gym_trace.exchange.formats.steps.csv_rows import csv_lines
+    from gym_trace.exchange.formats.steps.jsonl import json_lines
+    from gym_trace.exchange.formats.steps.windows import choose
 
     form = _form(form, as_json, output)
     if summary and form not in ("table", "jsonl"):
@@ -114,7 +114,7 @@ def command(
 
     with _opened(output) as out:
         if form == "npz":
-            from gym_trace.formats.steps.npz import write_npz
+            from gym_trace.exchange.formats.steps.npz import write_npz
 
             with ProgressLine(quiet=output is None) as line:
 
@@ -147,7 +147,7 @@ def _windows(
     on_damage: Callable[[CorruptTrace], None],
 ) -> Iterator[Window]:
     """Yield the chosen steps; with a condition, those where it holds, with their neighbours."""
-    from gym_trace.formats.steps.windows import step_windows
+    from gym_trace.exchange.formats.steps.windows import step_windows
 
     if where is None:
         yield from step_windows(trace, places, choice, steps, on_damage)
@@ -220,7 +220,7 @@ def _print_table(windows: Iterator[Window], choice: Choice) -> None:
 
 def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
-    from gym_trace.formats.steps.windows import name_of
+    from gym_trace.exchange.formats.steps.windows import name_of
     from gym_trace.tools.statistics.columns import StepValues
 
     values = StepValues()
@@ -254,7 +254,7 @@ def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> Non
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
     """Return the text of each column, with a row for the first observation if it is shown."""
-    from gym_trace.formats.steps.windows import name_of
+    from gym_trace.exchange.formats.steps.windows import name_of
 
     has_before = window.opens and "observations" in choice.roots
     first, index = window.first_step, str(window.episode.index)

@@ -110,7 +110,7 @@ def _functions_here() -> Iterator[str]:
 
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Export or import formats, by command."""
-    from gym_trace.formats import registry as known
+    from gym_trace.exchange.formats import registry as known
 
     names = known.exporters() if ctx.info_name == "export" else known.importers()
     return _items(names, incomplete)
@@ -119,7 +119,7 @@ def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the trace typed so far."""
     import gym_trace
-    from gym_trace.formats.steps.windows import names_in
+    from gym_trace.exchange.formats.steps.windows import names_in
 
     typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
     try:

@@ -32,7 +32,7 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     """
     if os.path.isdir(query):
         raise click.UsageError(f"the first argument, {query}, is a directory; pass QUERY, then DIR")
-    from gym_trace.formats.arrow.sql import query as run
+    from gym_trace.exchange.formats.arrow.sql import query as run
 
     headings, rows = run(query, directories)
     if as_json:

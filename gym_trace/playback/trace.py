@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
 
-_ARROW = "gym_trace.formats.arrow"
+_ARROW = "gym_trace.exchange.formats.arrow"
 _CACHE_BYTES = 1 << 30  # of decoded rows
 
 

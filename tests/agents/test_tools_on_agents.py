@@ -257,7 +257,7 @@ def test_agents_without_columns_of_their_own_have_returns_too(tmp_path: Path) ->
 
 
 def test_adapters_for_one_agent_say_what_takes_many(tmp_path: Path) -> None:
-    from gym_trace.adapters.episodes import finished
+    from gym_trace.exchange.episodes import finished
 
     made(tmp_path, Meadow, 1)
     with pytest.raises(InvalidOption, match=r"holds many agents.*gym_trace\.adapters\.rllib"):

@@ -28,8 +28,8 @@ from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, export, open_
 from gym_trace.data.layout import Leaf
 from gym_trace.data.tensors import RawArray
 from gym_trace.data.values import ABSENT, EnumMember, Unstored
-from gym_trace.formats.steps import windows
-from gym_trace.formats.steps.windows import choose
+from gym_trace.exchange.formats.steps import windows
+from gym_trace.exchange.formats.steps.windows import choose
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")

@@ -78,7 +78,7 @@ def test_no_observation_counts_twice_where_an_episode_spans_windows(
         env.reset(seed=0)
         while not any(env.step(0)[2:4]):
             pass
-    monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
     assert _summary("cat", tmp_path, "--summary")["observations"]["rows"] == 51
 
 

@@ -17,15 +17,15 @@ import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.data.episode import infos_of
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError, TraceExists
-from gym_trace.formats.conformance import Loaded, check_adapter
+from gym_trace.exchange.formats.conformance import Loaded, check_adapter
 
 NO_ARRAYS = {"text"}
 
 
 def adapter(name: str) -> Any:
-    """Return a module of gym_trace.adapters; skip the test where its library is not installed."""
+    """Return a module of gym_trace.exchange; skip the test where its library is not installed."""
     try:
-        return importlib.import_module(f"gym_trace.adapters.{name}")
+        return importlib.import_module(f"gym_trace.exchange.{name}")
     except MissingExtra as missing:
         pytest.skip(str(missing))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from plain_format import PlainExporter, PlainImporter, load_plain
 
 from gym_trace import open_trace
-from gym_trace.formats.conformance import check_export, check_round_trip
+from gym_trace.exchange.formats.conformance import check_export, check_round_trip
 
 
 def test_a_real_environment_is_said_whole(real: Path, tmp_path: Path) -> None:

@@ -16,9 +16,15 @@ from traces import run_example
 
 import gym_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.formats.hdf5.d4rl_in import D4RLImporter
-from gym_trace.formats.hdf5.d4rl_out import D4RLExporter
+from gym_trace.exchange.formats.conformance import (
+    Loaded,
+    check_export,
+    check_exporter,
+    check_importer,
+    check_round_trip,
+)
+from gym_trace.exchange.formats.hdf5.d4rl_in import D4RLImporter
+from gym_trace.exchange.formats.hdf5.d4rl_out import D4RLExporter
 
 FLAT = ("CartPole", "Pendulum", "continuing", "HalfCheetah", "Taxi", "Pong")
 

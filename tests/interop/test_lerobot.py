@@ -24,12 +24,12 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import gym_trace
 from gym_trace.data.values import ABSENT
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_round_trip
-from gym_trace.formats.identity import KEY
-from gym_trace.formats.lerobot.exporter import LeRobotExporter
-from gym_trace.formats.lerobot.features import ABOUT, Feature, feature_of, values_of
-from gym_trace.formats.lerobot.importer import LeRobotImporter, shaped_pictures
-from gym_trace.formats.rows import first_writer
+from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter, check_round_trip
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.lerobot.exporter import LeRobotExporter
+from gym_trace.exchange.formats.lerobot.features import ABOUT, Feature, feature_of, values_of
+from gym_trace.exchange.formats.lerobot.importer import LeRobotImporter, shaped_pictures
+from gym_trace.exchange.formats.rows import first_writer
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from mcap.reader import make_reader
 from PIL import Image
 
 from gym_trace.data.layout import Layout
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter
-from gym_trace.formats.rows import first_writer
-from gym_trace.formats.steps.plain import array_from, untagged
-from gym_trace.formats.viewing.leaves import name_of
-from gym_trace.formats.viewing.mcap_out import McapExporter
+from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.exchange.formats.rows import first_writer
+from gym_trace.exchange.formats.steps.plain import array_from, untagged
+from gym_trace.exchange.formats.viewing.leaves import name_of
+from gym_trace.exchange.formats.viewing.mcap_out import McapExporter
 
 # As https://github.com/foxglove/foxglove-sdk has it in schemas/jsonschema/CompressedImage.json.
 COMPRESSED_IMAGE = {"timestamp": "object", "frame_id": "string", "data": "string", "format": "string"}

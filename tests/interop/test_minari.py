@@ -20,10 +20,16 @@ from traces import run_example
 
 import gym_trace
 from gym_trace.data.packing import pack
+from gym_trace.exchange.formats.conformance import (
+    Loaded,
+    check_export,
+    check_exporter,
+    check_importer,
+    check_round_trip,
+)
+from gym_trace.exchange.formats.minari.exporter import MinariExporter
+from gym_trace.exchange.formats.minari.importer import MinariImporter
 from gym_trace.format.facts import write_facts
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.formats.minari.exporter import MinariExporter
-from gym_trace.formats.minari.importer import MinariImporter
 from gym_trace.storage.local import LocalStorage
 
 KINDS = ["hdf5", "arrow", "parquet"]

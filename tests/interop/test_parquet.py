@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.formats.conformance import (
+from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
     check_exporter,
@@ -23,11 +23,11 @@ from gym_trace.formats.conformance import (
     difference,
     make_zoo,
 )
-from gym_trace.formats.exporting import export
-from gym_trace.formats.parquet.exporter import ParquetExporter
-from gym_trace.formats.parquet.importer import ParquetImporter
-from gym_trace.formats.source import Source
-from gym_trace.formats.steps.plain import untagged
+from gym_trace.exchange.formats.exporting import export
+from gym_trace.exchange.formats.parquet.exporter import ParquetExporter
+from gym_trace.exchange.formats.parquet.importer import ParquetImporter
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.plain import untagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -331,7 +331,7 @@ def sb3_model(kind: str, seed: int) -> Any:
 @pytest.mark.parametrize(("kind", "steps"), [("PPO", 64 * 20), ("DQN", 300), ("SAC", 90)])
 def test_a_model_of_stable_baselines3_is_proved_by_a_callback(kind: str, steps: int, tmp_path: Path) -> None:
     model = sb3_model(kind, 1)
-    from gym_trace.adapters.sb3 import UpdateLogCallback, update_parts
+    from gym_trace.exchange.sb3 import UpdateLogCallback, update_parts
 
     model.learn(steps, callback=UpdateLogCallback(tmp_path / "log", overhead=1.0))
     assert "train" not in vars(model)
@@ -344,7 +344,7 @@ def test_a_model_of_stable_baselines3_is_proved_by_a_callback(kind: str, steps: 
 
 def test_a_model_with_and_without_the_callback_learns_the_same(tmp_path: Path) -> None:
     plain, logged = sb3_model("PPO", 1), sb3_model("PPO", 1)
-    from gym_trace.adapters.sb3 import UpdateLogCallback
+    from gym_trace.exchange.sb3 import UpdateLogCallback
 
     plain.learn(256)
     logged = sb3_model("PPO", 1)

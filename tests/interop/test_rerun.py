@@ -19,11 +19,11 @@ from PIL import Image
 from rerun.chunk import RrdReader
 
 from gym_trace.data.layout import Layout
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter
-from gym_trace.formats.rlds.values import all_from_json, unpacked
-from gym_trace.formats.rows import first_writer
-from gym_trace.formats.viewing.leaves import name_of
-from gym_trace.formats.viewing.rerun_out import RerunExporter
+from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.exchange.formats.rlds.values import all_from_json, unpacked
+from gym_trace.exchange.formats.rows import first_writer
+from gym_trace.exchange.formats.viewing.leaves import name_of
+from gym_trace.exchange.formats.viewing.rerun_out import RerunExporter
 
 
 def load(path: Path) -> Iterator[Loaded]:

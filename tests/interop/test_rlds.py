@@ -16,11 +16,17 @@ from traces import run_example
 import gym_trace
 from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.schema import Layouts
-from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.formats.rlds.exporter import RldsExporter, name_of
-from gym_trace.formats.rlds.importer import RldsImporter
-from gym_trace.formats.rlds.values import all_from_json, unpacked
-from gym_trace.formats.rows import first_writer
+from gym_trace.exchange.formats.conformance import (
+    Loaded,
+    check_export,
+    check_exporter,
+    check_importer,
+    check_round_trip,
+)
+from gym_trace.exchange.formats.rlds.exporter import RldsExporter, name_of
+from gym_trace.exchange.formats.rlds.importer import RldsImporter
+from gym_trace.exchange.formats.rlds.values import all_from_json, unpacked
+from gym_trace.exchange.formats.rows import first_writer
 
 features = tfds.features
 

@@ -152,7 +152,7 @@ def test_episodes_of_many_agents_are_those_that_ray_collects(kind: str, tmp_path
             episode.add_env_step(*told, terminateds=terminateds, truncateds=truncateds)
         collected.append(episode.to_numpy())
     env.close()
-    found = list(gym_trace.adapters.rllib.episodes(tmp_path))
+    found = list(gym_trace.exchange.rllib.episodes(tmp_path))
     for own, other in zip(found, collected, strict=True):
         assert own.env_t == other.env_t
         assert own.agent_episodes.keys() == other.agent_episodes.keys()
@@ -178,6 +178,6 @@ def test_an_episode_of_many_agents_that_was_cut_is_truncated(tmp_path: Path) -> 
     for _ in range(3):
         env.step(1)
     env.close()
-    (episode,) = gym_trace.adapters.rllib.episodes(tmp_path)
+    (episode,) = gym_trace.exchange.rllib.episodes(tmp_path)
     assert episode.is_truncated
     assert {name: len(own) for name, own in episode.agent_episodes.items()} == {"ann": 1}

@@ -18,7 +18,7 @@ from gym_trace.errors import InvalidOption, TraceExists
 
 context = pytest.importorskip("sample_factory.algo.utils.context")
 env_utils = pytest.importorskip("sample_factory.envs.env_utils")
-adapter = pytest.importorskip("gym_trace.adapters.sample_factory")
+adapter = pytest.importorskip("gym_trace.exchange.sample_factory")
 
 
 def test_a_run_in_spawned_workers_has_the_episodes_that_are_reported(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ import gym_trace
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gym_trace.adapters.torch import BatchStream, Items, collated, tensors  # noqa: E402
+from gym_trace.exchange.torch import BatchStream, Items, collated, tensors  # noqa: E402
 
 
 def test_gym_trace_torch_is_there_without_an_import_of_its_own() -> None:
-    script = "import gym_trace, sys; assert 'torch' not in sys.modules; gym_trace.adapters.torch.BatchStream"
+    script = "import gym_trace, sys; assert 'torch' not in sys.modules; gym_trace.exchange.torch.BatchStream"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -111,7 +111,7 @@ def test_spawned_workers_of_several_ranks_have_the_share_of_their_rank(
     found = []
     for rank in range(2):
         # As where torch.distributed runs.
-        monkeypatch.setattr(gym_trace.adapters.torch, "_rank", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(gym_trace.exchange.torch, "_rank", lambda rank=rank: (rank, 2))
         batches = pickle.loads(pickle.dumps(BatchStream(trace.windows(5, 32, replacement=False))))
         monkeypatch.undo()
         found += pairs(batches)

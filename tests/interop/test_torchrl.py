@@ -11,8 +11,8 @@ from torchrl.envs import GymEnv
 from traces import recorded, run_example
 
 import gym_trace
-from gym_trace.adapters.torchrl import TraceStorage
 from gym_trace.errors import InvalidOption
+from gym_trace.exchange.torchrl import TraceStorage
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import EnumMember, unstored
 from gym_trace.errors import UnstorableValue
-from gym_trace.formats.steps.plain import tagged, untagged
+from gym_trace.exchange.formats.steps.plain import tagged, untagged
 
 # -- infos -------------------------------------------------------------------------------------------------------------
 

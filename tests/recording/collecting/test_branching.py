@@ -17,9 +17,9 @@ from vectors import TraceRecordingVectorWrapper
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, edit, open_trace, record_episodes, verify_trace
-from gym_trace.adapters.episodes import finished, lengths, scanned
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, TraceExists
+from gym_trace.exchange.episodes import finished, lengths, scanned
 
 CARTPOLE, LAKE = "CartPole-v1", "FrozenLake-v1"
 

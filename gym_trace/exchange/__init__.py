@@ -1,0 +1,29 @@
+"""Objects of other libraries, made from a trace. Each module imports the library it is named for.
+
+gym_trace.exchange.sb3.replay_buffer(trace) needs no import of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gym_trace.on_first_use import on_first_use
+
+if TYPE_CHECKING:
+    from gym_trace.exchange import d3rlpy as d3rlpy
+    from gym_trace.exchange import imitation as imitation
+    from gym_trace.exchange import rllib as rllib
+    from gym_trace.exchange import sample_factory as sample_factory
+    from gym_trace.exchange import sb3 as sb3
+    from gym_trace.exchange import torch as torch
+    from gym_trace.exchange import torchrl as torchrl
+
+_MODULES = ("d3rlpy", "imitation", "rllib", "sample_factory", "sb3", "torch", "torchrl")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, {}, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return list(_MODULES)

@@ -1,0 +1,107 @@
+"""Episodes as learning libraries take them: numbers only, one array per leaf."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.episode import Episode
+from gym_trace.data.values import Array
+from gym_trace.errors import InvalidOption
+from gym_trace.exchange.formats.steps.windows import with_repeated_final
+from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.printable import printable
+
+
+def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:
+    """Return the episodes that have ended and have steps.
+
+    Raises InvalidOption if no episode has, and for episodes of many agents unless `many`; TraceError if writers
+    recorded different spaces.
+    """
+    opened = as_trace(trace)
+    if not many and any(reader.about_or_empty.agents for reader in opened.readers):
+        raise InvalidOption(
+            f"{opened.directory}: holds many agents, and this library takes one; use gym_trace.exchange.rllib, or the "
+            'arrays of episode["NAME"]'
+        )
+    new = opened.episodes["steps"] - repeated_steps(opened.content, opened.readers)
+    has_ended: Array = (opened.episodes["outcome"] != "running") & (new > 0)
+    chosen = opened[has_ended]
+    if not len(chosen):
+        raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
+    if not many:
+        for name in ("observation_space", "action_space"):
+            chosen.writer_agreed_on(name)
+    return chosen
+
+
+def lengths(episodes: Trace) -> Array:
+    """Return the number of steps that scanned() yields of each episode, (episodes,) int64."""
+    table = episodes.episodes
+    is_cut = ~table["has_final_observation"] & (table["outcome"] != "terminated")
+    found: Array = table["steps"].astype(np.int64) - is_cut - repeated_steps(episodes.content, episodes.readers)
+    return found
+
+
+def scanned(episodes: Trace) -> Iterator[tuple[Episode, Any]]:
+    """Yield episodes with their observations, N + 1 known rows each.
+
+    A branched episode comes without the steps that repeat the one that it branches from.
+    An imported episode without a final observation comes without its last step. If that step terminated the episode, it
+    stays, and the observation before it is repeated: targets do not use the observation after a termination.
+    """
+    for episode in episodes.scan():
+        episode = episode[episode.prefix :] if episode.prefix else episode
+        observations = episode.observations
+        if not episode.has_final_observation:
+            if episode.outcome == "terminated":
+                observations = with_repeated_final(observations)
+            else:
+                episode = episode[:-1]
+                observations = episode.observations
+        if len(episode):
+            yield episode, observations
+
+
+def arrays(rows: Any, what: str = "observations") -> Any:
+    """Return rows whose leaves are all numeric arrays; Dict and Tuple structure stays. Raises InvalidOption."""
+    if isinstance(rows, dict):
+        return {key: arrays(part, f"{what}[{key!r}]") for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(arrays(part, f"{what}[{number}]") for number, part in enumerate(rows))
+    if rows.dtype.kind not in "biuf":
+        raise InvalidOption(
+            f"{printable(what)}: not numbers of one dtype and shape; choose a numeric part of the space"
+        )
+    return rows
+
+
+def array(rows: Any, what: str) -> Array:
+    """Return rows that are one numeric array. Raises InvalidOption for Dict, Tuple, text and objects."""
+    found = arrays(rows, what)
+    if not isinstance(found, np.ndarray):
+        raise InvalidOption(f"{what}: has several parts; this library takes one array")
+    return found
+
+
+def rewards_of(episode: Episode) -> Array:
+    """Return rewards of shape (steps,). Raises InvalidOption if they are not one number per step."""
+    found = array(episode.rewards, "rewards")
+    if found.size != len(found):
+        raise InvalidOption(f"rewards: shape {found.shape[1:]} per step; this library takes one number per step")
+    return found.reshape(-1)
+
+
+def part_of(rows: Any, key: str | None) -> Any:
+    """Return one leaf of Dict observations ("state/image"), or all of them for None. Raises InvalidOption."""
+    for name in key.split("/") if key else ():
+        if not isinstance(rows, dict) or name not in rows:
+            there = ", ".join(map(str, rows)) if isinstance(rows, dict) else "no keys"
+            raise InvalidOption(f"observation={key!r}: not in the observations; they have {printable(there)}")
+        rows = rows[name]
+    return rows

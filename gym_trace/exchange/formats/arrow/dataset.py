@@ -1,0 +1,378 @@
+"""The tables of traces as pyarrow datasets, which DuckDB, Polars and pandas query.
+
+A dataset decodes only the columns that a query names: first those of its condition, then the others of the episodes
+that have a row left. DuckDB and Polars hand their conditions down to it as expressions of pyarrow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack_lenient
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import COLUMNS, Outcome
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.exchange.formats.arrow.columns import JSON, Column, columns_of
+from gym_trace.exchange.formats.arrow.rows import TableColumn, Tables
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.windows import KEPT, Choice, step_blocks
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.trace import Trace
+
+STEPS, EPISODES = "steps", "episodes"
+TRACE = "trace"  # the column with the name of the trace, if there are several
+_GROUP_STEPS = 1 << 16  # of episodes whose condition is evaluated together
+_PAGE = 1 << 14  # rows of a batch of episodes
+_ROW = "row"  # beside the columns of a condition, which are called otherwise
+
+
+class Share(NamedTuple):
+    """Episodes to read.
+
+    name: of their trace. open: returns them as a trace; must be picklable if the dataset must.
+    first: the number of the first of them in the table.
+    columns: the forms of the leaves, the same in each share of a trace; None: those of its own rows.
+    """
+
+    name: str
+    open: Callable[[], Trace]
+    first: int = 0
+    columns: Mapping[Path, Column] | None = None
+
+
+class TraceDataset(ds.Dataset):
+    """A table of one or several traces: "steps" or "episodes". Running episodes are left out.
+
+    It has what pyarrow.dataset.Dataset has, but fragments, joins and sorting: scanner, to_table, to_batches, head,
+    count_rows, take, filter and schema. Picklable if its shares are.
+
+    where: a condition in the language of Trace.find_steps, or of Trace.select for episodes; None: all rows.
+    expression: a condition of pyarrow.
+
+    Attributes:
+        failure: the error that reading has raised last; others may have made text of it.
+        left_out: names of columns that the traces have different types of.
+    """
+
+    failure: TraceError | None = None
+    left_out: Sequence[str] = ()
+
+    def __init__(
+        self,
+        table: str,
+        shares: Sequence[Share],
+        where: str | None = None,
+        expression: Any = None,
+        names: bool | None = None,
+    ):
+        """names: whether there is a column "trace"; None: if there are several shares. Raises InvalidOption."""
+        if table not in (STEPS, EPISODES):
+            raise InvalidOption(f'table={table!r}: pass "steps" or "episodes"')
+        self._table, self._shares, self._where, self._expression = table, tuple(shares), where, expression
+        self._has_names = len(self._shares) > 1 if names is None else names
+
+    def __reduce__(self) -> Any:
+        return TraceDataset, (self._table, self._shares, self._where, self._expression, self._has_names)
+
+    def _with(self, where: str | None, expression: Any) -> TraceDataset:
+        return TraceDataset(self._table, self._shares, where, expression, self._has_names)
+
+    @property
+    def name(self) -> str:
+        """The names of the traces."""
+        return ", ".join(share.name for share in self._shares)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no trace has a finished episode; then the columns are not known."""
+        return not self._readers
+
+    @cached_property
+    def _readers(self) -> list[_Reader]:
+        """The shares that have finished episodes, all with the same columns."""
+        found = []
+        for share in self._shares:
+            trace = share.open()
+            for damage in chain.from_iterable(reader.damage for reader in trace.readers):
+                raise damage.error()
+            for places in _alike(trace):
+                source = Source(trace if len(places) == len(trace) else trace[places], finals=KEPT, keeps_repeated=True)
+                columns = columns_of(source) if share.columns is None else share.columns
+                found.append((share, source, columns, places + share.first))
+        readers = [
+            _Reader(self._table, share.name if self._has_names else None, source, columns, numbers)
+            for (share, source, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
+        ]
+        schema, self.left_out = _joined([reader.schema for reader in readers])
+        for reader in readers:
+            reader.complete(schema)
+        return readers
+
+    @property
+    def schema(self) -> pa.Schema:
+        if self.is_empty:
+            raise InvalidOption(f"{self.name}: no finished episodes")
+        return self._readers[0].schema
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Any:
+        """Return a scanner of these columns, None: all, of the rows where an expression holds. options: ignored."""
+        names = self.schema.names if columns is None else list(columns)
+        if unknown := sorted(set(names) - set(self.schema.names)):
+            why = self.why_missing(unknown[0])
+            raise InvalidOption(f"no column {unknown[0]!r}{why}; choose from {', '.join(self.schema.names)}")
+        expression = _both(self._expression, filter)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return _Scanner(schema, lambda: self._batches(names, expression))
+
+    def _batches(self, names: list[str], expression: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            for reader in self._readers:
+                yield from reader.batches(names, self._where, expression)
+        except TraceError as error:
+            self.failure = error
+            raise
+
+    def why_missing(self, text: str) -> str:
+        """Return why a column that is named in a text is not there; "" if that is not known."""
+        named = [name for name in self.left_out if re.search(rf"\b{name}\b", text)]
+        return f", as the traces have different types of {named[0]}" if named else ""
+
+    def where(self, condition: str) -> TraceDataset:
+        """Return the rows where a condition holds, in the language of Trace.find_steps, or of Trace.select."""
+        return self._with(condition, self._expression)
+
+    def filter(self, expression: Any) -> TraceDataset:
+        return self._with(self._where, _both(self._expression, expression))
+
+    def _cannot(self, *_: Any, **__: Any) -> Any:
+        raise InvalidOption(f"{self.name}: a trace cannot do this; call to_table() and use the table")
+
+    get_fragments = replace_schema = sort_by = join = join_asof = _cannot
+    partition_expression = property(_cannot)
+
+
+class _Scanner:
+    """Scanner that reads in the thread that asks; that of pyarrow reads ahead in threads, also while Python exits."""
+
+    def __init__(self, schema: pa.Schema, to_batches: Callable[[], Iterator[pa.RecordBatch]]):
+        self.projected_schema = self.dataset_schema = schema
+        self.to_batches = to_batches
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        return self.to_reader().read_all()
+
+    def head(self, num_rows: int) -> pa.Table:
+        found: list[pa.RecordBatch] = []
+        for batch in self.to_batches():
+            found.append(batch.slice(0, num_rows - sum(map(len, found))))
+            if sum(map(len, found)) == num_rows:
+                break
+        return pa.Table.from_batches(found, self.projected_schema)
+
+    def take(self, indices: Any) -> pa.Table:
+        return self.to_table().take(indices)
+
+    def count_rows(self) -> int:
+        return sum(len(batch) for batch in self.to_batches())
+
+
+class _Reader:
+    """One of the tables of one trace.
+
+    name: in the column "trace"; None: without one. numbers: the number of each episode of the source.
+    """
+
+    def __init__(self, table: str, name: str | None, source: Source, columns: Mapping[Path, Column], numbers: Array):
+        self._source, self._trace, self._is_steps = source, source.trace, table == STEPS
+        tables = Tables(source, columns, numbers, has_next=True)
+        made = tables.steps if self._is_steps else tables.episodes
+        self._columns = {column.field.name: column for column in made}
+        if name is not None:
+            self._columns = {TRACE: self._constant(pa.field(TRACE, pa.string(), nullable=False), name)} | self._columns
+
+    def _constant(self, field: pa.Field, value: Any) -> TableColumn:
+        scalar = pa.scalar(value, field.type)
+        if self._is_steps:
+            return TableColumn(field, (), lambda block: pa.repeat(scalar, block.size))
+        return TableColumn(field, (), lambda places, _: pa.repeat(scalar, len(places)))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([column.field for column in self._columns.values()])
+
+    def complete(self, schema: pa.Schema) -> None:
+        """Take on the columns of this schema, null where this trace has none."""
+        own = self._columns
+        self._columns = {
+            field.name: own[field.name]._replace(field=field) if field.name in own else self._constant(field, None)
+            for field in schema
+        }
+
+    def batches(self, names: list[str], where: str | None, expression: Any) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of the rows where both conditions hold. Raises InvalidOption, CorruptTrace."""
+        places = np.arange(len(self._trace))
+        if where is not None and not self._is_steps:
+            places, where = np.sort(self._trace.find_episodes(where)), None
+        if where is None and expression is None:
+            yield from self._rows(names, places)
+            return
+        named = [] if expression is None else _named_in(expression, self.schema)
+        for group in self._groups(places):
+            kept = np.ones(self._count(group), np.bool_)
+            if expression is not None:
+                kept &= self._holds(group, named, expression)
+            if where is not None:
+                kept &= self._found(group, where)
+            yield from self._kept(names, group, kept)
+
+    def _count(self, places: Array) -> int:
+        """Return how many rows these episodes have."""
+        return int(self._steps(places).sum()) if self._is_steps else len(places)
+
+    def _steps(self, places: Array) -> Array:
+        steps: Array = self._trace.content["steps"][places]
+        return steps
+
+    def _groups(self, places: Array) -> Iterator[Array]:
+        """Yield the places some at a time."""
+        if not self._is_steps:
+            yield from (places[begin : begin + _PAGE] for begin in range(0, len(places), _PAGE))
+            return
+        number = np.cumsum(self._steps(places)) // _GROUP_STEPS
+        yield from np.split(places, np.flatnonzero(np.diff(number)) + 1) if len(places) else ()
+
+    def _holds(self, places: Array, named: list[str], expression: Any) -> Array:
+        """Return for each row of these episodes whether an expression holds."""
+        table = pa.Table.from_batches(list(self._rows(named, places)), pa.schema(map(self.schema.field, named)))
+        count = self._count(places)
+        rows = pa.table({_ROW: np.arange(count), **{f"{name}": table[name] for name in named}})
+        holds = np.zeros(count, np.bool_)
+        holds[rows.filter(expression)[_ROW].to_numpy()] = True
+        return holds
+
+    def _found(self, places: Array, where: str) -> Array:
+        """Return for each step of these episodes whether a condition of find_steps holds."""
+        view, steps = self._trace[places], self._steps(places)
+        found = view.find_steps(where)
+        step = found[:, 1] - view.content["first_step"][found[:, 0]]
+        holds = np.zeros(int(steps.sum()), np.bool_)
+        holds[(np.cumsum(steps) - steps)[found[:, 0]] + step] = True
+        return holds
+
+    def _kept(self, names: list[str], places: Array, kept: Array) -> Iterator[pa.RecordBatch]:
+        """Yield those rows of these episodes that are kept; read only the episodes that have some."""
+        counts = self._steps(places) if self._is_steps else np.ones(len(places), np.int64)
+        ends = np.concatenate(([0], np.cumsum(kept)))[np.concatenate(([0], np.cumsum(counts)))]
+        has_some = np.diff(ends) > 0
+        left, done = kept[np.repeat(has_some, counts)], 0
+        for batch in self._rows(names, places[has_some]) if has_some.any() else ():
+            mask = left[done : done + len(batch)]
+            done += len(batch)
+            if mask.any():
+                yield batch if mask.all() else batch.filter(pa.array(mask))
+
+    def _rows(self, names: list[str], places: Array) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of all rows of some episodes."""
+        columns = [self._columns[name] for name in names or ["episode"]]  # which has the rows where nothing is named
+        needs = {root for column in columns for root in column.needs}
+        schema = pa.schema([column.field for column in columns])
+
+        def batch(*of: Any) -> pa.RecordBatch:
+            made = pa.RecordBatch.from_arrays([column.make(*of) for column in columns], schema=schema)
+            return made if names else made.select([])
+
+        if not self._is_steps and not needs:
+            yield from (batch(page, None) for page in self._groups(places))
+            return
+        view = self._trace if len(places) == len(self._trace) else self._trace[places]
+        for block in step_blocks(view, Choice(tuple(root for root in COLUMNS if root in needs)), KEPT):
+            block = block._replace(episodes=places[block.episodes])
+            if not self._is_steps:
+                yield from (batch(ended, block) for ended in (block.episodes[block.closes],) if len(ended))
+            elif block.size:
+                yield batch(block)
+
+
+def finished(trace: Trace) -> Array:
+    """Return (episodes,) bool: False for those that are being recorded."""
+    found: Array = outcome_codes(trace.content) != Outcome.RUNNING
+    return found
+
+
+def _alike(trace: Trace) -> list[Array]:
+    """Return the places of the finished episodes, of each pair of spaces by themselves."""
+    over, writers = np.flatnonzero(finished(trace)), trace.content["writer"]
+    groups: dict[bytes, list[int]] = {}
+    for number, reader in enumerate(trace.readers):
+        spaces = [reader.schema.get(name) for name in ("observation_space", "action_space")]
+        groups.setdefault(pack_lenient(spaces)[0], []).append(number)
+    found = [over if len(groups) == 1 else over[np.isin(writers[over], numbers)] for numbers in groups.values()]
+    return [places for places in found if len(places)]
+
+
+def _both(first: Any, second: Any) -> Any:
+    return second if first is None else first if second is None else first & second
+
+
+def _named_in(expression: Any, schema: pa.Schema) -> list[str]:
+    """Return the columns that an expression names: without them it cannot be evaluated. Raises InvalidOption."""
+    nothing = schema.empty_table()
+    try:
+        nothing.filter(expression)
+    except pa.ArrowException as error:
+        raise InvalidOption(f"filter: {error}") from error
+    named = []
+    for name in schema.names:
+        try:
+            nothing.drop_columns([name]).filter(expression)
+        except pa.ArrowException:
+            named.append(name)
+    return named
+
+
+# -- the columns of several traces ------------------------------------------------------------------------------------
+
+
+def _agreed(forms: Sequence[Mapping[Path, Column]]) -> list[dict[Path, Column]]:
+    """Return the columns of each trace, with the same annotations and infos in all of them where they agree."""
+    joined: dict[Path, Column] = {}
+    disputed: set[Path] = set()
+    for path in dict.fromkeys(path for columns in forms for path in columns):
+        found = [columns[path] for columns in forms if path in columns]
+        lacks = len(found) < len(forms)
+        optional = lacks or any(column.optional for column in found)
+        kinds = {column._replace(optional=False, is_python=False) for column in found}
+        if len(kinds) > 1 or (lacks and path[0] not in ("annotations", "infos")):
+            disputed.add(path)
+        elif found[0].kind == JSON or not optional:
+            joined[path] = found[0]
+        else:
+            joined[path] = found[0]._replace(optional=True)
+    return [{path: column for path, column in columns.items() if path in disputed} | joined for columns in forms]
+
+
+def _joined(schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, list[str]]:
+    """Return the columns that have one type in all schemas, and the names of the others."""
+    found: dict[str, list[pa.Field]] = {}
+    for field in chain.from_iterable(schemas):
+        found.setdefault(field.name, []).append(field)
+    fields, others = [], []
+    for name, alike in found.items():
+        if any(field.type != alike[0].type for field in alike):
+            others.append(name)
+        else:
+            is_nullable = len(alike) < len(schemas) or any(field.nullable for field in alike)
+            fields.append(alike[0].with_nullable(is_nullable))
+    return pa.schema(fields), others

@@ -1,0 +1,112 @@
+"""Parts of a trace that other processes read: each carries only what it needs to find its own episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
+from gym_trace.errors import InvalidOption
+from gym_trace.exchange.formats.arrow.columns import Column, columns_of
+from gym_trace.exchange.formats.arrow.dataset import STEPS, Share, TraceDataset, finished
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.windows import KEPT
+from gym_trace.playback.trace import Handle, Trace, as_trace, handle_of
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Consecutive episodes of a trace. Picklable, and small however large the trace is.
+
+    Attributes:
+        directory: of the trace, or the root of its storage.
+        first: number of its first episode in the trace it was made of. episodes: how many it has. steps: theirs.
+    """
+
+    directory: str
+    first: int
+    episodes: int
+    steps: int
+    _handle: Handle = field(repr=False)
+    _columns: Mapping[Path, Column] = field(repr=False)
+
+    def open(self) -> Trace:
+        """Return these episodes, as they were when the partition was made: a view of the trace.
+
+        Raises TraceNotFound; TraceError if they were changed or removed.
+        """
+        return self._handle.open()
+
+    def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, table: str = STEPS) -> Any:
+        """Read the rows of a table; see Trace.to_arrow. Episodes have their numbers in the trace."""
+        return to_arrow(TraceDataset(table, [self.share]), columns, where)
+
+    @property
+    def share(self) -> Share:
+        return Share(self.directory, self.open, self.first, self._columns)
+
+
+def partitions_of(trace: Trace, count: int) -> list[Partition]:
+    """Return the finished episodes of a trace in about equal parts; see Trace.partitions. Raises InvalidOption."""
+    if count < 1:
+        raise InvalidOption(f"partitions({count!r}): pass 1 or more")
+    over = finished(trace)
+    if not over.any():
+        return []
+    columns = columns_of(Source(trace, finals=KEPT))
+    steps = np.where(over, trace.content["steps"], 0)
+    cuts = np.unique([0, *_cuts(trace, np.cumsum(steps), count).tolist(), len(trace)]).tolist()
+    return [
+        Partition(
+            str(trace.directory),
+            begin,
+            int(np.count_nonzero(over[begin:end])),
+            int(steps[begin:end].sum()),
+            handle_of(trace[begin:end]),
+            columns,
+        )
+        for begin, end in pairwise(cuts)
+        if over[begin:end].any()
+    ]
+
+
+def _cuts(trace: Trace, ends: Array, count: int) -> Array:
+    """Return where parts begin: after about the same number of steps, with a chunk where one begins near.
+
+    ends: (episodes,) number of steps up to the end of each.
+    """
+    ideal: Array = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count) + 1
+    ideal = ideal[ideal < len(ends)]
+    writers, rows = trace.content["writer"], trace.rows
+    chunks = np.zeros(len(ends), np.int64)
+    for number, reader in enumerate(trace.readers):
+        mine = np.flatnonzero(writers == number)
+        chunks[mine] = np.searchsorted(reader.chunk_bounds, reader.parts.first_of(rows[mine]), side="right")
+    begins = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
+    if not len(begins):
+        return ideal
+    behind = np.searchsorted(begins, ideal)
+    after, before = begins[behind.clip(max=len(begins) - 1)], begins[(behind - 1).clip(min=0)]
+    near = np.where(abs(after - ideal) < abs(ideal - before), after, before)
+    is_near = abs(ends[near - 1] - ends[ideal - 1]) <= ends[-1] / (2 * count)
+    chosen: Array = np.where(is_near, near, ideal)
+    return chosen
+
+
+def dataset_of(trace: Trace, table: str) -> TraceDataset:
+    """Return a table of a trace; see Trace.to_dataset. Raises InvalidOption."""
+    return TraceDataset(table, [Share(str(trace.directory), partial(as_trace, trace))])
+
+
+def to_arrow(dataset: TraceDataset, columns: Sequence[str] | None, where: Any) -> pa.RecordBatchReader:
+    """Return the batches of a table as they are asked for. where: text, an expression of pyarrow, or None."""
+    if isinstance(where, str):
+        dataset, where = dataset.where(where), None
+    return dataset.scanner(columns, where).to_reader()

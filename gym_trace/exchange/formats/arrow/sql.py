@@ -1,0 +1,88 @@
+"""Traces in DuckDB: its views are datasets, to which it hands down the columns and conditions of a query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.trace import TraceLike, as_trace
+
+try:
+    import duckdb
+
+    from gym_trace.exchange.formats.arrow.dataset import EPISODES, STEPS, Share, TraceDataset
+except ImportError as missing:
+    raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
+
+_ROWS = 1000  # fetched at a time
+
+
+def connection(traces: Sequence[TraceLike]) -> Any:
+    """Return a duckdb connection with the views steps and episodes of these traces.
+
+    If there are several, both have a column "trace" with the directory of each. Raises InvalidOption, TraceNotFound,
+    CorruptTrace.
+    """
+    return _connected(_tables_of(traces))
+
+
+def query(text: str, traces: Sequence[TraceLike]) -> tuple[list[str], Iterator[list[Any]]]:
+    """Run a query. Return the names of its columns, and its rows as plain values; NaN and infinities are None.
+
+    Raises InvalidOption, which has DuckDB's error; TraceNotFound, CorruptTrace.
+    """
+    tables = _tables_of(traces)
+    with _own_errors(tables, text):
+        result = _connected(tables).execute(text)
+        return [column[0] for column in result.description or ()], _rows(result, tables)
+
+
+def _tables_of(traces: Sequence[TraceLike]) -> dict[str, TraceDataset]:
+    opened = [as_trace(trace) for trace in traces]
+    shares = [Share(str(trace.directory), partial(as_trace, trace)) for trace in opened]
+    tables = {name: TraceDataset(name, shares) for name in (STEPS, EPISODES)}
+    for table in tables.values():
+        table.schema  # noqa: B018 - raises what is wrong with the traces, which DuckDB would make text of
+    return tables
+
+
+def _connected(tables: dict[str, TraceDataset]) -> Any:
+    connected = duckdb.connect()
+    for name, table in tables.items():
+        connected.register(name, table)
+    return connected
+
+
+def _rows(result: Any, tables: dict[str, TraceDataset]) -> Iterator[list[Any]]:
+    while True:
+        with _own_errors(tables):
+            rows = result.fetchmany(_ROWS)
+        if not rows:
+            return
+        yield from map(_plain, rows)
+
+
+@contextmanager
+def _own_errors(tables: dict[str, TraceDataset], text: str = "") -> Iterator[None]:
+    """Raise what a table has raised while DuckDB read it, or InvalidOption with DuckDB's error."""
+    try:
+        yield
+    except duckdb.Error as error:
+        for table in tables.values():
+            if table.failure is not None:
+                raise table.failure from None
+        told, _, _ = str(error).partition("\n\nLINE")
+        why = next(filter(None, (table.why_missing(text) for table in tables.values())), "")
+        raise InvalidOption(f"sql: {' '.join(told.split())}{why}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,213 @@
+"""Interfaces of exporters and importers, one per format, built in or from another package (see registry.py).
+
+A format describes itself in its own words; what it does to a trace is said here, and gym_trace.exchange.formats.conformance
+tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from gym_trace.exchange.formats.imported import Imported
+from gym_trace.exchange.formats.source import Source
+
+
+class Loss(NamedTuple):
+    """Something of a trace that a format cannot say.
+
+    what: one of LOSSES. why: a sentence, with how much of the trace it is of.
+    """
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Target(NamedTuple):
+    """Paths of an export.
+
+    staged: write here: an empty directory, or a file that does not exist. It is renamed to final once the export is
+    complete, and removed if it fails. final: absolute.
+    """
+
+    staged: Path
+    final: Path
+
+
+class Plan(NamedTuple):
+    """The export of one trace.
+
+    losses: what the format cannot store of the trace.
+    write: write the trace in memory that does not grow with it. Raises OSError, CorruptTrace.
+    how_to_load: called after write with the path of the export; return Python that loads it with the usual package.
+    """
+
+    losses: Sequence[Loss]
+    write: Callable[[Target], None]
+    how_to_load: Callable[[Path], str]
+
+
+class Exporter(Protocol):
+    """An export format: a frozen dataclass whose fields are its options.
+
+    Attributes:
+        name: as in ``gym-trace export --to NAME``.
+        makes: "directory" or "file".
+        finals: optional; what the source gives where a final observation is unknown. "repeated" (default): the
+            observation before it. "left out", for formats of transitions: the episode without its last step, unless
+            that step terminated it; then as "repeated". "kept", for formats that can mark it, or have no final
+            observations: the placeholder. export() reports the loss.
+        keeps_repeated: optional; True if the steps of branched episodes that repeat the episode branched from are
+            exported. Otherwise the source leaves them out, and export() reports the loss.
+    """
+
+    name: ClassVar[str]
+    makes: ClassVar[str]
+
+    def plan(self, source: Source) -> Plan:
+        """Check everything, and write nothing yet. Raises InvalidOption if the format cannot hold the trace."""
+
+
+class Importer(Protocol):
+    """An import format: a frozen dataclass whose fields are its options.
+
+    Attributes:
+        name: as in ``gym-trace import --from NAME``.
+        skips_links: optional. True: it opens no links by itself, so that a directory may have some that lead out of
+            it; otherwise the import rejects these.
+    """
+
+    name: ClassVar[str]
+
+    def recognises(self, path: Path) -> bool:
+        """Return True if path looks like this format. Reads little, and never raises for another format."""
+
+    def read(self, path: Path) -> Imported:
+        """Read the source as a trace. Nothing of it is run or unpickled, and it is never changed.
+
+        Raises UnreadableRecording, also while the episodes are read.
+        """
+
+
+@dataclass
+class ExportReport:
+    """Result of export().
+
+    Attributes:
+        format, path: what, and where.
+        episodes, steps: how many.
+        running: number of episodes that were skipped, because they are still being recorded.
+        lost: what of the trace is not in it.
+        how_to_load: Python that loads it.
+    """
+
+    format: str
+    path: Path
+    episodes: int = 0
+    steps: int = 0
+    running: int = 0
+    lost: list[Loss] = field(default_factory=list)
+    how_to_load: str = ""
+
+
+@dataclass
+class ImportReport:
+    """Result of import_trace().
+
+    Attributes:
+        format, path: what it was imported from.
+        destination: the trace.
+        kinds: what it was, in words: "Minari", "gym_recording".
+        writers: their ids.
+        episodes, steps: how many.
+        videos: names of the videos that were copied.
+        notes: what the import could not know, in a sentence each.
+    """
+
+    format: str
+    path: Path
+    destination: Path
+    kinds: list[str] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
+    episodes: int = 0
+    steps: int = 0
+    videos: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {**vars(self), "path": str(self.path), "destination": str(self.destination)}
+
+
+# -- losses that most formats have ------------------------------------------------------------------------------------
+
+
+def losses(source: Source, *names: str) -> Iterator[Loss]:
+    """Yield those of these losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
+
+    names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
+    "dtype", "empty_episode", "parts", "facts".
+    """
+    for name in names:
+        noun, sentence, find = _USUAL[name]
+        if found := find(source):
+            count = f"{found:,} {noun}{'s' * (found != 1)}" if isinstance(found, int) else ", ".join(sorted(found))
+            yield Loss(name, sentence.format(count))
+
+
+def _mixed(source: Source) -> list[str]:
+    return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
+
+
+# By name: what is counted, the sentence, and what finds the number of them or their names.
+_USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
+    "annotations": (
+        "",
+        "annotations are not kept: {}",
+        lambda source: [str(path[1]) for path in source.forms if path[0] == "annotations"],
+    ),
+    "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed),
+    "empty_episode": (
+        "episode",
+        "{} without steps: skipped",
+        lambda source: int(np.count_nonzero(source.episodes["steps"] == 0)),
+    ),
+    "facts": ("", "facts of the trace are not kept: {}", lambda source: list(source.facts)),
+    "final_observation": ("", "the final observation of each episode is not kept", lambda _: 1),
+    "flags": ("", "terminated and truncated flags before the end of an episode are not kept", Source.has_flags_within),
+    "identity": ("", "writer, id, times and generator state of an episode are not kept", lambda _: 1),
+    "infos": ("", "infos are not kept", lambda source: int(("infos",) in source.forms)),
+    "options": (
+        "episode",
+        "the reset options of {} are not kept",
+        lambda source: sum(bool(episode.options) for episode in source.trace.scan(columns=())),
+    ),
+    "outcome": (
+        "episode",
+        "{} without an end (cut, closed or lost) become truncated",
+        lambda source: int(np.isin(source.episodes["outcome"], ("cut", "closed", "lost")).sum()),
+    ),
+    "parts": (
+        "part",
+        "{} of episodes with unrecorded steps become whole episodes",
+        lambda source: int(source.is_part.sum()),
+    ),
+    "reset_info": (
+        "episode",
+        "the reset infos of {} are not kept",
+        lambda source: sum(episode.reset_info is not None for episode in source.trace.scan(columns=())),
+    ),
+    "seed": (
+        "seed",
+        "the {} of episodes are not kept",
+        lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
+    ),
+}
+LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "structure", "text"))  # what a loss can be of

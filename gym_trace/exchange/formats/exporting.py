@@ -1,0 +1,73 @@
+"""Export: a trace in the format of another package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gym_trace.errors import InvalidOption, RecordingError, TraceError
+from gym_trace.exchange.formats.contract import Exporter, ExportReport, Loss, Target
+from gym_trace.exchange.formats.registry import exporter_named, format_for
+from gym_trace.exchange.formats.source import Progress, Source
+from gym_trace.exchange.formats.steps.windows import REPEATED
+from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.storage.staging import new_directory, new_file
+
+
+def export(
+    trace: Trace | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    format: str | Exporter | None = None,
+    *,
+    strict: bool = False,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> ExportReport:
+    """Export a trace to the format of another package, in bounded memory. See docs/guides/export.md.
+
+    Args:
+        trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are
+            left out.
+        out: a new or empty directory, or a new file, depending on the format. It appears when complete.
+        format: such as "minari"; an exporter; None: chosen by the ending of out, such as ".jsonl".
+        strict: raise if the format cannot hold all of the trace.
+        on_progress: called periodically with the steps done and their total number.
+        options: of the format.
+
+    Raises:
+        InvalidOption: unknown format or option; the format cannot hold this trace; strict, and something would be
+            lost; out lies in the trace. Nothing was written.
+        MissingExtra: a package that writes this format is not installed.
+        TraceExists: out already exists.
+        TraceNotFound, CorruptTrace
+        RecordingError: writing failed.
+    """
+    format = format_for(Path(out)) if format is None else format
+    exporter = exporter_named(format, options) if isinstance(format, str) else format
+    if options and not isinstance(format, str):
+        raise InvalidOption("options: need a format name; configure the exporter itself")
+    finals = getattr(exporter, "finals", REPEATED)
+    source = Source(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_repeated", False))
+    report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
+    plan = exporter.plan(source)
+    report.lost = list(plan.losses)
+    if unknown := source.unknown_finals():
+        report.lost.append(Loss("final_observation", unknown))
+    if repeated := source.repeated_lost():
+        report.lost.append(Loss("repeated_steps", repeated))
+    if strict and report.lost:
+        told = "; ".join(map(str, report.lost))
+        raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written")
+    if any(loss.what == "empty_episode" for loss in report.lost):
+        report.episodes = int((source.episodes["steps"] > 0).sum())
+    staged_as = new_directory if exporter.makes == "directory" else new_file
+    try:
+        with staged_as(out, source.trace.directory) as staged:
+            plan.write(Target(staged, Path(out).resolve()))
+    except OSError as error:
+        if isinstance(error, TraceError):
+            raise
+        raise RecordingError(f"{os.fspath(out)}: write failed: {error}") from error
+    report.how_to_load = plan.how_to_load(Path(out))
+    return report

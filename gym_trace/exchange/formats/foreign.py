@@ -1,0 +1,168 @@
+"""Untrusted files, and the widest spaces of their arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import PlainSpace, to_array_map
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.exchange.formats.steps.plain import untagged
+from gym_trace.format.manifest import json_of
+from gym_trace.storage.local import size_on_disk
+
+_MOST_JSON = 64 << 20  # bytes
+_MOST_MEMORY = 256 << 20  # that the values of a batch take, about
+_SIZES = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes that an item, a list, a map and an entry of a map take
+_SLACK, _MOST_RATIO = 16 << 20, 4096
+_FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes in any file, and in each byte of larger ones
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises UnreadableRecording."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_JSON + 1)
+        said = None if len(raw) > _MOST_JSON else json_of(raw)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnreadableRecording(f"{path}: missing; this format requires it") from None
+    except OSError as error:
+        raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise UnreadableRecording(f"{path}: not a JSON object, or too large")
+    return said
+
+
+def check_files(path: Path) -> int:
+    """Check all files that an importer of this path may open: the file, or those in the directory.
+
+    Return their bytes. Rejects pipes and similar files without an end, and files that are mostly holes. Raises
+    UnreadableRecording.
+    """
+    inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sum(map(_checked_size, chain([path], inner)))
+
+
+def check_links(path: Path) -> None:
+    """Raises UnreadableRecording for a link out of a directory.
+
+    Unless it is in a cache of Hugging Face, whose links lead to its blobs. What path itself leads to was named by the
+    user.
+    """
+    root = Path(os.path.realpath(path))
+    blobs = _blobs_of(root)
+    for folder, folders, names in os.walk(path):
+        for file in (Path(folder, name) for name in (*folders, *names)):
+            if file.is_symlink() and not _is_inside(Path(os.path.realpath(file)), root, blobs):
+                raise UnreadableRecording(
+                    f"{file}: is a link out of {path}, which is not followed; import a copy with the files themselves "
+                    "(cp -rL)"
+                )
+
+
+def _blobs_of(root: Path) -> Path | None:
+    """Return the blobs of a Hugging Face snapshot: datasets--NAME/snapshots/REVISION has links to them."""
+    for folder in (root, *root.parents):
+        if folder.parent.name == "snapshots" and re.match("(datasets|models|spaces)--", folder.parent.parent.name):
+            return folder.parent.parent / "blobs"
+    return None
+
+
+def _is_inside(target: Path, root: Path, blobs: Path | None) -> bool:
+    return target.is_relative_to(root) or (target.parent == blobs and target.is_file())
+
+
+def _checked_size(file: Path) -> int:
+    try:
+        status = file.stat()
+    except OSError:  # which says what it is when the file is read
+        return 0
+    if stat.S_ISDIR(status.st_mode):
+        return 0
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableRecording(f"{file}: not a regular file")
+    if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # as a rule, and there may be very many files
+        return status.st_size
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        try:
+            size_on_disk(opened.fileno(), file)
+        except CorruptTrace as error:
+            raise UnreadableRecording(f"{file}: {error.problem}; file rejected") from error
+    return status.st_size
+
+
+class Values:
+    """Values in the JSON texts of one batch, whose memory is bounded: a compressed file holds texts of any size."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_MEMORY
+
+    def json(self, text: str | bytes) -> Any:
+        """Decode JSON. Raises ValueError, RecursionError."""
+        self._left -= _memory(text)
+        if self._left < 0:
+            raise ValueError("too many lists, maps and numbers")
+        return json_of(text)
+
+    def of(self, text: str | bytes) -> Any:
+        """Return the value of a JSON value (docs/reference/steps.md). Raises UnreadableRecording."""
+        try:
+            return untagged(self.json(text))
+        except (ValueError, RecursionError) as error:
+            raise UnreadableRecording(f"invalid JSON value ({error!s:.100})") from error
+
+
+def _memory(text: str | bytes) -> int:
+    """About how many bytes the values in a JSON text take."""
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    return 2 * len(raw) + sum(size * raw.count(mark) for mark, size in _SIZES.items())
+
+
+def is_plausible(size: int, stored: int) -> bool:
+    """Return True if a compressed file may hold `size` bytes: only malicious files are all zeros."""
+    return 0 <= size <= _SLACK + _MOST_RATIO * stored
+
+
+def are_plausible_rows(rows: int, stored: int) -> bool:
+    """Return True if a compressed file may hold this number of rows, each of which takes time."""
+    return 0 <= rows <= _FEW + _MOST_ROWS * stored
+
+
+def most_episodes(stored: int) -> int:
+    """Return how many episodes files of this size may hold, each of which takes much more time than a row."""
+    return _FEW + _MOST_EPISODES * stored
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Return True for such a file; False if it is unreadable."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
+    """Return the Box of all values of a dtype, of booleans, integers or floats."""
+    bounds: tuple[Any, Any] = (-np.inf, np.inf)
+    if dtype.kind in "iu":
+        bounds = (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    elif dtype.kind == "b":
+        bounds = (False, True)
+    dtype = dtype.newbyteorder("<")
+    low, high = (to_array_map(np.array(bound, dtype)) for bound in bounds)
+    return {"type": "Box", "dtype": dtype.str, "shape": list(shape), "low": low, "high": high}
+
+
+def in_parts(name: str) -> list[tuple[int, int, str]]:
+    """For sorting: a10 comes after a9."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

@@ -1,0 +1,223 @@
+"""Import of HDF5 files as those of D4RL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gym_trace.data.values import Array
+from gym_trace.errors import TraceError, UnreadableRecording
+from gym_trace.exchange.formats.foreign import begins_with, widest
+from gym_trace.exchange.formats.hdf5.reading import (
+    MAGIC,
+    MOST_ARRAYS,
+    Ahead,
+    Node,
+    Reading,
+    Rows,
+    arrays_in,
+    columns_in,
+    pieces,
+)
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos
+from gym_trace.exchange.formats.rows import infos_of, named, placeholder
+
+_KIND = "D4RL"
+_NEEDED = ("observations", "actions", "rewards", "terminals")
+_NOTE = (
+    "D4RL's files say neither the spaces, which are the widest that the arrays can be of, nor the environment, nor the "
+    "seeds that episodes began with, nor when"
+)
+_KNOWN = frozenset((*_NEEDED, "timeouts", "next_observations", "infos", "metadata"))
+_MOST_TOLD = 1024  # bytes of something in metadata/ that goes along
+
+
+class D4RLImporter:
+    """One HDF5 file in the layout of D4RL."""
+
+    name: ClassVar[str] = "d4rl"
+
+    def recognises(self, path: FilePath) -> bool:
+        if not begins_with(path, MAGIC):
+            return False
+        with suppress(TraceError), Reading(path) as reading:
+            return all(name in reading.root and not reading.root.is_node(name) for name in _NEEDED)
+        return False
+
+    def read(self, path: FilePath) -> Imported:
+        with ExitStack() as until_read:
+            file = _File(until_read.enter_context(Reading(path)))
+            observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
+            environment, metadata = {"note": f"{path.name} does not say the environment"}, file.metadata()
+            schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
+            facts = {key: value for key, value in metadata.items() if key in ("algorithm", "author")}
+            found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
+            file.notes = found.notes
+            until_read.pop_all()
+            return found
+
+
+class _File:
+    """A file of D4RL.
+
+    notes: what it does not say, to which more are added as it is read.
+    """
+
+    def __init__(self, reading: Reading):
+        self._reading, root = reading, reading.root
+        self.observations, self.actions, self.rewards = (_numbers(root, name) for name in _NEEDED[:3])
+        self._terminals = _numbers(root, "terminals")
+        self._timeouts = _numbers(root, "timeouts") if "timeouts" in root else None
+        self._next = _numbers(root, "next_observations") if "next_observations" in root else None
+        rows = len(self.rewards)
+        of_one = (self.rewards, self._terminals, self._timeouts)
+        there = (*of_one, self.observations, self.actions, self._next)
+        for one in there:
+            if one is not None and len(one) != rows:
+                raise one.fault(f"has {len(one)} rows for {rows} rewards")
+            if one in of_one and one is not None and one.shape not in ((rows,), (rows, 1)):
+                raise one.fault(f"has shape {one.shape}; one number per row expected")
+        if self._next is not None and self._next.shape != self.observations.shape:
+            raise self._next.fault(f"has shape {self._next.shape}, but observations have {self.observations.shape}")
+        self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None
+        ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
+        self.about = None if ours is None else ours.rows("about").text()
+        self._identities = None if ours is None else Ahead(ours.rows("episodes"))
+        infos = columns_in(root.node("infos")) if "infos" in root and root.is_node("infos") else {}
+        self._left_out = ["/".join(("infos", *path)) for path, found in infos.items() if len(found) != rows]
+        infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
+        notes = {path[1]: infos.pop(path) for path in [*infos] if ours and path[0] == ANNOTATIONS}
+        self._annotations = {name: Ahead(found, len(notes)) for name, found in notes.items()}
+        self.infos = {} if ours else {path: Ahead(found, len(infos)) for path, found in infos.items()}
+        self._kept = Ahead(ours.rows("infos")) if ours and "infos" in ours else None
+        if not ours:
+            self._annotations |= self._others(root, rows)
+        self.notes = [] if ours else self._notes()
+
+    def _notes(self) -> list[str]:
+        notes = [_NOTE]
+        if self._next is None:
+            notes.append(
+                "it has no next_observations: the final observation of each episode is not known; "
+                "episode.has_final_observation is False, and the row a placeholder"
+            )
+        if self._timeouts is None:
+            notes.append("no timeouts: an episode that was not terminated is joined to the next one")
+        if self._annotations:
+            notes.append(f"arrays unknown to D4RL become annotations: {named([*self._annotations])}")
+        there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
+        left = self._left_out + [f"metadata/{name}" for path, _ in there if (name := "/".join(path)) not in kept]
+        if left:
+            notes.append(f"skipped, not arrays with one row per step: {named(left)}")
+        return notes
+
+    def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
+        """Arrays beside those of D4RL, that have a row for each step."""
+        found = {}
+        names = [name for name in root.names() if name not in _KNOWN]
+        if len(names) > MOST_ARRAYS:
+            raise root.fault(f"has more than {MOST_ARRAYS} arrays")
+        for name in names:
+            with suppress(UnreadableRecording):  # a link, or values that are not numbers
+                if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
+                    found[name] = Ahead(one, len(names))
+                    continue
+            self._left_out.append(name)
+        return found
+
+    def metadata(self) -> dict[str, Any]:
+        """Numbers and texts of its metadata."""
+        found: dict[str, Any] = {"imported_from": _KIND}
+        for path, rows in arrays_in(self._metadata) if self._metadata is not None else ():
+            if path[0] != KEY and not rows.shape and not rows.is_bytes:
+                value = rows.read()
+                value = value if isinstance(value, str) else value.item()
+                if len(str(value)) <= _MOST_TOLD:
+                    found["/".join(path)] = value
+        return found
+
+    def episodes(self) -> Iterator[NewEpisode]:
+        """Yield the episodes. Raises UnreadableRecording."""
+        with self._reading:
+            ends, terminal = self._ends()
+            if self._identities is not None and len(self._identities) != len(ends):
+                raise UnreadableRecording(
+                    f"{self._reading.path}: has {len(ends):,} episodes, but gym-trace stored metadata of "
+                    f"{len(self._identities):,}; changed or damaged"
+                )
+            columns = [Ahead(rows) for rows in (self.observations, self.actions, self.rewards)]
+            after = None if self._next is None else Ahead(self._next)
+            begin = 0
+            self._whole, self._next_kept = KeptInfos(), 0
+            for number, end in enumerate(ends.tolist()):
+                identity = None if self._identities is None else self._identities.read(number, number + 1)[0]
+                is_last = number == len(ends) - 1
+                outcome = "terminated" if terminal[number] else "truncated" if not is_last or self._ended else "cut"
+                parts = self._parts(begin, end, columns, after)
+                has_final = after is not None
+                yield NewEpisode(end - begin, parts, outcome, identity=identity, has_final_observation=has_final)
+                begin = end
+
+    def _ends(self) -> tuple[Array, Array]:
+        """(episodes,) the row after the last of each, and whether it is terminal."""
+        ends, terminal = [], []
+        for begin, end in pieces(len(self.rewards), 64):
+            terminals = self._terminals.read(begin, end).reshape(-1).astype(np.bool_)
+            over = terminals
+            if self._timeouts is not None:
+                over = terminals | self._timeouts.read(begin, end).reshape(-1).astype(np.bool_)
+            places = np.flatnonzero(over)
+            ends.append(places + begin + 1)
+            terminal.append(terminals[places])
+        found, is_terminal = np.concatenate(ends), np.concatenate(terminal)
+        self._ended = not len(self.rewards) or bool(len(found) and found[-1] == len(self.rewards))
+        if self._ended:
+            return found, is_terminal
+        return np.append(found, len(self.rewards)), np.append(is_terminal, False)
+
+    def _parts(self, begin: int, end: int, columns: list[Ahead], after: Ahead | None) -> Iterator[NewSteps]:
+        observations, actions, rewards = columns
+        beside = (*self.infos.values(), *self._annotations.values())
+        widths = (self.observations, self.actions, *(ahead.rows for ahead in beside))
+        for first, last in pieces(end - begin, sum(rows.row_size for rows in widths)):
+            first, last = first + begin, last + begin
+            rows = observations.read(first if first == begin else first + 1, min(last + 1, end))
+            if last == end:
+                final = placeholder(rows.dtype, rows.shape[1:]) if after is None else after.read(end - 1, end)
+                rows = np.concatenate([rows, final])
+            if after is not None:
+                self._check(rows[-(last - first) :], after.read(first, last))
+            infos, annotations = self._infos(first, last)
+            annotations |= {name: ahead.read(first, last) for name, ahead in self._annotations.items()}
+            told = rewards.read(first, last).reshape(-1)
+            yield NewSteps(rows, actions.read(first, last), told, infos=infos, annotations=annotations)
+
+    def _check(self, rows: Array, after: Array) -> None:
+        """Notes where a next observation is not the one that follows, which a trace has no place for."""
+        note = "some next_observations differ from the following observations; skipped"
+        if note not in self.notes and rows.tobytes() != after.tobytes():
+            self.notes.append(note)
+
+    def _infos(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
+        if self._kept is not None:
+            while self._whole.end < end and self._next_kept < len(self._kept):
+                data = self._kept.read(self._next_kept, self._next_kept + 1)[0]
+                self._whole.add(self._whole.end, np.asarray(data, np.uint8).tobytes())
+                self._next_kept += 1
+            return self._whole.take(end - begin)
+        if not self.infos:
+            return None, {}
+        return infos_of({path: ahead.read(begin, end) for path, ahead in self.infos.items()}, end - begin), {}
+
+
+def _numbers(root: Node, name: str) -> Rows:
+    rows = root.rows(name)
+    if rows.is_text or rows.is_bytes or not rows.shape:
+        raise rows.fault("not an array of numbers")
+    return rows

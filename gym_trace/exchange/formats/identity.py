@@ -1,0 +1,201 @@
+"""Facts of a trace that other formats cannot store, as JSON text for their metadata.
+
+With it an import makes the trace again: the same writers, episode ids, spaces, seeds, generator states and times.
+Values of any kind are written as docs/reference/steps.md says.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from gym_trace import __version__
+from gym_trace.data.episode import Episode
+from gym_trace.data.origins import ORIGINS
+from gym_trace.data.packing import unpack
+from gym_trace.data.values import Array
+from gym_trace.errors import UnreadableRecording
+from gym_trace.exchange.formats.steps.plain import json_text, tagged, untagged
+from gym_trace.format import wire
+from gym_trace.format.manifest import json_of
+from gym_trace.playback.trace import Trace
+from gym_trace.printable import shown
+
+KEY = "gym_trace"  # under which formats keep these texts
+_VERSION = 1
+_OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine
+_OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
+_CLOCKS = ("clock_offset", "duration")
+_ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
+_IN_TABLE = (*_ALWAYS, *_CLOCKS)
+_OF_EPISODE = ("writer", "outcome", "options", "rng_state", "reset_info", "pending_action", *_ALWAYS)
+_NOT_A_TIME = int(np.iinfo(np.int64).min)
+_MOST_TEXT = 64 << 20  # characters
+
+
+def about(trace: Trace) -> str:
+    """Return the schemas of its writers and the facts of a trace. Raises CorruptTrace."""
+    writers = {reader.writer: tagged(_schema(reader.schema)) for reader in trace.readers}
+    return json_text({"version": _VERSION, "gym_trace": __version__, "writers": writers, "facts": tagged(trace.facts)})
+
+
+def _schema(said: dict[str, Any]) -> dict[str, Any]:
+    kept = _without_files(said)
+    if isinstance(kept.get("provenance"), dict):
+        known = kept["provenance"].items()
+        kept["provenance"] = {key: value for key, value in known if key not in _OF_ITS_PROVENANCE}
+    return kept
+
+
+def _without_files(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in _OF_ITS_FILES}
+
+
+def identity(episode: Episode, record: Any, is_part: bool) -> str:
+    """Return the facts of an episode besides its steps. record: its row of trace.episodes. Raises CorruptTrace."""
+    terminations, truncations = episode.terminations, episode.truncations
+    flagged = terminations | truncations
+    found = ((name, getattr(episode, name)) for name in _OF_EPISODE)
+    known = {name: tagged(value) for name, value in found if value is not None}
+    known |= {name: int(record[name]) for name in _CLOCKS if record[name]}
+    if is_part:
+        known["is_part"] = True
+    if not episode.has_final_observation:
+        known["has_final_observation"] = False
+    if flagged[:-1].any():
+        known["flags"] = [_bits(terminations), _bits(truncations)]
+    elif len(flagged):
+        known["ended"] = [bool(terminations[-1]), bool(truncations[-1])]
+    return json_text(known)
+
+
+def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
+    """identity() of the episodes at these places, for a fraction of the time. is_part: of all episodes, bool."""
+    table, rows = trace.episodes[places], trace.rows[places]
+    writers, readers = table["writer"].tolist(), trace.readers
+    numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
+    ends = _ends_of(trace, table["writer"], rows)
+    has_pending = [bool(reader.pending) for reader in readers]
+    found = []
+    finals, parts = table["has_final_observation"].tolist(), is_part[places].tolist()
+    for place, row, writer, outcome, part, has_final, ended, *facts in zip(
+        places.tolist(), rows.tolist(), writers, table["outcome"].tolist(), parts, finals, ends, *numbers
+    ):
+        if ended is None or (has_pending[writer] and outcome == "lost"):
+            found.append(identity(trace[place], trace.episodes[place], part))
+            continue
+        known: dict[str, Any] = {"writer": readers[writer].writer, "outcome": outcome}
+        known |= {name: fact for name, fact in zip(_IN_TABLE, facts) if name in _ALWAYS or fact}
+        kept = readers[writer].start_of(row)
+        for name in ("start_time", "end_time"):
+            if known.get(name) == _NOT_A_TIME:
+                del known[name]
+        if known["seed"] < 0:
+            large = kept.get("seed") if known.pop("seed") == wire.SEED_ELSEWHERE else None
+            known |= {"seed": tagged(large)} if isinstance(large, int) else {}
+        for name in ("options", "rng_state", "reset_info"):
+            if kept.get(name) is not None:
+                known[name] = tagged(unpack(kept[name]) if name == "reset_info" else kept[name])
+        known |= {"is_part": True} if part else {}
+        known |= {} if has_final else {"has_final_observation": False}
+        found.append(json_text(known | ({"ended": ended} if ended else {})))
+    return found
+
+
+def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
+    """Return for each episode the flags of its last step, terminated and truncated; [] without steps, None where
+    it takes more than a look at that step."""
+    found: list[list[bool] | None] = [None] * len(rows)
+    for number in np.unique(writers).tolist():
+        mine, reader = np.flatnonzero(writers == number), trace.readers[number]
+        parts, flags = reader.parts, reader.fragments.flags[reader.parts.fragments]
+        flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
+        last = parts.first[1:][rows[mine]] - 1
+        is_plain = (flagged[last] == flagged[parts.first[:-1][rows[mine]]]) & ~parts.trimmed[rows[mine]]
+        ends = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
+        steps = parts.column("steps", rows[mine]).tolist()
+        for place, plain, end, count in zip(mine.tolist(), is_plain.tolist(), ends, steps):
+            if plain:
+                found[place] = end if count else []
+    return found
+
+
+def _bits(flags: Array) -> str:
+    return base64.b64encode(np.packbits(flags).tobytes()).decode()
+
+
+def read_about(text: str) -> dict[str, Any]:
+    """Read the text of about(); checks only that there are maps. Raises UnreadableRecording."""
+    said = _read(text)
+    writers, facts = said.get("writers"), said.get("facts")
+    if said.get("version") != _VERSION:
+        raise UnreadableRecording(f"exported by a newer gym-trace: version {shown(said.get('version'))}")
+    if not (isinstance(writers, dict) and isinstance(facts, dict)):
+        raise malformed("the trace")
+    schemas = {writer: untagged(schema) for writer, schema in writers.items()}
+    if not all(isinstance(schema, dict) for schema in schemas.values()):
+        raise malformed("a writer")
+    schemas = {writer: _without_files(schema) for writer, schema in schemas.items()}
+    return {"writers": schemas, "facts": untagged(facts)}
+
+
+def read_identity(text: str) -> dict[str, Any]:
+    """Read the text of identity(), and check the types of its values. Raises UnreadableRecording."""
+    known = {key: untagged(value) for key, value in _read(text).items()}
+    for kind, keys in _KINDS.items():
+        if any(
+            not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)
+            for key in keys
+            if key in known
+        ):
+            raise malformed("an episode")
+    for key, kind in (("ended", bool), ("flags", str)):
+        pair = known.get(key, [])
+        if not isinstance(pair, list) or (pair and len(pair) != 2) or not all(isinstance(one, kind) for one in pair):
+            raise malformed("an episode")
+    return known
+
+
+_KINDS: dict[type, tuple[str, ...]] = {
+    str: ("writer", "outcome"),
+    int: ("episode_id", "lane", "first_step", "start_time", "end_time", "clock_offset", "duration"),
+    dict: ("options", "rng_state", "reset_info"),
+    bool: ("is_part", "has_final_observation"),
+}
+
+
+def flags_of(known: dict[str, Any], steps: int) -> Array | None:
+    """Return the terminations and truncations that an identity keeps, (2, steps) bool; None if it keeps none."""
+    if "flags" in known:
+        return np.stack([_unpacked(text, steps) for text in known["flags"]])
+    if "ended" not in known:
+        return None
+    pair = np.zeros((2, steps), np.bool_)
+    pair[:, -1:] = np.array(known["ended"])[:, None]
+    return pair
+
+
+def _unpacked(text: str, steps: int) -> Array:
+    try:
+        raw = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    except ValueError as error:
+        raise malformed("an episode") from error
+    if len(raw) != (steps + 7) // 8:
+        raise malformed("an episode")
+    return np.unpackbits(raw, count=steps).astype(np.bool_)
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        said = json_of(text) if len(text) <= _MOST_TEXT else None
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise malformed("the trace, or an episode,")
+    return said
+
+
+def malformed(what: str) -> UnreadableRecording:
+    return UnreadableRecording(f"malformed metadata of gym-trace for {what}")

@@ -1,0 +1,330 @@
+"""Episodes as importers give them, and what they become in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from gym_trace.data.layout import Layout, Leaf, PlainSpace, taken_apart
+from gym_trace.data.packing import pack, pack_lenient
+from gym_trace.data.schema import IMPORTED_FROM, Layouts, WriterSchema
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
+from gym_trace.envs.spaces import describe
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.exchange.formats.identity import flags_of, malformed, read_about, read_identity
+from gym_trace.format import wire
+from gym_trace.format.directory import is_writer_id, new_writer_id
+from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
+from gym_trace.recording.reset_record import packed_start, stored_seed
+
+_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # of NewEpisode, by its identity
+_NO_FLAGS = np.zeros((2, 0), np.bool_)
+_UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # as NumPy has what is not a time
+Schema = dict[str, Any]  # the schema record of a writer (docs/FORMAT.md, section 4)
+
+
+class NewSteps(NamedTuple):
+    """Consecutive steps of an episode.
+
+    observations: the rows after the steps; the first steps of an episode have one more row in front. An
+    array, or dicts and tuples of them as the space has them. actions, rewards: one row per step.
+    terminations, truncations: (steps,) bool, flags of the environment; None: derived from the outcome.
+    infos: one dict per step. annotations: by name, one row per step.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    terminations: Array | None = None
+    truncations: Array | None = None
+    infos: Sequence[Any] | None = None
+    annotations: Mapping[str, Any] = {}
+
+
+class NewEpisode(NamedTuple):
+    """An episode to write.
+
+    steps: their number. parts: all steps in parts, read on demand; one empty part for no steps.
+    outcome: None: "terminated" or "truncated" by the flags of the last step, otherwise "cut".
+    has_final_observation: whether the last row of observations is the one after the last step; otherwise it is a
+        placeholder: NaN, 0 or "".
+    identity: the text of Source.identity(); it overrides all other fields.
+    """
+
+    steps: int
+    parts: Iterable[NewSteps]
+    outcome: str | None = None
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+    reset_info: dict[str, Any] | None = None
+    identity: str | None = None
+    has_final_observation: bool = True
+
+
+@dataclass
+class Imported:
+    """The content of a new trace.
+
+    Attributes:
+        kind: the format, in words.
+        schemas: schema of each writer, by its id.
+        segments: (id of the writer, part of its content), read on demand; None: the writer is complete.
+        total: total number of steps, or of the unit of done; 0: unknown.
+        done: the amount read so far.
+        facts: of the whole trace: author, license, description …
+        notes: one sentence per missing fact; reading the segments may add more.
+        beside: files outside of the trace format that are copied next to it, such as videos.
+    """
+
+    kind: str
+    schemas: dict[str, Schema]
+    segments: Iterator[tuple[str, Segment | None]]
+    total: int = 0
+    done: Callable[[], int] = lambda: 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    beside: list[FilePath] = field(default_factory=list)
+
+
+def new_schema(
+    kind: str,
+    observation_space: Space[Any] | PlainSpace,
+    action_space: Space[Any] | PlainSpace,
+    environment: Mapping[str, Any] | None = None,
+    metadata: Any = None,
+    split: str = "",
+    infos: bool = False,
+) -> Schema:
+    """Return the schema of a writer from another format.
+
+    environment: what is known of id, spec (the EnvSpec as JSON text), class, note.
+    """
+    spaces = [space if isinstance(space, dict) else describe(space) for space in (observation_space, action_space)]
+    return {
+        "split": split,
+        "observation_space": spaces[0],
+        "action_space": spaces[1],
+        "environment": {"id": None, "spec": None, "wrappers": [], "render_mode": None, **(environment or {})},
+        "versions": {},
+        "platform": "",
+        "recorder": {IMPORTED_FROM: kind, "record_infos": infos},
+        "metadata": metadata,
+    }
+
+
+def imported(
+    kind: str,
+    episodes: Iterable[NewEpisode],
+    schema: Schema,
+    about: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
+    steps: int = 0,
+) -> Imported:
+    """Return the episodes of another format as the content of a trace.
+
+    Args:
+        kind: the format, in words.
+        episodes: in their order.
+        schema: of the writer of all episodes without one in their identity; see new_schema().
+        about: the text of Source.about, if the format stored it; restores the original writers.
+        steps: in all, if that is known.
+
+    Raises UnreadableRecording, also while the episodes are read.
+    """
+    known = {} if about is None else read_about(about)
+    schemas = {name: said for name, said in known.get("writers", {}).items() if is_writer_id(name)}
+    builder = _Builder(schemas, schema)
+    given = known.get("facts") or facts or {}
+    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, dict(given), list(notes))
+
+
+class _Builder:
+    """Makes segments of episodes, and gives those that have none a writer and ids."""
+
+    def __init__(self, schemas: dict[str, Schema], schema: Schema):
+        self.steps = 0
+        self._schemas, self._schema = schemas, schema
+        self._own: str | None = None  # the writer of episodes without a known one
+        self._next_id = 0
+        self._layouts: dict[str, Layouts] = {}
+        self._begun: set[tuple[str, int]] = set()  # episodes of which there are parts
+        self._ends: dict[tuple[str, int], Segment] = {}  # of these
+
+    def segments(self, episodes: Iterable[NewEpisode]) -> Iterator[tuple[str, Segment]]:
+        for episode in episodes:
+            known = {name: getattr(episode, name) for name in _OVERRIDDEN}
+            known |= {} if episode.identity is None else read_identity(episode.identity)
+            writer = known.get("writer")
+            if writer not in self._schemas:
+                writer = self._own_writer()
+                known |= {"episode_id": self._next_id, "lane": 0, "first_step": 0, "is_part": False}
+                self._next_id += 1
+            try:
+                yield from self._pieces(writer, episode, known)
+            except (wire.OutOfRange, OverflowError) as error:
+                raise malformed("an episode") from error
+        for (writer, _), end in self._ends.items():
+            yield writer, end
+
+    def _own_writer(self) -> str:
+        if self._own is None:
+            self._own = new_writer_id()
+            self._schemas[self._own] = self._schema
+        return self._own
+
+    def _layouts_of(self, writer: str) -> Layouts:
+        if writer not in self._layouts:
+            try:
+                self._layouts[writer] = WriterSchema.of(self._schemas[writer]).layouts
+            except CorruptTrace as error:
+                raise malformed("a space") from error
+        return self._layouts[writer]
+
+    def _pieces(self, writer: str, episode: NewEpisode, known: dict[str, Any]) -> Iterator[tuple[str, Segment]]:
+        layouts, kept = self._layouts_of(writer), flags_of(known, episode.steps)
+        key = writer, known.get("episode_id", 0)
+        at, is_part = known.get("first_step", 0), bool(known.get("is_part"))
+        begins = key not in self._begun
+        if is_part:
+            self._begun.add(key)
+        if at > 0 and begins:  # what came before was not kept, but how the episode began is known
+            yield writer, _segment(known, at, _NO_FLAGS, {}, opening=wire.STARTS)
+        done, outcome = 0, 0
+        for steps in episode.parts:
+            count, leads = len(steps.rewards), done == 0
+            last = done + count >= episode.steps
+            flags = kept[:, done : done + count] if kept is not None else _flags(steps, last, known["outcome"])
+            opening, closing = wire.LEADS * leads | wire.STARTS * (leads and at == 0 and begins), 0
+            if last:
+                outcome = _outcome(known["outcome"], flags)
+                closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
+                # The end of what is lost is mostly unknown.
+                closing |= wire.ENDS * (not is_part and (outcome > 0 or "end_time" in known))
+            columns = _columns(layouts, steps, flags.shape[1], leads)
+            yield writer, _segment(known, at + done, flags, columns, opening, closing, outcome)
+            done += flags.shape[1]
+            self.steps += flags.shape[1]
+            if last:
+                break
+        if done != episode.steps:
+            raise UnreadableRecording(f"an episode of {episode.steps} steps has only {done}")
+        if is_part and OUTCOMES[outcome] != "lost":
+            self._ends[key] = _segment(known, at + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
+
+
+def _flags(steps: NewSteps, last: bool, outcome: str | None) -> Array:
+    """Return the terminations and truncations of some steps, (2, steps) bool."""
+    pair = np.zeros((2, len(steps.rewards)), np.bool_)
+    for row, given, name in zip(pair, (steps.terminations, steps.truncations), ("terminated", "truncated")):
+        if given is not None:
+            row[:] = given
+        elif last:
+            row[-1:] = outcome == name
+    return pair
+
+
+def _outcome(said: str | None, flags: Array) -> int:
+    if said is not None:
+        if said not in OUTCOMES:
+            raise malformed("an episode")
+        return 0 if said in ("lost", "running") else OUTCOMES.index(said)
+    terminated, truncated = (bool(row[-1:].any()) for row in flags)
+    return int(Outcome.TERMINATED if terminated else Outcome.TRUNCATED if truncated else Outcome.CUT)
+
+
+def _segment(
+    known: dict[str, Any],
+    first_step: int,
+    flags: Array,
+    columns: Columns,
+    opening: int = 0,
+    closing: int = 0,
+    outcome: int = 0,
+) -> Segment:
+    """One piece, with a fragment for each run of steps up to one that is terminated or truncated.
+
+    flags: (2, steps) bool. opening, closing: the flags of the first and of the last fragment.
+    """
+    bits = flags[0] * wire.TERMINATED | flags[1] * wire.TRUNCATED
+    rows, begin = [], 0
+    for end in (*(np.flatnonzero(bits[:-1]) + 1).tolist(), len(bits)):
+        mine = opening * (begin == 0) | closing * (end == len(bits)) | (int(bits[end - 1]) if end > begin else 0)
+        rows.append(_fragment(known, first_step + begin, end - begin, mine, outcome))
+        begin = end
+    if opening & wire.STARTS:
+        columns = {**columns, ("starts",): [_start(known)]}
+    table = np.frombuffer(bytearray().join(rows), wire.FRAGMENT)
+    return Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))
+
+
+def _fragment(known: dict[str, Any], first_step: int, steps: int, flags: int, outcome: int) -> bytes:
+    start, end = known.get("start_time"), known.get("end_time")
+    seed, begun, took = wire.NO_SEED, (0, 0), (0, 0)
+    if flags & wire.STARTS:
+        seed = stored_seed(known["seed"])
+        begun = _UNKNOWN_TIME if start is None else start, known.get("clock_offset", 0)
+    if flags & wire.ENDS:
+        duration = known.get("duration", 0)
+        took = duration, 0 if start is None or end is None else end - start - duration
+    lane, number = known.get("lane", 0), known.get("episode_id", 0)
+    outcome = outcome if flags & wire.ENDS else 0
+    return wire.pack_fragment(number, first_step, steps, lane, flags, outcome, 0.0, seed, *begun, *took)
+
+
+def _start(known: dict[str, Any]) -> bytes:
+    state = known.get("rng_state")
+    given = known["options"], None if state is None else {"rng_state": state}, known["reset_info"]
+    return packed_start(known["seed"], *(None if value is None else pack_lenient(value)[0] for value in given))[0]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Columns:
+    """The rows of all columns. Raises UnreadableRecording if one has another number of them."""
+    columns = _of_tree(layouts.observations, steps.observations)
+    if count:
+        columns |= _of_tree(layouts.actions, steps.actions)
+        columns[("rewards",)] = _rows(steps.rewards)
+        if steps.infos is not None:
+            columns[("infos",)] = _values(steps.infos)
+        columns |= {("annotations", name): _rows(values) for name, values in steps.annotations.items()}
+    for path, rows in columns.items():
+        expected = count + leads if path[0] == "observations" else count
+        if len(rows) != expected:
+            name = "/".join(map(str, path))
+            raise UnreadableRecording(f"{name}: {len(rows)} rows instead of {expected}")
+    return columns
+
+
+def _of_tree(layout: Layout, tree: Any) -> Columns:
+    if isinstance(layout, Leaf):
+        return {layout.path: _rows(tree)}
+    keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
+    kind, found = (tuple, range(len(tree))) if layout.keys is None else (dict, tree)
+    if isinstance(tree, kind) and set(found) == set(keys):
+        columns: Columns = {}
+        for key, child in zip(keys, layout.children):
+            columns |= _of_tree(child, tree[key])
+        return columns
+    leaves = list(layout.leaves())  # values that have another structure than their space, a row each
+    split = list(zip(*(taken_apart(layout, row) for row in tree))) or [()] * len(leaves)
+    return {leaf.path: _rows(list(values)) for leaf, values in zip(leaves, split)}
+
+
+def _rows(values: Any) -> Rows:
+    """Typed if it is an array of numbers of the byte order of the machine, otherwise a value of any kind a row."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc" and values.ndim and values.dtype.isnative:
+        return np.ascontiguousarray(values)
+    return _values(values)
+
+
+def _values(values: Sequence[Any]) -> list[bytes]:
+    return [pack(value) for value in values]

@@ -1,0 +1,186 @@
+"""Import: what other packages have recorded, written as a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.schema import WriterSchema
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
+from gym_trace.exchange.formats.contract import Importer, ImportReport
+from gym_trace.exchange.formats.foreign import check_files, check_links, most_episodes
+from gym_trace.exchange.formats.imported import Imported
+from gym_trace.exchange.formats.registry import importer_for, importer_named
+from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
+from gym_trace.format.facts import Facts, checked, write_facts
+from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.format.ring.segment import Segment
+from gym_trace.printable import printable, shown
+from gym_trace.storage.remote.address import is_url
+from gym_trace.storage.staging import StagedStorage, new_directory
+
+Progress = Callable[[int, int], None]  # done, in all; 0: not known
+_LEVEL = 3  # of zstd
+_MOST_WRITERS = 256  # that are written at a time
+# Errors that untrusted files cause in Python and other packages, where no importer has foreseen them.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
+
+
+def import_trace(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    format: str | Importer | None = None,
+    *,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> ImportReport:
+    """Import a recording of another package as a trace. Never changes the original, runs or unpickles anything.
+
+    Arrays keep their dtype, shape and bits. Missing facts stay unknown: seeds are None, episodes with an
+    unknown end are "cut". Exports of export() get back their writers, ids, spaces, seeds and times, if the format
+    stores them. Memory does not grow with the number of steps.
+
+    Args:
+        path: a directory or a file.
+        destination: a new or empty directory. The trace appears when complete.
+        format: such as "minari"; an importer; None: detected.
+        on_progress: called periodically with the amount done and the total; 0: unknown.
+        options: of the format: "table" takes map={"observations": "state"} for its columns.
+
+    Raises:
+        TraceNotFound: nothing to import at path.
+        UnreadableRecording: it is damaged, or not safe to read.
+        TraceExists: destination is not empty.
+        InvalidOption: unknown format or option; destination lies in path.
+        MissingExtra: a package that reads this format is not installed.
+        RecordingError: the trace could not be written.
+    """
+    source = Path(path)
+    if is_url(path):
+        raise InvalidOption("path: is a URL; copy it to a local path, and import that")
+    most = most_episodes(check_files(source))
+    if options and not isinstance(format, str | None):
+        raise InvalidOption("options: need a format name; configure the importer itself")
+    if format is None:
+        importer = importer_for(source, options)
+    else:
+        importer = importer_named(format, options) if isinstance(format, str) else format
+    if not getattr(importer, "skips_links", False):
+        check_links(source)
+    report = ImportReport(importer.name, source, Path(destination))
+    with new_directory(destination, source) as staged:
+        try:
+            _Import(StagedStorage(staged), report, importer.read(source), most).write(on_progress)
+        except UnreadableRecording as error:
+            if printable(source) in str(error):
+                raise
+            raise UnreadableRecording(f"{source}: {error}") from error
+        except _MALFORMED as error:
+            if isinstance(error, TraceError) and not isinstance(error, UnstorableValue):
+                raise
+            raise UnreadableRecording(f"{source}: cannot be read ({shown(error)})") from error
+        if not report.writers:
+            raise UnreadableRecording(f"{source}: has no episodes")
+    return report
+
+
+class _Import:
+    """A trace that is being written."""
+
+    def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported, most_episodes: int):
+        self._storage, self._report, self._found, self._most_episodes = storage, report, found, most_episodes
+        self._created = time.time_ns()
+        self._open: dict[str, tuple[BatchFiles, ChunkWriter]] = {}
+
+    def write(self, on_progress: Progress | None) -> None:
+        found = self._found
+        try:
+            for name, segment in found.segments:
+                with self._writing():
+                    if segment is None:
+                        self._close(name)
+                    else:
+                        self._add(name, segment)
+                if on_progress is not None:
+                    on_progress(found.done(), found.total)
+            with self._writing():
+                self._end()
+        finally:
+            for writer, _ in self._open.values():
+                writer.abandon()
+            if isinstance(found.segments, Generator):
+                found.segments.close()  # and with it the files that it reads
+
+    def _add(self, name: str, segment: Segment) -> None:
+        self._chunks(name).add(segment)
+        self._open[name][0].seal_if_due()
+        leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
+        self._report.episodes += int(np.count_nonzero(leads))
+        if self._report.episodes > self._most_episodes:
+            raise UnreadableRecording(
+                f"{self._report.path}: more than {self._most_episodes:,} episodes, for which it is too small"
+            )
+
+    def _close(self, name: str) -> None:
+        self._chunks(name).write()
+        writer, _ = self._open.pop(name)
+        writer.close({})
+        self._report.steps += writer.steps
+
+    def _end(self) -> None:
+        report, found = self._report, self._found
+        for name in found.schemas:
+            if name in self._open or name not in report.writers:
+                self._close(name)
+        report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
+        facts: Facts = {}
+        for key, value in found.facts.items():
+            try:
+                facts = checked({**facts, key: value})
+            except InvalidOption as error:
+                report.notes.append(f"skipped metadata: {error}")
+        if facts:
+            write_facts(self._storage, facts)
+        for file in found.beside:
+            shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
+            report.videos.append(file.name)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Names what could not be written: reading raises errors of its own."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, TraceError):
+                raise
+            where = self._report.destination
+            raise RecordingError(f"{where}: the imported trace could not be written: {error}") from error
+
+    def _chunks(self, name: str) -> ChunkWriter:
+        if name not in self._open:
+            if len(self._open) >= _MOST_WRITERS:
+                raise UnreadableRecording(f"{self._report.path}: more than {_MOST_WRITERS} writers")
+            number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # of its process, in names of gym_recording and Monitor
+            schema = {
+                "created": self._created + len(self._report.writers),
+                "host": "unknown",
+                "pid": int(number[1]) if number else 0,
+                **self._found.schemas[name],
+                "format": [wire.MAJOR, wire.MINOR],
+                "writer": name,
+            }
+            layouts = WriterSchema.of(schema).layouts[:2]
+            large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
+            opened = BatchFiles(self._storage, schema, _LEVEL, fsync=False)
+            self._report.writers.append(name)
+            self._open[name] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
+        return self._open[name][1]

@@ -1,0 +1,256 @@
+"""Infos and annotations, for formats that keep one column a key: which of them every step has, and all alike.
+
+All of it goes along as it is, packed: see packed() and KeptInfos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import ABSENT, Array, objects
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.windows import Window, choose, step_windows
+from gym_trace.format import wire
+from gym_trace.playback.forms import Form
+
+ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them
+_MOST_COLUMNS, _DEEPEST = 500, 8
+_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # of the packed infos of some steps: one step can have this many
+_MOST_STEPS = 1 << 20  # that are packed together
+
+Kind = tuple[np.dtype[Any] | None, tuple[int, ...]]  # dtype and shape of a value; None: text
+_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+
+
+class InfoColumn(NamedTuple):
+    """A key of the infos that every step has. path: of keys. dtype: None for text."""
+
+    path: tuple[str, ...]
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def blank(self) -> Any:
+        """The value for a reset without this info: NaN, 0, False or ""; an array (1, *shape), or a list of one."""
+        if self.dtype is None:
+            return [""]
+        return np.full((1, *self.shape), np.nan if self.dtype.kind == "f" else 0, self.dtype)
+
+    def rows(self, window: Window) -> Any:
+        """Return the rows for the steps of a window: an array (steps, *shape), or a list of text."""
+        if self.path[0] == ANNOTATIONS:
+            return window.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
+        return self._array([_at(info, self.path) for info in window.columns[("infos",)]])
+
+    def of_reset(self, info: Any) -> Any:
+        """Return the value of a reset, (1, *shape) or a list of one; None if it has no such value."""
+        if self.path[0] == ANNOTATIONS:
+            return None
+        value = _at(info, self.path)
+        found = _joined(_kind([value]), (self.dtype, self.shape))
+        return self._array([value]) if found == (self.dtype, self.shape) else None
+
+    def _array(self, values: list[Any]) -> Any:
+        return values if self.dtype is None else np.array(values, self.dtype).reshape(len(values), *self.shape)
+
+
+class InfoColumns(NamedTuple):
+    """Result of info_columns().
+
+    columns: in the order of their paths. has_infos: whether infos were recorded.
+    left_out: names of infos that are not in every step, or not alike in all. unlike: of annotations likewise.
+    missing: names of columns that not every reset has.
+    """
+
+    columns: tuple[InfoColumn, ...] = ()
+    has_infos: bool = False
+    left_out: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def are_kept_whole(self) -> bool:
+        """Return True if there is anything to pack: infos, or annotations that cannot be columns."""
+        return self.has_infos or bool(self.unlike)
+
+
+def info_columns(source: Source) -> InfoColumns:
+    """Return the infos and annotations that can be columns. Reads all infos once. Raises CorruptTrace."""
+    typed, unlike = _annotations(source.forms)
+    if ("infos",) not in source.forms:
+        return InfoColumns(tuple(typed), unlike=tuple(unlike))
+    tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}
+    choice = choose(source.trace, ["infos"])
+    for window in step_windows(source.trace, range(len(source.trace)), choice):
+        for path, kind, count in _counted(window.columns.get(("infos",), ()), ()):
+            before, seen = tally.get(path, (kind, 0))
+            tally[path] = _joined(before, kind), seen + count
+    fits = {path: kind for path, (kind, count) in tally.items() if kind is not None and count == source.steps}
+    chosen = sorted(path for path in fits if path[0] != ANNOTATIONS and all(map(_is_name, path)))[:_MOST_COLUMNS]
+    columns = [InfoColumn(path, *fits[path]) for path in chosen]
+    missing: set[str] = set()
+    for episode in source.trace.scan(columns=()):
+        info = episode.reset_info
+        missing |= {_name(column.path) for column in columns if column.of_reset(info) is None}
+    left_out = sorted({_name(path) for path in tally} - {_name(path) for path in chosen})
+    return InfoColumns((*columns, *typed), True, tuple(left_out), tuple(unlike), tuple(sorted(missing)))
+
+
+def _annotations(forms: Mapping[Any, Form | None]) -> tuple[list[InfoColumn], list[str]]:
+    """Return the annotations that can be columns, and the names of the others."""
+    names = sorted(str(path[1]) for path in forms if path[0] == "annotations")
+    found = {name: forms["annotations", name] for name in names}
+    typed = {
+        name: InfoColumn((ANNOTATIONS, name), form.dtype, form.shape)
+        for name, form in found.items()
+        if form is not None and not form.mixed and _is_name(name) and form.dtype.kind in "biuf"
+    }
+    return list(typed.values()), [name for name in found if name not in typed]
+
+
+def _counted(infos: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Kind | None, int]]:
+    """Each path in these infos with what its values are, None if they are of several kinds, and how many have it."""
+    if set(map(type, infos)) - {dict}:
+        yield path, None, len(infos)
+        return
+    for key in dict.fromkeys(key for info in infos for key in info):
+        values = [info[key] for info in infos if key in info]
+        if set(map(type, values)) == {dict} and len(path) < _DEEPEST and all(values):
+            yield from _counted(values, (*path, key))
+        else:
+            yield (*path, key), _kind(values), len(values)
+
+
+def _kind(values: Sequence[Any]) -> Kind | None:
+    """Return the kind of all of these values; None if there are several, or it cannot be a column."""
+    types = set(map(type, values))
+    if types == {str}:
+        return (None, ()) if all(map(is_text, values)) else None
+    if types == {np.ndarray}:
+        kinds = {(value.dtype, value.shape) for value in values}
+        dtype, shape = next(iter(kinds))
+        return (dtype, shape) if len(kinds) == 1 and dtype.kind in "biuf" and values[0].size else None
+    if not types or not all(kind in _NUMBERS or issubclass(kind, np.generic) for kind in types):
+        return None
+    if int in types and not all(-(1 << 63) <= value < 1 << 63 for value in values if type(value) is int):
+        return None
+    dtypes = [_NUMBERS.get(kind) or np.dtype(kind) for kind in types]
+    found: list[Kind | None] = [(dtype, ()) for dtype in dtypes]
+    return reduce(_joined, found)
+
+
+def _joined(one: Kind | None, other: Kind | None) -> Kind | None:
+    """Return the kind that holds values of both, as numbers."""
+    if one is None or other is None or one == other:
+        return one if one == other else None
+    first, second = one[0], other[0]
+    if one[1] or other[1] or first is None or second is None:
+        return None
+    if not {first.kind, second.kind} <= set("iuf"):
+        return None
+    return np.result_type(first, second), ()
+
+
+def _at(info: Any, path: Iterable[str]) -> Any:
+    for key in path:
+        info = info.get(key) if isinstance(info, dict) else None
+    return info
+
+
+def _is_name(key: Any) -> bool:
+    """Return True if it is a valid name in files of all formats."""
+    return type(key) is str and key not in ("", ".", "..") and "/" not in key and is_text(key)
+
+
+def is_text(value: str) -> bool:
+    """Return True for a text that files of all formats can hold: no half characters, no NUL."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a character
+        return False
+    return "\0" not in value
+
+
+def _name(path: Iterable[Any]) -> str:
+    return "/".join(map(str, path))
+
+
+# -- as they are ------------------------------------------------------------------------------------------------------
+
+
+def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
+    """Pack the infos of the steps of a window, and the annotations without a column.
+
+    Yields (index of the first step in the episode, data for KeptInfos), several where they are large.
+    """
+    infos = window.columns.get(("infos",))
+    loose = {name: list(rows) for name in found.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None}
+    runs = [range(window.steps)]
+    while runs:
+        run = runs.pop()
+        part = slice(run.start, run.stop)
+        kept = None if infos is None else list(infos[part])
+        data = pack([len(run), kept, {name: rows[part] for name, rows in loose.items()}])
+        if len(data) > _MOST_BYTES // 8 and len(run) > 1:
+            half = len(run) // 2
+            runs += [run[half:], run[:half]]
+        elif run:
+            yield window.start + run.start, zstandard.ZstdCompressor(level=3).compress(data)
+
+
+class KeptInfos:
+    """Infos unpacked, in any portions. Raises UnreadableRecording if packed() cannot have written the data."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
+        self.end = 0  # the step after the last with infos
+
+    def add(self, place: int, data: bytes) -> None:
+        """The next data, which were packed of the steps from this one on."""
+        try:
+            if not 0 <= zstandard.frame_content_size(data) <= _MOST_BYTES:
+                raise ValueError
+            steps, infos, annotations = unpack(zstandard.ZstdDecompressor().decompress(data, _MOST_BYTES))
+            columns = [*annotations.values(), *([] if infos is None else [infos])]
+            if any(type(rows) is not list or len(rows) != steps for rows in columns):
+                raise ValueError
+            if place != self.end or not 0 < steps <= _MOST_STEPS:
+                raise ValueError
+            for i in range(steps):
+                values = {str(name): rows[i] for name, rows in annotations.items()}
+                self._rows.append((None if infos is None else infos[i], values))
+            self.end += steps
+        except (AttributeError, CorruptTrace, TypeError, ValueError, zstandard.ZstdError) as error:
+            raise UnreadableRecording("the infos stored by gym-trace are malformed") from error
+
+    def take(self, steps: int) -> tuple[list[Any] | None, dict[str, Array]]:
+        """Take the infos of the next steps, None if they have none, and their annotations."""
+        rows, self._rows = self._rows[:steps], self._rows[steps:]
+        if len(rows) != steps:
+            raise UnreadableRecording("the infos stored by gym-trace have fewer steps")
+        infos = [info for info, _ in rows]
+        names = dict.fromkeys(name for _, values in rows for name in values)
+        # Nothing at all is what a row without a value has.
+        columns = {name: [ABSENT if (v := values.get(name)) is None else v for _, values in rows] for name in names}
+        has_infos = bool(infos) and all(info is not None for info in infos)
+        return infos if has_infos else None, {name: objects(column) for name, column in columns.items()}
+
+
+def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Return the info of one step, from the values of its columns by path."""
+    info: dict[str, Any] = {}
+    for (*outer, last), value in values.items():
+        inner = info
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise UnreadableRecording(f"duplicate key in infos: {key!r:.60}")
+        inner[last] = value
+    return info

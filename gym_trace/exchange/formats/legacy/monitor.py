@@ -1,0 +1,382 @@
+"""Directories of OpenAI Gym's Monitor: a manifest and a file of statistics for each process, and videos.
+
+Also load_results(), as Monitor had it, of such directories and of traces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.values import Array
+from gym_trace.errors import TraceNotFound
+from gym_trace.exchange.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
+from gym_trace.format import wire
+from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import SUFFIX
+from gym_trace.format.ring.segment import Segment
+from gym_trace.playback.episode_columns import complete_rows
+from gym_trace.playback.trace import Trace, open_trace, storage_of
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.recording.reset_record import NOTHING
+from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.statistics.summary import by_episode
+
+_PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
+_SPLITS = {"t": "train", "e": "eval", None: ""}
+_NO_OUTCOME = 0  # that done was said, but not whether it was terminated or truncated
+_SEGMENT = 8192  # episodes
+_MAX_MANIFEST = 4 << 20  # bytes; every batch of the trace has all of it
+_NOTHING_KNOWN = {"type": "Tuple", "spaces": []}  # a space whose values have no columns
+_LATEST = 1 << 33  # seconds: what is later cannot be said in ns
+
+NOTE = (
+    "imported from OpenAI Gym's Monitor, which kept statistics alone: an episode has no steps, its length is its "
+    "first_step, and it is not known whether it was terminated or truncated"
+)
+
+
+def find_runs(directory: OldDirectory) -> list[MonitorRun]:
+    return [MonitorRun(directory, name) for name in directory.names if is_manifest(name)]
+
+
+def is_manifest(name: str) -> bool:
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+
+
+def differences(env_infos: list[Any]) -> str:
+    """Return a warning for statistics of several environments in one directory."""
+    different = _distinct(env_infos)
+    if len(different) < 2:
+        return ""
+    shown = ", ".join(map(_shown, different[:5])) + (", …" if len(different) > 5 else "")
+    return f"statistics of {len(different)} environments in one directory: {shown}"
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if value not in values[:i]]
+
+
+def _shown(env_info: Any) -> str:
+    if not isinstance(env_info, dict):
+        return "one that is unknown"
+    text = f"{env_info.get('env_id')} ({env_info.get('gym_version')})"
+    return text if text.isprintable() else ascii(text)
+
+
+def _ns(seconds: float) -> int:
+    """Seconds of a clock as whole ns, from which the same float can be had again."""
+    return round(Fraction(seconds) * 10**9)
+
+
+class _Results(NamedTuple):
+    """Statistics of one process, with an element per complete episode.
+
+    env_info: the environment's id and the version of gym, as they were stored; None if they were not.
+    initial_reset: timestamp of the first reset, s, or None. timestamps: of the ends, s. types: "t", "e" or None.
+    videos: each with the file that describes it.
+    """
+
+    manifests: list[str]
+    env_info: Any
+    initial_reset: float | None
+    videos: list[tuple[str, str]]
+    timestamps: list[float]
+    lengths: list[int]
+    rewards: list[float]
+    types: list[Any]
+
+
+class MonitorRun:
+    """The files of one Monitor: its manifest, its statistics (stats), and their content.
+
+    open_type: of an episode that did not come to its end, or None.
+    """
+
+    kind = "OpenAI Gym Monitor"
+    files = 1
+
+    def __init__(self, directory: OldDirectory, manifest: str):
+        path = directory.path / manifest
+        content = directory.json(manifest, limit=_MAX_MANIFEST)
+        self.manifest = manifest
+        self.stats = plain_name(content.get("stats"), path)
+        videos = [_pair(entry, path) for entry in _list(content, "videos", path, optional=True)]
+        said, path = directory.json(self.stats), directory.path / self.stats
+        timestamps = [_time(value, path) for value in _list(said, "timestamps", path)]
+        lengths = [_length(value, path) for value in _list(said, "episode_lengths", path)]
+        rewards = [_number(value, path) for value in _list(said, "episode_rewards", path)]
+        initial = said.get("initial_reset_timestamp")
+        count = len(timestamps)
+        types = _list(said, "episode_types", path, optional=True) or [None] * count
+        if not all(kind in ("t", "e", None) for kind in types):
+            raise malformed(path, 'an episode type that is neither "t" nor "e"')
+        if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):
+            raise malformed(
+                path,
+                f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; "
+                "the counts must be equal",
+            )
+        initial = None if initial is None else _time(initial, path)
+        self.results = _Results(
+            [manifest], content.get("env_info"), initial, videos, timestamps, lengths, rewards, types[:count]
+        )
+        self.open_type: str | None = types[count] if len(types) > count else None
+
+    def writers(self, on_file: Callable[[], None]) -> Iterator[NewWriter]:
+        """The writers of a trace that it becomes, one for training, one for evaluation. on_file: called at the end."""
+        name = self.manifest.removesuffix(_SUFFIX).removesuffix(".manifest").replace(".manifest.", ".monitor.", 1)
+        kinds = list(dict.fromkeys(self.results.types)) or [self.open_type]
+        for kind in kinds:
+            split = _SPLITS[kind]
+            places = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
+            yield NewWriter(name if len(kinds) == 1 else f"{name}.{split}", self._schema(split), self._segments(places))
+        on_file()
+
+    def _schema(self, split: str) -> dict[str, Any]:
+        env_info = self.results.env_info
+        env_id, version = (
+            found if isinstance(env_info, dict) and isinstance(found := env_info.get(name), str) else None
+            for name in ("env_id", "gym_version")
+        )
+        return {
+            "split": split,
+            "observation_space": _NOTHING_KNOWN,
+            "action_space": _NOTHING_KNOWN,
+            "environment": {"id": env_id, "note": NOTE},
+            "versions": {} if version is None else {"gym": version},
+            "recorder": {"statistics_only": True},
+            "metadata": {
+                "imported_from": self.kind,
+                "manifest": self.manifest,
+                "stats": self.stats,
+                "env_info": env_info,
+                "initial_reset_timestamp": self.results.initial_reset,
+                "open_episode_type": self.open_type,
+                "videos": [list(pair) for pair in self.results.videos],
+            },
+        }
+
+    def _segments(self, places: list[int]) -> Iterator[Segment]:
+        for begin in range(0, len(places), _SEGMENT):
+            table = self._fragments(places[begin : begin + _SEGMENT])
+            yield Segment(table, {("starts",): [NOTHING] * len(table)}, table.nbytes + len(table))
+
+    def _fragments(self, places: list[int]) -> Array:
+        """An episode without steps is one fragment, which begins where the steps that are not here end."""
+        results = self.results
+        first = results.timestamps[:1] if results.initial_reset is None else [results.initial_reset]
+        begins = [*first, *results.timestamps]  # at the earliest: where the one before ended
+        table = np.zeros(len(places), wire.FRAGMENT)
+        table["episode"] = places
+        table["first_step"] = [results.lengths[i] for i in places]
+        table["reward_sum"] = [results.rewards[i] for i in places]
+        table["flags"] = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
+        table["outcome"] = _NO_OUTCOME
+        table["seed"] = wire.NO_SEED
+        starts = [_ns(begins[i]) for i in places]
+        table["start_time"] = starts
+        table["duration"] = [_ns(results.timestamps[i]) - start for i, start in zip(places, starts)]
+        return table
+
+
+def _list(content: dict[str, Any], key: str, path: Path, optional: bool = False) -> list[Any]:
+    found = content.get(key)
+    if found is None and optional:
+        return []
+    if not isinstance(found, list):
+        raise malformed(path, f"{key}: not a list")
+    return found
+
+
+def _pair(entry: Any, path: Path) -> tuple[str, str]:
+    if not isinstance(entry, list) or len(entry) != 2:
+        raise malformed(path, "a video needs two files")
+    return plain_name(entry[0], path), plain_name(entry[1], path)
+
+
+def _number(value: Any, path: Path) -> float:
+    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
+        return float(value)
+    raise malformed(path, f"{value!r:.40} instead of a number")
+
+
+def _time(value: Any, path: Path) -> float:
+    if 0 <= (seconds := _number(value, path)) < _LATEST:
+        return seconds
+    raise malformed(path, f"{value!r:.40} instead of a time")
+
+
+def _length(value: Any, path: Path) -> int:
+    if type(value) is int and 0 <= value < 1 << 62:
+        return value
+    raise malformed(path, f"{value!r:.40} instead of a length")
+
+
+# -- load_results ------------------------------------------------------------------------------------------------------
+
+_TYPES = {"train": "t", "eval": "e", "": None}
+_UNKNOWN = np.iinfo(np.int64).min  # as a time
+
+
+def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
+
+    Args:
+        directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
+
+    Returns:
+        Lists with one element per episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN
+        if unknown, last), episode_lengths (in steps), episode_rewards (returns), episode_types ("t" for training, "e"
+        for evaluation, other splits of a trace by their names, None where unknown; None instead of the list if all
+        are), data_sources (the process it is from, a number).
+
+        initial_reset_timestamps (of each process that has episodes), initial_reset_timestamp (the least of them, 0 if
+        missing), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
+        description).
+
+        Incomplete episodes and those without steps are skipped, as by Monitor; of imported
+        recordings, which may have no outcomes, all are kept. The return of rewards that are several numbers
+        each is NaN.
+
+        If a directory has several environments (for which the old function raised), there is a warning, all of
+        this is of the first one, and groups is a list of such dicts, one for each.
+
+    Raises:
+        TraceNotFound: no trace and no recording of Monitor.
+        UnreadableRecording: what Monitor wrote is damaged.
+        CorruptTrace: the trace is damaged.
+    """
+    sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
+    if problem := differences([source.env_info for source in sources]):
+        warnings.warn(
+            f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
+        )
+    env_infos = _distinct([source.env_info for source in sources])
+    first, *others = (_merged([source for source in sources if source.env_info == info]) for info in env_infos)
+    return {**first, "groups": [first, *others]} if others else first
+
+
+def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
+    with closing(OldDirectory(directory)) as old:
+        if any(map(is_manifest, old.names)):
+            return [_below(old.path, run.results) for run in find_runs(old)]
+        if find_writers(LocalStorage(old.path)):
+            return _of_trace(open_trace(old.path))
+        raise TraceNotFound(
+            f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
+            "import recordings of gym_recording first"
+        )
+
+
+def _below(directory: Path, results: _Results) -> _Results:
+    """Return the results with the paths of files in place of their names."""
+    videos = [(str(directory / video), str(directory / about)) for video, about in results.videos]
+    return results._replace(manifests=[str(directory / name) for name in results.manifests], videos=videos)
+
+
+def _merged(sources: list[_Results]) -> dict[str, Any]:
+    timestamps = np.array([time for source in sources for time in source.timestamps], np.float64)
+    order = np.argsort(timestamps, kind="stable").tolist()
+
+    def in_order(values: Callable[[_Results], list[Any]]) -> list[Any]:
+        together = [value for source in sources for value in values(source)]
+        return [together[i] for i in order]
+
+    types = in_order(lambda source: source.types)
+    numbers = [number for number, source in enumerate(sources) for _ in source.timestamps]
+    resets = [s.initial_reset for s in sources if s.timestamps and s.initial_reset is not None]
+    return {
+        "manifests": [manifest for source in sources for manifest in source.manifests],
+        "env_info": sources[0].env_info,
+        "data_sources": [numbers[i] for i in order],
+        "timestamps": in_order(lambda source: source.timestamps),
+        "episode_lengths": in_order(lambda source: source.lengths),
+        "episode_rewards": in_order(lambda source: source.rewards),
+        "episode_types": None if all(kind is None for kind in types) else types,
+        "initial_reset_timestamps": resets,
+        "initial_reset_timestamp": min(resets, default=0),
+        "videos": [video for source in sources for video in source.videos],
+    }
+
+
+def _of_trace(trace: Trace) -> list[_Results]:
+    """The processes that recorded a trace. Training and evaluation that were imported from one process are joined."""
+    for damage in trace.damage:
+        raise damage.error()
+    sources: dict[Any, _Results] = {}
+    for number, writer in enumerate(trace.readers):
+        source = _of_writer(trace, number, writer)
+        origin = str(writer.about_or_empty.origin.get("manifest", number))
+        before = sources.get(origin)
+        if before is not None:
+            joined = ("manifests", "timestamps", "lengths", "rewards", "types")
+            source = before._replace(**{name: getattr(before, name) + getattr(source, name) for name in joined})
+        sources[origin] = source
+    return list(sources.values())
+
+
+def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
+    about = writer.about_or_empty
+    table = trace.episodes[trace.episodes["writer"] == number]
+    order, begin = by_episode(table)
+    rows = table[order[begin]]
+    lengths, returns = _sums(table["steps"][order], begin), _sums(table["return"][order], begin)
+    if about.has_only_statistics:
+        lengths = rows["first_step"]
+    origin = about.origin
+    of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
+    whole = complete_rows(rows, trace.readers, lengths=np.asarray(lengths)) | bool(origin)
+    initial_reset = origin.get("initial_reset_timestamp")
+    manifest = f"{writer.writer}{SUFFIX}"
+    results = _Results(
+        manifests=[manifest],
+        env_info=origin.get("env_info", of_trace),
+        initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
+        videos=_pairs(origin.get("videos")) if origin else _live_videos(writer, manifest),
+        timestamps=[_seconds(end) for end in rows["end_time"][whole].view(np.int64).tolist()],
+        lengths=lengths[whole].tolist(),
+        rewards=returns[whole].tolist(),
+        types=[_TYPES.get(writer.split, writer.split)] * int(whole.sum()),
+    )
+    return _below(trace.directory, results)
+
+
+def _sums(values: Array, begin: Array) -> Array:
+    """The sum of each run of values; begin: where runs begin."""
+    sums: Array = np.add.reduceat(values, begin) if len(begin) else values
+    return sums
+
+
+def _pairs(value: Any) -> list[tuple[str, str]]:
+    """The pairs of file names that a trace holds, which is not trusted."""
+    pairs = [tuple(pair) for pair in value if isinstance(pair, list)] if isinstance(value, list) else []
+    return [pair for pair in pairs if len(pair) == 2 and all(map(_is_name, pair))]
+
+
+def _live_videos(writer: WriterReader, manifest: str) -> list[tuple[str, str]]:
+    """The videos that a recorder made, with the name of its manifest, which describes them."""
+    files = [entry.get("file") for entry in writer.files.entries() if entry.get("type") == "video"]
+    return [(str(file), manifest) for file in files if _is_name(file)]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value == os.path.basename(value)
+
+
+def _first(starts: Array) -> float | None:
+    known = starts[~np.isnat(starts)].view(np.int64)
+    return _seconds(int(known.min())) if len(known) else None
+
+
+def _seconds(ns: int) -> float:
+    """The float that is nearest: for times that were floats, the same one."""
+    return math.nan if ns == _UNKNOWN else ns / 10**9

@@ -1,0 +1,136 @@
+"""Export: a LeRobot dataset, version 3, as LeRobotDataset loads it from a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
+from gym_trace.exchange.formats.lerobot.features import (
+    FINAL,
+    TASK_INDEX,
+    TIMESTAMP,
+    Feature,
+    Origin,
+    features_of,
+    timestamps,
+)
+from gym_trace.exchange.formats.lerobot.writer import DatasetWriter
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.windows import KEPT
+
+_FPS = 30
+_MOST_FPS = 1000
+_NONE = np.empty(0, object)
+
+
+@dataclass(frozen=True)
+class LeRobotExporter:
+    """LeRobot dataset, version 3: Parquet, with images as PNG or MP4, for LeRobotDataset
+
+    Attributes:
+        video: store images in MP4 files (lossless H.264, needs PyAV) instead of PNG in the tables.
+        fps: steps per second, 1 to 1000; None: the fact fps of the trace, otherwise 30.
+        task: description of the task; None: the fact task of the trace, otherwise the environment id.
+    """
+
+    name: ClassVar[str] = "lerobot"
+    makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = KEPT
+
+    video: bool = False
+    fps: int | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.video, bool):
+            raise InvalidOption(f"video={self.video!r}: pass true or false")
+        if self.fps is not None and not _is_fps(self.fps):
+            raise InvalidOption(f"fps={self.fps!r}: pass whole steps per second, 1 to {_MOST_FPS}")
+        if self.task is not None and not (isinstance(self.task, str) and self.task):
+            raise InvalidOption(f"task={self.task!r}: pass a text that describes the task")
+        if self.video and find_spec("av") is None:
+            raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
+
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. An import restores everything that LeRobotDataset does not give."""
+        if not source.steps:
+            raise InvalidOption(f"{source.trace.directory}: no steps; LeRobot needs at least one")
+        origin = Origin.of(source)
+        features = features_of(source, self.video, origin)
+        return Plan(list(_losses(source, features)), partial(self._write, source, features, origin), self._how_to_load)
+
+    def _write(self, source: Source, features: list[Feature], origin: Origin, target: Target) -> None:
+        fps = self._fps(source)
+        task = self.task or _text(source.facts.get("task")) or _text(source.environment.get("id")) or "gym-trace"
+        tasks = [task] if self.task or not _has_tasks(source, origin) else list(origin.tasks)
+        counted = [feature for feature in features if _is_counted(source, feature, tasks, fps)]
+        features = [feature for feature in features if feature not in counted]
+        counted = [feature._replace(name=str(feature.path[1])) for feature in counted]
+        writer = DatasetWriter(source, target.staged, features, counted, fps, tasks, origin.robot_type)
+        try:
+            writer.write()
+        finally:
+            writer.drop()
+
+    def _how_to_load(self, path: Path) -> str:
+        return (
+            "from lerobot.datasets.lerobot_dataset import LeRobotDataset\n"
+            f"dataset = LeRobotDataset({path.name!r}, root={str(path.resolve())!r})"
+        )
+
+    def _fps(self, source: Source) -> int:
+        said = [self.fps, source.facts.get("fps")]
+        return int(next(filter(_is_fps, said), None) or _FPS)
+
+
+def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
+    kept = f"not returned by LeRobotDataset; stored in {FINAL}"
+    yield Loss("final_observation", f"final observations: {kept}")
+    for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
+        yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
+    wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
+    if wide:
+        yield Loss("dtype", f"LeRobotDataset returns float64 as float32; the files keep float64: {', '.join(wide)}")
+    if mixed := [one.name for one in features if (form := source.forms[one.path]) is not None and form.mixed]:
+        yield Loss("dtype", f"rows of several dtypes become the widest: {', '.join(mixed)}")
+    if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
+        yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
+
+
+def _has_tasks(source: Source, origin: Origin) -> bool:
+    """Return True if each step names its task among those of the dataset that it was imported from."""
+    form = source.forms.get(TASK_INDEX)
+    if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
+        return False
+    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
+    rows = (episode.annotations.get("task_index", _NONE) for episode in episodes)
+    many = len(origin.tasks)
+    return all(found.dtype == np.int64 and bool(((found >= 0) & (found < many)).all()) for found in rows)
+
+
+def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
+    """Return True if an annotation, imported from a column of every dataset, equals that column of this export."""
+    if feature.path == TASK_INDEX:
+        return len(tasks) > 1
+    if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:
+        return False
+    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
+    found = (episode.annotations.get("timestamp", _NONE) for episode in episodes)
+    return all(rows.tobytes() == timestamps(np.arange(len(rows)), fps).tobytes() for rows in found)
+
+
+def _is_fps(fps: Any) -> bool:
+    whole = isinstance(fps, (int, float)) and not isinstance(fps, bool) and fps == fps // 1
+    return whole and 1 <= fps <= _MOST_FPS
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else ""

@@ -1,0 +1,270 @@
+"""The episodes of a dataset of Minari as arrow or parquet."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.values import Array
+from gym_trace.errors import UnreadableRecording
+from gym_trace.exchange.formats.foreign import read_json, widest
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
+from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos
+from gym_trace.exchange.formats.minari.plan import FILE
+from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
+from gym_trace.exchange.formats.parquet.tables import (
+    batches,
+    dtype_of,
+    is_list,
+    is_number,
+    located,
+    numbers_in,
+    parquet_file,
+    row_size,
+)
+from gym_trace.exchange.formats.rows import custom, infos_of
+
+_MOST_ROWS = 1024  # that are read at a time
+_MOST_BYTES = 4 << 20
+_DEEPEST = 32
+_MAGIC_BYTES = 8  # before the first message of an Arrow file
+Fault = Callable[[str], UnreadableRecording]
+
+
+class ArrowSource:
+    """The directories. jpeg: whether they store images as JPEG."""
+
+    def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
+        self._data, self._kind, self._jpeg = data, kind, jpeg
+        found = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
+        self._directories = sorted(found, key=lambda path: int(path.name))
+        self.spaces = self._space("observations", spaces[0]), self._space("actions", spaces[1])
+
+    def __len__(self) -> int:
+        return len(self._directories)
+
+    def _space(self, root: str, said: PlainSpace | None) -> PlainSpace:
+        if said is not None:
+            return said
+        for directory in self._directories:
+            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
+                return _widest(file.field(root), 0)
+        raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
+
+    def episodes(self) -> Iterator[NewEpisode]:
+        """Yield the episodes. Raises UnreadableRecording."""
+        for directory in self._directories:
+            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
+                yield self._episode(file, directory)
+
+    def _episode(self, file: _File, directory: FilePath) -> NewEpisode:
+        said = read_json(directory / FILE) if (directory / FILE).is_file() else {}
+        identity, seed, options = said.get(KEY), said.get("seed"), said.get("options")
+        names = file.schema.names
+        reset, is_ours = None, isinstance(identity, str)
+        if "infos" in names and not is_ours:
+            reset = _infos(next(file.batches(1)).column("infos"), file.fault)[0]
+        return NewEpisode(
+            file.rows - 1,
+            self._parts(file, is_ours),
+            seed=seed if type(seed) is int and seed >= 0 else None,
+            options=options if isinstance(options, dict) else None,
+            reset_info=reset,
+            identity=identity if is_ours else None,
+        )
+
+    def _parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
+        """A row is an observation, its info, and what was done then; the last one is an observation and an info."""
+        kept = KeptInfos() if KEY in file.schema.names else None
+        row, before = 0, None
+        with located(file.path):
+            for batch in file.batches(file.rows_at_a_time):
+                if kept is not None:
+                    for place, data in enumerate(batch.column(KEY).to_pylist()):
+                        if data is not None:
+                            kept.add(row + place, data)
+                row += len(batch)
+                rows = batch if before is None else pa.concat_batches([before, batch])
+                before = batch.slice(len(batch) - 1)
+                if len(rows) > 1 or file.rows == 1:
+                    yield self._steps(rows, kept, is_ours, leads=len(rows) == row, fault=file.fault)
+
+    def _steps(
+        self, rows: pa.RecordBatch, kept: KeptInfos | None, is_ours: bool, leads: bool, fault: Fault
+    ) -> NewSteps:  # fmt: skip
+        steps, led = rows.slice(0, len(rows) - 1), rows if leads else rows.slice(1)
+        infos, annotations = (None, {}) if kept is None else kept.take(len(steps))
+        if is_ours:
+            annotations |= _annotations(rows.slice(1), fault)
+        elif "infos" in rows.schema.names:
+            infos = _infos(rows.slice(1).column("infos"), fault)
+        terminations, truncations = (_flags(steps.column(name), fault) for name in ("terminations", "truncations"))
+        return NewSteps(
+            self._tree(led.column("observations"), self.spaces[0], fault, 0),
+            self._tree(steps.column("actions"), self.spaces[1], fault, 0),
+            _array(steps.column("rewards"), fault),
+            terminations,
+            truncations,
+            infos,
+            annotations,
+        )
+
+    def _tree(self, column: pa.Array, space: PlainSpace, fault: Fault, depth: int) -> Any:
+        if space["type"] in ("Dict", "Tuple"):
+            if not pa.types.is_struct(column.type) or depth > _DEEPEST:
+                raise fault("column of a Dict or Tuple space must be a struct")
+            is_dict = space["type"] == "Dict"
+            parts = space["spaces"] if is_dict else list(enumerate(space["spaces"]))
+            if sorted(field.name for field in column.type) != sorted(str(key) for key, _ in parts):
+                raise fault("column lacks parts of its space")
+            values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
+            return values if is_dict else tuple(values.values())
+        if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
+            return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
+        return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
+
+
+class _File:
+    """The file of an episode. rows: how many there are, at least one. rows_at_a_time: of a few MiB."""
+
+    def __init__(self, path: FilePath):
+        self.path = path
+        self._mapped: pa.MemoryMappedFile | None = None
+        with located(path):
+            if path.suffix == ".parquet":
+                with parquet_file(path) as parquet:
+                    self.rows = parquet.metadata.num_rows
+                    self.schema: pa.Schema = parquet.schema_arrow
+            else:
+                self._mapped = pa.memory_map(str(path))
+                with pa.ipc.open_file(self._mapped) as file:
+                    self.schema = file.schema
+                self.rows = sum(map(len, self._mapped_batches()))
+            for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+                self.field(name)
+            width = sum(row_size(field.type) for field in self.schema)
+        self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, width)))
+        if not self.rows:
+            raise self.fault("no rows, not even for the reset")
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mapped is not None:
+            self._mapped.close()
+
+    def fault(self, problem: str) -> UnreadableRecording:
+        """An error about the file."""
+        return UnreadableRecording(f"{self.path}: {problem}")
+
+    def field(self, name: str) -> pa.DataType:
+        """The type of a column."""
+        if name not in self.schema.names:
+            raise self.fault(f"has no column {name}")
+        return self.schema.field(name).type
+
+    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """All rows, some at a time."""
+        if self._mapped is None:
+            for batch in batches(self.path, rows, self.schema.names):
+                batch.validate(full=True)
+                yield batch.cast(self.schema)
+            return
+        for batch in self._mapped_batches():
+            batch.validate(full=True)
+            for begin in range(0, len(batch), rows):
+                yield batch.slice(begin, rows)
+
+    def _mapped_batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches of an Arrow file, each once and where it lies: its table of contents may name one many times."""
+        assert self._mapped is not None
+        self._mapped.seek(_MAGIC_BYTES)
+        messages = pa.ipc.MessageReader.open_stream(self._mapped)
+        with contextlib.suppress(StopIteration):
+            if (first := messages.read_next_message()).type != "schema":
+                raise self.fault(f"unexpected first message {first.type}")
+            while (message := messages.read_next_message()).type == "record batch":
+                if _is_compressed(message.metadata.to_pybytes()):
+                    raise self.fault("compressed: not supported, as its size in memory is unknown")
+                yield pa.ipc.read_record_batch(message, self.schema)
+            raise self.fault(f"unexpected message {message.type}")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return True if a record batch is compressed (Message.fbs of Arrow: Message.header, RecordBatch.compression)."""
+
+    def number(at: int, size: int = 4, signed: bool = False) -> int:
+        return int.from_bytes(metadata[at : at + size], "little", signed=signed)
+
+    def field(table: int, which: int) -> int:
+        """Return the offset of a field of a FlatBuffers table; 0: it is not there."""
+        fields, slot = table - number(table, signed=True), 4 + 2 * which
+        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+        return table + offset if offset else 0
+
+    header = field(number(0), 2)
+    return header == 0 or field(header + number(header), 3) != 0
+
+
+def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None) -> Any:
+    """A column as an array of numbers (rows, *shape), or a list of anything else."""
+    if not is_number(column.type) and not is_list(column.type):
+        return column.to_pylist()
+    flat = numbers_in(column, shape)
+    if flat is None:
+        told = "has a column with rows that are missing, or not alike"
+        raise fault(told if shape is None else f"{told}: the space has shape {shape}")
+    return flat
+
+
+def _flags(column: pa.Array, fault: Fault) -> Array:
+    return np.asarray(_array(column, fault)).astype(np.bool_)
+
+
+def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
+    """The space of all that is like what is there."""
+    if pa.types.is_struct(kind) and depth < _DEEPEST:
+        children = [[field.name, _widest(field.type, depth + 1)] for field in kind]
+        if children and [name for name, _ in children] == [str(i) for i in range(len(children))]:
+            return {"type": "Tuple", "spaces": [child for _, child in children]}
+        return {"type": "Dict", "spaces": children}
+    shape: tuple[int, ...] = ()
+    if pa.types.is_fixed_size_list(kind):
+        shape, kind = (kind.list_size,), kind.value_type
+    if not is_number(kind):
+        return custom(str(kind)[:100])
+    return widest(dtype_of(kind), shape)
+
+
+def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The columns of infos with their rows."""
+    if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
+        raise fault("infos must be a struct")
+    for i, field in enumerate(column.type):
+        inner = column.field(i)
+        if pa.types.is_struct(field.type):
+            yield from _columns(inner, (*path, field.name), fault)
+            continue
+        shape = (field.metadata or {}).get(b"shape")
+        sizes = shape.split(b",") if shape and all(n.isdigit() for n in shape.split(b",")) else None
+        yield (*path, field.name), _array(inner, fault, None if sizes is None else tuple(map(int, sizes)))
+
+
+def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
+    return infos_of(dict(_columns(column, (), fault)), len(column))
+
+
+def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:
+    """Return the annotations that gym-trace has put among the infos."""
+    if "infos" not in rows.schema.names:
+        return {}
+    columns, before = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"
+    return {path[0].removeprefix(before): values for path, values in columns if path[0].startswith(before)}

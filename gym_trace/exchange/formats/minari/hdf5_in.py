@@ -1,0 +1,190 @@
+"""The episodes of a dataset of Minari in HDF5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import PlainSpace
+from gym_trace.exchange.formats.foreign import widest
+from gym_trace.exchange.formats.hdf5.reading import Node, Reading, Rows, columns_in, pieces
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
+from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos
+from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
+from gym_trace.exchange.formats.rows import custom, infos_of
+
+_DEEPEST, _MOST_GROUPS = 32, 200
+Column = Callable[[int, int], Any]  # rows from one to another
+
+
+class HDF5Source:
+    """The file. jpeg: whether it stores images as JPEG."""
+
+    def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
+        self._reading = Reading(path)
+        self._jpeg = jpeg
+        found = [name for name in self._reading.root.names() if name.startswith("episode_") and _is_number(name[8:])]
+        self._names = sorted(found, key=lambda name: int(name[8:]))
+        observations, actions = spaces
+        self.spaces = self._space("observations", observations), self._space("actions", actions)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _space(self, root: str, said: PlainSpace | None) -> PlainSpace:
+        if said is not None:
+            return said
+        for name in self._names:
+            return _widest(self._reading.root.node(name), root, set())
+        raise self._reading.fault("", "no episodes and no spaces")
+
+    def episodes(self) -> Iterator[NewEpisode]:
+        """Yield the episodes. Raises UnreadableRecording."""
+        with self._reading:
+            for name in self._names:
+                yield self._episode(self._reading.root.node(name))
+
+    def _episode(self, node: Node) -> NewEpisode:
+        rewards, terminations, truncations = map(node.rows, ("rewards", "terminations", "truncations"))
+        steps = len(rewards)
+        observations, width = self._column(node, "observations", self.spaces[0], steps + 1)
+        actions, other = self._column(node, "actions", self.spaces[1], steps)
+        for found in (terminations, truncations):
+            _check(found, steps)
+        said = node.attributes(KEY, "options", "seed")
+        options = _nested({name[8:]: value for name, value in said.items() if name.startswith("options/")})
+        identity, seed = said.get(KEY), said.get("seed")
+        infos = _Infos(node, steps, isinstance(identity, str))
+
+        def parts() -> Iterator[NewSteps]:
+            for begin, end in infos.pieces(width + other):
+                lead = 0 if begin == 0 else 1
+                yield NewSteps(
+                    observations(begin + lead, end + 1),
+                    actions(begin, end),
+                    rewards.read(begin, end),
+                    terminations.read(begin, end).astype(np.bool_),
+                    truncations.read(begin, end).astype(np.bool_),
+                    *infos.read(begin, end),
+                )
+
+        return NewEpisode(
+            steps,
+            parts(),
+            seed=int(seed) if isinstance(seed, (int, np.integer)) and seed >= 0 else None,
+            options=options or None,
+            reset_info=infos.of_reset(),
+            identity=identity if isinstance(identity, str) else None,
+        )
+
+    def _column(self, node: Node, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[Column, int]:
+        """Return a function that reads rows of a space, and the bytes of each row."""
+        if depth > _DEEPEST:
+            raise node.fault("is nested too deep")
+        if space["type"] in ("Dict", "Tuple"):
+            inner, is_dict = node.node(key), space["type"] == "Dict"
+            parts = space["spaces"] if is_dict else [[f"_index_{i}", child] for i, child in enumerate(space["spaces"])]
+            found = {name: self._column(inner, str(name), child, rows, depth + 1) for name, child in parts}
+
+            def tree(begin: int, end: int) -> Any:
+                values = {name: read(begin, end) for name, (read, _) in found.items()}
+                return values if is_dict else tuple(values.values())
+
+            return tree, sum(size for _, size in found.values())
+        found_rows = node.rows(key)
+        _check(found_rows, rows)
+        if self._jpeg and is_picture(space) and (found_rows.is_bytes or len(found_rows.shape) == 2):
+            shape = tuple(space["shape"])
+
+            def pictures(begin: int, end: int) -> Any:
+                return jpeg_pictures(found_rows.read(begin, end), shape, found_rows.fault)
+
+            return pictures, math.prod(shape)
+        return found_rows.read, found_rows.row_size
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and len(name) < 20
+
+
+def _check(found: Rows, rows: int) -> None:
+    if not found.shape or len(found) != rows:
+        raise found.fault(f"has {len(found)} rows instead of {rows}")
+
+
+def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
+    """The space of all that is like what is there. groups: those that were seen."""
+    if node.is_node(key):
+        inner = node.node(key)
+        inner.see(groups)
+        if len(groups) > _MOST_GROUPS:
+            raise inner.fault("too many groups")
+        names = inner.names()
+        if names and all(name.startswith("_index_") for name in names):
+            return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", groups) for i in range(len(names))]}
+        return {"type": "Dict", "spaces": [[name, _widest(inner, name, groups)] for name in names]}
+    rows = node.rows(key)
+    if rows.is_text or rows.is_bytes:
+        return custom("text" if rows.is_text else "bytes")
+    return widest(rows.dtype, rows.shape[1:])
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Options as reset was given them, of attributes."""
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        *outer, last = name.split("/")
+        inner: Any = found
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                break
+        else:
+            inner[last] = value.item() if isinstance(value, np.generic) else value
+    return found
+
+
+class _Infos:
+    """The infos of an episode: as gym-trace kept them whole, otherwise out of Minari's columns."""
+
+    def __init__(self, node: Node, steps: int, is_ours: bool):
+        self._steps = steps
+        self._kept = node.node(KEY) if is_ours and KEY in node else None
+        columns = columns_in(node.node("infos")) if "infos" in node and node.is_node("infos") else {}
+        found = {path: rows for path, rows in columns.items() if rows.shape and len(rows) == steps + 1}
+        self._annotations = {path[1]: rows for path, rows in found.items() if is_ours and path[0] == ANNOTATIONS}
+        self._columns = {} if is_ours else found
+
+    def pieces(self, row_size: int) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of the steps to read at a time."""
+        if self._kept is None:
+            width = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
+            yield from pieces(self._steps, row_size + width)
+            return
+        begins = sorted(int(name) for name in self._kept.names() if _is_number(name))
+        if begins[:1] != [0] or begins[-1] >= self._steps:
+            raise self._kept.fault("is malformed")
+        yield from zip(begins, [*begins[1:], self._steps])
+
+    def read(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
+        """The infos of steps, and their annotations."""
+        columns = {name: rows.read(begin + 1, end + 1) for name, rows in self._annotations.items()}
+        if self._kept is not None:
+            kept = KeptInfos()
+            kept.add(0, np.asarray(self._kept.rows(str(begin)).read(), np.uint8).tobytes())
+            infos, annotations = kept.take(end - begin)
+            return infos, columns | annotations
+        if not self._columns:
+            return None, columns
+        rows = {path: found.read(begin + 1, end + 1) for path, found in self._columns.items()}
+        return infos_of(rows, end - begin), columns
+
+    def of_reset(self) -> dict[str, Any] | None:
+        """The info of the reset, where Minari has it."""
+        columns = {path: found.read(0, 1) for path, found in self._columns.items()}
+        return infos_of(columns, 1)[0] if columns else None

@@ -1,0 +1,133 @@
+"""Spaces as Minari writes them, in JSON, and as a trace has them (docs/FORMAT.md, section 5)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import PlainSpace, from_array_map, leaves_in, to_array_map
+from gym_trace.data.values import Array, dtype_from
+from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
+from gym_trace.exchange.formats.images import pixels
+from gym_trace.format.manifest import json_of
+from gym_trace.printable import printable
+
+_MOST_ELEMENTS = 1 << 22  # of the bounds of a space, which are written one by one
+_MOST_TEXT = 256 << 20
+_DEEPEST = 32
+
+
+def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
+    """Return the same space with others in place of those of leaves_in()."""
+    if space["type"] == "Dict":
+        return {"type": "Dict", "spaces": [[key, with_leaves(child, leaves)] for key, child in space["spaces"]]}
+    if space["type"] == "Tuple":
+        return {"type": "Tuple", "spaces": [with_leaves(child, leaves) for child in space["spaces"]]}
+    return next(leaves)
+
+
+def text_of(length: int, characters: str) -> PlainSpace:
+    """A Text space. characters: the allowed ones."""
+    return {"type": "Text", "min_length": 0, "max_length": max(1, length), "characters": characters}
+
+
+# -- out --------------------------------------------------------------------------------------------------------------
+
+
+def to_json(space: PlainSpace) -> str:
+    """Return the result of minari.serialization.serialize_space(). Raises InvalidOption, CorruptTrace."""
+    if sum(math.prod(leaf.get("shape", ())) for _, leaf in leaves_in(space, ())) > _MOST_ELEMENTS:
+        raise InvalidOption("spaces: too many bounds for Minari")
+    return json.dumps(_out(space))
+
+
+def _out(space: PlainSpace) -> dict[str, Any]:
+    kind = space["type"]
+    if kind == "Dict":
+        return {"type": kind, "subspaces": {str(key): _out(child) for key, child in space["spaces"]}}
+    if kind == "Tuple":
+        return {"type": kind, "subspaces": [_out(child) for child in space["spaces"]]}
+    if kind == "Text":
+        limits = {"max_length": space["max_length"], "min_length": space["min_length"]}
+        return {"type": kind, **limits, "charset": space["characters"]}
+    dtype, shape = dtype_from(space["dtype"]), tuple(space.get("shape", ()))
+    if kind == "Discrete":
+        return {"type": kind, "dtype": "int64", "start": space["start"], "n": space["n"]}
+    if kind == "MultiBinary":
+        return {"type": kind, "n": list(shape) if len(shape) != 1 else shape[0]}
+    names = ("low", "high") if kind == "Box" else ("nvec", "start")
+    arrays = {name: from_array_map(space[name], shape).tolist() for name in names}
+    return {"type": kind, "dtype": dtype.name, **({"shape": list(shape)} if kind == "Box" else {}), **arrays}
+
+
+# -- in ---------------------------------------------------------------------------------------------------------------
+
+
+def from_json(text: Any) -> PlainSpace:
+    """Return the space from the result of serialize_space(). Raises UnreadableRecording."""
+    try:
+        said = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
+        return _in(said, 0)
+    except (ArithmeticError, AttributeError, CorruptTrace, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UnreadableRecording(f"a space is malformed ({printable(repr(error)):.100})") from error
+
+
+def _in(said: Any, depth: int) -> PlainSpace:
+    kind = said["type"]
+    if depth > _DEEPEST:
+        raise ValueError("nested too deep")
+    if kind == "Dict":
+        return {"type": kind, "spaces": [[str(key), _in(one, depth + 1)] for key, one in said["subspaces"].items()]}
+    if kind == "Tuple":
+        return {"type": kind, "spaces": [_in(one, depth + 1) for one in said["subspaces"]]}
+    if kind == "Text":
+        limits = {"min_length": int(said["min_length"]), "max_length": int(said["max_length"])}
+        return {"type": kind, **limits, "characters": "".join(map(str, said["charset"]))}
+    if kind == "Discrete":
+        return {"type": kind, "dtype": "<i8", "n": int(said["n"]), "start": int(said.get("start", 0))}
+    if kind == "MultiBinary":
+        shape = said["n"] if isinstance(said["n"], list) else [said["n"]]
+        return {"type": kind, "dtype": "|i1", "shape": _sizes(shape)}
+    if kind not in ("Box", "MultiDiscrete"):
+        raise ValueError(f"unsupported type {kind}")
+    dtype = np.dtype(str(said["dtype"]))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"unsupported dtype {dtype}")
+    names = ("low", "high") if kind == "Box" else ("nvec", "start")
+    given = {name: said.get(name, 0) if name == "start" else said[name] for name in names}
+    arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in given.items()}
+    shape = _sizes(said["shape"] if kind == "Box" else list(arrays["nvec"].shape))
+    told = {name: to_array_map(np.broadcast_to(array, shape)) for name, array in arrays.items()}
+    return {"type": kind, "dtype": dtype.newbyteorder("<").str, "shape": shape, **told}
+
+
+def _sizes(shape: Any) -> list[int]:
+    sizes = [int(n) for n in shape]
+    if any(n < 0 for n in sizes) or math.prod(sizes) > _MOST_ELEMENTS:
+        raise ValueError("invalid size")
+    return sizes
+
+
+def is_picture(space: PlainSpace) -> bool:
+    """Return True if Minari can keep values of this space as JPEG."""
+    shape = space.get("shape", ())
+    if space["type"] != "Box" or space["dtype"] != "|u1" or len(shape) not in (2, 3) or min(shape[:2]) < 32:
+        return False
+    low, high = (from_array_map(space[name], tuple(shape)) for name in ("low", "high"))
+    return bool((low == 0).all() and (high == 255).all())
+
+
+def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], UnreadableRecording]) -> Array:
+    """Decode images that Minari stores as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
+    pictures = np.empty((len(rows), *shape), np.uint8)
+    for i, row in enumerate(rows):
+        raw = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
+        try:
+            pictures[i] = pixels(raw, (*shape, 1)[:3], formats=("JPEG",)).reshape(shape)
+        except ValueError as error:
+            raise fault(f"unreadable image ({error!s:.200})") from error
+    return pictures

@@ -1,0 +1,230 @@
+"""Which formats there are: those of gym-trace, and those that other packages add.
+
+A package adds one with an entry point, of the group gym_trace.exporters or gym_trace.importers, whose name is that of
+the format, and which is its exporter or importer class (see contract.py):
+
+    [project.entry-points."gym_trace.exporters"]
+    tables = "my_package.tables:TablesExporter"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound, told
+from gym_trace.exchange.formats.contract import Exporter, Importer
+from gym_trace.format.directory import find_writers
+from gym_trace.printable import printable
+from gym_trace.storage.local import LocalStorage
+
+
+class Entry(NamedTuple):
+    """A format. where: "module:Class". extra: the extra of gym-trace it needs. what: description in one line."""
+
+    where: str
+    extra: str
+    what: str
+
+
+_EXPORTERS: dict[str, Entry] = {
+    "csv": Entry("gym_trace.exchange.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
+    "d4rl": Entry("gym_trace.exchange.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "jsonl": Entry(
+        "gym_trace.exchange.formats.steps.exporters:JsonLinesExporter",
+        "",
+        "JSON lines, lossless: docs/reference/steps.md",
+    ),
+    "lerobot": Entry(
+        "gym_trace.exchange.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"
+    ),
+    "mcap": Entry("gym_trace.exchange.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
+    "minari": Entry(
+        "gym_trace.exchange.formats.minari.exporter:MinariExporter",
+        "minari",
+        "Minari dataset: hdf5 (default), arrow or parquet",
+    ),
+    "npz": Entry("gym_trace.exchange.formats.steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
+    "parquet": Entry(
+        "gym_trace.exchange.formats.parquet.exporter:ParquetExporter",
+        "parquet",
+        "Parquet, a table of steps and one of episodes",
+    ),
+    "rerun": Entry(
+        "gym_trace.exchange.formats.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"
+    ),
+    "rlds": Entry("gym_trace.exchange.formats.rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
+}
+_IMPORTERS: dict[str, Entry] = {
+    "d4rl": Entry("gym_trace.exchange.formats.hdf5.d4rl_in:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "gym": Entry(
+        "gym_trace.exchange.formats.legacy.importing:GymImporter",
+        "",
+        "recordings of gym_recording and OpenAI Gym's Monitor",
+    ),
+    "jsonl": Entry(
+        "gym_trace.exchange.formats.steps.jsonl_importer:JsonLinesImporter",
+        "",
+        "JSON lines, lossless: docs/reference/steps.md",
+    ),
+    "lerobot": Entry(
+        "gym_trace.exchange.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"
+    ),
+    "minari": Entry(
+        "gym_trace.exchange.formats.minari.importer:MinariImporter", "minari", "Minari dataset of any kind"
+    ),
+    "parquet": Entry(
+        "gym_trace.exchange.formats.parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"
+    ),
+    "rlds": Entry("gym_trace.exchange.formats.rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
+    "rllib": Entry("gym_trace.exchange.formats.rllib.importing:RLlibImporter", "rllib", "RLlib episodes in Parquet"),
+    "table": Entry(
+        "gym_trace.exchange.formats.parquet.table_importer:TableImporter",
+        "parquet",
+        "one Parquet table, one row per step",
+    ),
+}
+# What packages that are installed, but damaged or of versions that do not go together, raise when they are imported.
+_UNUSABLE = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
+_LAST = "table"  # which takes any Parquet for its own
+
+
+# What a file of this ending is taken for where no format is named.
+ENDINGS = {
+    ".csv": "csv",
+    ".hdf5": "d4rl",
+    ".jsonl": "jsonl",
+    ".mcap": "mcap",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".rrd": "rerun",
+}
+
+
+def format_for(out: Path) -> str:
+    """Return the format for the ending of a file name. Raises InvalidOption."""
+    if (name := ENDINGS.get(out.suffix.lower())) is None:
+        ending = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
+        known = ", ".join(f"{known} ({name})" for known, name in ENDINGS.items())
+        raise InvalidOption(f"{printable(out)}: {ending}; pass --to FORMAT (format=) or use one of {known}")
+    return name
+
+
+def exporters() -> dict[str, Entry]:
+    """Return the export formats by name."""
+    return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
+
+
+def importers() -> dict[str, Entry]:
+    """Return the import formats by name."""
+    return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
+
+
+def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
+    """Return an exporter with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
+
+
+def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
+    """Return an importer with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
+
+
+def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
+    known = _options(made)
+    if unknown := [option for option in options if option not in known]:
+        hint = f"choose from {', '.join(known)}" if known else "it takes no options"
+        raise InvalidOption(f"{name} has no option {unknown[0]!r}; {hint}")
+    return made(**options)
+
+
+def _options(made: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(made)] if dataclasses.is_dataclass(made) else []
+
+
+def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
+    """Return the importer of the format that path looks like, if possible one that has these options.
+
+    Raises TraceNotFound, MissingExtra, InvalidOption.
+    """
+    missing: dict[str, MissingExtra] = {}
+    other = {}
+    if not path.exists():
+        raise TraceNotFound(f"{path}: not found")
+    for name in sorted(importers(), key=lambda name: name == _LAST):
+        try:
+            made = _loaded(name, importers(), "import from")
+        except MissingExtra as error:
+            missing[name] = error
+            continue
+        if not set(options) <= set(_options(made)):
+            other[name] = made
+            continue
+        importer = cast(Importer, made(**options))
+        if importer.recognises(path):
+            return importer
+    for name, made in other.items():
+        if made().recognises(path):
+            _made(name, made, options)  # raises for the unknown option
+    if path.is_dir() and find_writers(LocalStorage(path)):
+        raise TraceNotFound(f"{path}: already a trace; open it directly")
+    alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
+    raise TraceNotFound(
+        f"{path}: unknown format{_unchecked(missing)}; pass --from FORMAT (format=), one of "
+        f"{', '.join(importers())}. Exports as {alone} cannot be imported"
+    )
+
+
+def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
+    """Return which formats could not be tried, and what to install for them."""
+    if not missing:
+        return ""
+    absent = [name for name, error in missing.items() if isinstance(error.__cause__, ModuleNotFoundError)]
+    extras = dict.fromkeys(importers()[name].extra for name in absent if importers()[name].extra)
+    hints = [f"pip install 'gym-trace[{','.join(extras)}]'"] if extras else []
+    hints += [str(error) for name, error in missing.items() if importers()[name].extra not in extras]
+    return f"; formats not checked, as their packages are missing: {', '.join(missing)}: {'; '.join(hints)}"
+
+
+def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
+    found = {one.name: one for one in entry_points(group=group) if one.name not in ours}
+    packages = {name: "another package" if one.dist is None else one.dist.name for name, one in found.items()}
+    return {name: Entry(one.value, "", f"of {printable(packages[name])}") for name, one in found.items()}
+
+
+def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
+    if name not in entries:
+        if doing == "import from" and name in exporters():
+            raise InvalidOption(f"{name!r}: export only; importable formats are {', '.join(entries)}")
+        near = difflib.get_close_matches(name, entries, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(entries)}"
+        raise InvalidOption(f"{name!r}: unknown format to {doing}; {hint}")
+    entry = entries[name]
+    module, _, made = entry.where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), made)
+    except _UNUSABLE as error:
+        root = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+        if root == "gym_trace" or (not entry.extra and module.partition(".")[0] == "gym_trace"):
+            raise
+        if not entry.extra:
+            missing = f"to {doing} {name}, {entry.what}: cannot be imported ({told(error)}); install it again"
+        elif isinstance(error, ModuleNotFoundError):
+            missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+        else:
+            missing = (
+                f"to {doing} {name} takes {root or 'packages'} that cannot be imported here ({told(error)}): "
+                f"pip install --force-reinstall 'gym-trace[{entry.extra}]'"
+            )
+        raise MissingExtra(missing) from error
+
+
+def listed(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    """Yield each format and its description."""
+    for name, entry in entries.items():
+        yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")

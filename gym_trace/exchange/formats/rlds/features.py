@@ -1,0 +1,182 @@
+"""features.json of TensorFlow Datasets: what each feature is, and in which list of an example it lies."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_trace.exchange.formats.rlds.examples import MalformedExample
+
+_CORE = "tensorflow_datasets.core.features."
+_CLASSES = {
+    "tensor": _CORE + "tensor_feature.Tensor",
+    "text": _CORE + "text_feature.Text",
+    "image": _CORE + "image_feature.Image",
+    "featuresDict": _CORE + "features_dict.FeaturesDict",
+    "sequence": _CORE + "dataset_feature.Dataset",
+}
+_NUMBERS = {np.dtype(letter).name: np.dtype(letter).newbyteorder("<") for letter in "?bhilqBHILQefdFD"}
+_AS_LISTS = (np.dtype(np.float32), np.dtype(np.bool_), np.dtype(np.uint32))  # TensorFlow cannot decode uint32 of bytes
+_MOST_FEATURES = 1 << 12
+_DEEPEST = 32
+_OCTETS = np.dtype(np.uint8)
+_LARGEST = 1 << 28  # bytes of a row
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One list of an example.
+
+    Attributes:
+        kind: "tensor", "text", "image" or "label".
+        dtype, shape: of a row; None in a shape stands for any size. Text has neither.
+        encoding: "none", "bytes" or "zlib" of tensors; "png", "jpeg" or "" of images.
+        classes: number of classes of a label; 0: not a label, or unknown.
+        doc: its description.
+    """
+
+    kind: str
+    dtype: np.dtype[Any] = _OCTETS
+    shape: tuple[int | None, ...] = ()
+    encoding: str = "none"
+    classes: int = 0
+    doc: str = ""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a row; 0 in it stands for any size, too."""
+        return tuple(size or 0 for size in self.shape)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per row; 0 if that differs from row to row."""
+        return math.prod(self.sizes)
+
+
+Features = dict[str, "Feature | Features"]
+
+
+def tensor(dtype: np.dtype[Any], shape: tuple[int, ...], doc: str = "") -> Feature | None:
+    """Return a tensor that keeps every bit, None if TensorFlow has no such dtype."""
+    if dtype.name not in _NUMBERS:
+        return None
+    in_list = dtype in _AS_LISTS and math.prod(shape) > 0
+    return Feature("tensor", dtype, shape, "none" if in_list else "bytes", doc=doc)
+
+
+# -- written ----------------------------------------------------------------------------------------------------------
+
+
+def features_json(features: Features, steps: str) -> str:
+    """The text of features.json. steps: the name of those that are a nested dataset."""
+    plain = _plain_dict(features)
+    inner = plain["featuresDict"]["features"][steps]
+    nested = {"pythonClassName": _CLASSES["sequence"], "sequence": {"feature": inner, "length": "-1"}}
+    plain["featuresDict"]["features"][steps] = nested
+    return json.dumps(plain, indent=4, sort_keys=True)
+
+
+def _plain_dict(features: Features) -> dict[str, Any]:
+    members = {name: _plain(feature) for name, feature in features.items()}
+    return {"pythonClassName": _CLASSES["featuresDict"], "featuresDict": {"features": members}}
+
+
+def _plain(feature: Feature | Features) -> dict[str, Any]:
+    if isinstance(feature, dict):
+        return _plain_dict(feature)
+    content: dict[str, Any] = {}
+    if feature.kind != "text":
+        shape = {"dimensions": list(map(str, feature.shape))} if feature.shape else {}
+        name = "encodingFormat" if feature.kind == "image" else "encoding"
+        content = {"dtype": feature.dtype.name, "shape": shape, name: feature.encoding}
+    plain: dict[str, Any] = {"pythonClassName": _CLASSES[feature.kind], feature.kind: content}
+    return plain | ({"description": feature.doc} if feature.doc else {})
+
+
+# -- read -------------------------------------------------------------------------------------------------------------
+
+
+def features_of(plain: Any) -> tuple[Features, dict[str, str]]:
+    """Read features.json, with the steps among it, and the names of unknown features.
+
+    The latter with the class that they are of, and with slashes. Raises MalformedExample.
+    """
+    unknown: dict[str, str] = {}
+    features = _dict_of(plain, "", unknown, 0)
+    if not isinstance(features, dict):
+        raise MalformedExample("features.json does not describe a dict of features")
+    return features, unknown
+
+
+def _dict_of(plain: Any, path: str, unknown: dict[str, str], depth: int) -> Features | Feature | None:
+    if not isinstance(plain, dict) or depth > _DEEPEST or len(unknown) > _MOST_FEATURES:
+        raise MalformedExample("features.json is malformed")
+    if "type" in plain and "content" in plain:
+        raise MalformedExample("features.json: older than TensorFlow Datasets 4.5; save it with a newer version")
+    known = str(plain.get("pythonClassName", "")).rpartition(".")[2]
+    content = {key: value for key, value in plain.items() if isinstance(value, dict)}
+    if known == "FeaturesDict":
+        members = _map(content.get("featuresDict", {}).get("features", {}))
+        found = {name: _dict_of(part, f"{path}/{name}", unknown, depth + 1) for name, part in members.items()}
+        return {name: feature for name, feature in found.items() if feature is not None}
+    if known == "Dataset" and depth == 1:
+        return _dict_of(content.get("sequence", {}).get("feature"), path, unknown, depth + 1)
+    if known in ("Tensor", "Scalar"):
+        return _tensor_of(_map(content.get("tensor")), path)
+    if known == "Text":
+        return Feature("text")
+    if known == "ClassLabel":
+        count = str(_map(content.get("classLabel")).get("numClasses", 0))
+        return Feature("label", np.dtype("<i8"), classes=int(count) if count.isdecimal() and len(count) < 10 else 0)
+    if known == "Image" and (image := _image_of(_map(content.get("image")))) is not None:
+        return image
+    unknown[path.lstrip("/")] = known or "unknown"
+    return None
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > _MOST_FEATURES:
+        raise MalformedExample("features.json is malformed")
+    return value
+
+
+def _tensor_of(content: dict[str, Any], path: str) -> Feature:
+    name, encoding = str(content.get("dtype"))[:40], str(content.get("encoding") or "none").lower()
+    shape = _shape_of(content)
+    if name in ("string", "object", "str") and not shape:
+        return Feature("text")
+    if name not in _NUMBERS or encoding not in ("none", "bytes", "zlib") or None in shape:
+        raise MalformedExample(f"{path[1:]}: tensors of {name}, shape {shape}, {encoding:.20} are not supported")
+    return Feature("tensor", _NUMBERS[name], shape, encoding)
+
+
+def _image_of(content: dict[str, Any]) -> Feature | None:
+    shape = _shape_of(content) if content.get("shape") else (None, None, 3)
+    if str(content.get("dtype", "uint8")) != "uint8" or len(shape) != 3 or shape[2] not in (1, 3, 4):
+        return None
+    return Feature("image", np.dtype(np.uint8), shape, str(content.get("encodingFormat", "")).lower())
+
+
+def _shape_of(content: dict[str, Any]) -> tuple[int | None, ...]:
+    sizes = _map(content.get("shape", {})).get("dimensions", [])
+    try:
+        shape = tuple(None if int(size) < 0 else int(size) for size in sizes)
+    except (TypeError, ValueError) as error:
+        raise MalformedExample("features.json: invalid shape") from error
+    if len(shape) > _DEEPEST or math.prod(size or 1 for size in shape) * 16 > _LARGEST:
+        raise MalformedExample("features.json: invalid shape")
+    return shape
+
+
+def leaves_of(features: Features | Feature, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Feature]]:
+    """Each feature with the names that lead to it."""
+    if isinstance(features, Feature):
+        yield path, features
+    else:
+        for name, part in features.items():
+            yield from leaves_of(part, (*path, name))

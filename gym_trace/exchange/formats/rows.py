@@ -1,0 +1,95 @@
+"""Rows as importers read them; those that a format does not have, and spaces that it does not know."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.schema import Layouts, WriterSchema
+from gym_trace.data.trees import cut, joined
+from gym_trace.errors import CorruptTrace
+from gym_trace.exchange.formats.identity import malformed, read_about
+from gym_trace.exchange.formats.infos import info_of
+from gym_trace.printable import printable
+
+_LONGEST_TEXT = 1 << 16
+ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
+
+
+def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Turn observations before steps into those that the steps led to, as NewSteps has them.
+
+    parts: the observations before some steps of an episode, and whatever goes along; at the end the final observation,
+    one row, and None. The observation before the first step is in the first part.
+    """
+    lead = 0
+    for (rows, part), (following, _) in pairwise(parts):
+        yield joined(cut(rows, lead), cut(following, 0, 1)), part
+        lead = 1
+
+
+class Taken:
+    """Blocks of rows, to take any number of rows in order. blocks: number of rows, and a tree."""
+
+    def __init__(self, blocks: Iterator[tuple[int, Any]]):
+        self._blocks = blocks
+        self._block: Any = None
+        self._at = self._count = 0
+
+    def is_over(self) -> bool:
+        """Return True if no row is left."""
+        while self._at >= self._count:
+            if (block := next(self._blocks, None)) is None:
+                return True
+            self._at, (self._count, self._block) = 0, block
+        return False
+
+    def take(self, most: int) -> tuple[int, Any]:
+        """Take the next rows: how many, from one to `most`, and a tree of them. is_over() must be False."""
+        begin, self._at = self._at, min(self._count, self._at + most)
+        return self._at - begin, cut(self._block, begin, self._at)
+
+
+def named(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names in words, and how many more there are."""
+    return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def is_utf8(text: str) -> bool:
+    """Return False for text with half a character in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
+    """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
+    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
+
+
+def custom(told: str) -> PlainSpace:
+    """Return a space for arbitrary values, with a description."""
+    return {"type": "custom", "class": "", "repr": told}
+
+
+def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
+    """Return the infos of some steps. columns: one row per step, by the path of keys."""
+    rows = {path: list(values) for path, values in columns.items()}
+    return [info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
+
+
+def first_writer(about: str) -> tuple[dict[str, Any], Layouts]:
+    """Return the schema and the layouts of the first writer in a text of Source.about. Raises UnreadableRecording."""
+    for schema in read_about(about)["writers"].values():
+        try:
+            return schema, WriterSchema.of(schema).layouts
+        except CorruptTrace as error:
+            raise malformed("a space") from error
+    raise malformed("the trace")

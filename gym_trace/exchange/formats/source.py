@@ -1,0 +1,267 @@
+"""A trace as exporters read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Path
+from gym_trace.data.schema import Layouts
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
+from gym_trace.envs.spaces import restore
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.exchange.formats import identity
+from gym_trace.exchange.formats.steps.windows import (
+    KEPT,
+    LEFT_OUT,
+    REPEATED,
+    Block,
+    Window,
+    choose,
+    is_terminated,
+    step_blocks,
+    step_windows,
+    with_repeated_final,
+    without_unknown_end,
+)
+from gym_trace.format import wire
+from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import WriterReader
+
+Progress = Callable[[int, int], None]  # steps done, steps in all
+
+
+class Source:
+    """A trace or view to export: its finished episodes, in order.
+
+    Attributes:
+        trace: these.
+        running: number of episodes still being recorded, which are skipped.
+        steps: total number of steps.
+        layouts: of observations and actions, the same for all episodes.
+        finals: what the source gives for unknown final observations; see Exporter.
+        repeated: (episodes,) number of steps at the beginning that are left out: they repeat the episode branched from.
+    """
+
+    def __init__(
+        self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED, keeps_repeated: bool = False
+    ):
+        """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
+        self.finals = finals
+        over = outcome_codes(trace.content) != Outcome.RUNNING
+        self.running = int(np.count_nonzero(~over))
+        self.trace = trace if over.all() else trace[over]
+        if not len(self.trace):
+            raise InvalidOption(f"{trace.directory}: no episodes to export")
+        for reader in self.trace.readers:
+            for damage in reader.damage:
+                raise damage.error()
+        try:
+            self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
+        except TraceError as error:
+            told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
+            raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
+        if any(reader.about.has_only_statistics for reader in self._having):
+            raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
+        self.layouts: Layouts = self._agreed[0].layouts
+        self.repeated = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_repeated)
+        self.steps = int(self.episodes["steps"].sum())
+        self._on_progress, self._done = on_progress, 0
+
+    @cached_property
+    def episodes(self) -> Array:
+        """The table of the episodes, as trace.episodes, with the steps that are exported."""
+        table = self.trace.episodes
+        if self.repeated.any():
+            table = table.copy()
+            table["first_step"] += self.repeated
+            table["steps"] -= self.repeated
+            for place, episode in enumerate(self.trace.scan(columns=["rewards"])):
+                total = np.asarray(self.new_steps(episode).total_reward)
+                table["return"][place] = total if total.ndim == 0 else np.nan
+        if self.finals != LEFT_OUT or table["has_final_observation"].all():
+            return table
+        table = table.copy()
+        shorter = ~table["has_final_observation"] & ~self._is_terminated & (table["steps"] > 0)
+        table["steps"][shorter] -= 1
+        table["has_final_observation"][shorter] = True
+        return table
+
+    @cached_property
+    def _is_terminated(self) -> Array:
+        """Return (episodes,) bool: the terminated flag of the last step."""
+        writers, rows = self.trace.content["writer"], self.trace.rows
+        found = np.zeros(len(writers), np.bool_)
+        for number in np.unique(writers).tolist():
+            mine = writers == number
+            found[mine] = is_terminated(self.trace.readers[number], rows[mine])
+        return found
+
+    def new_steps(self, episode: Episode) -> Episode:
+        """Return an episode of the trace without its first steps if they are left out."""
+        return episode[episode.prefix :] if self.repeated[episode.index] else episode
+
+    def repeated_lost(self) -> str:
+        """Return the loss of steps that repeat the episode branched from; "" without any."""
+        count = int(self.repeated.sum())
+        return f"{count:,} steps that repeat the episode branched from are left out" if count else ""
+
+    def unknown_finals(self) -> str:
+        """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
+        unknown = ~self.trace.content["has_final_observation"] & (self.trace.content["steps"] > 0)
+        if self.finals == KEPT or not unknown.any():
+            return ""
+        count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
+        told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
+        if self.finals == REPEATED:
+            return f"{told}: the previous one is repeated"
+        left = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
+        kept = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
+        return f"{told}: {'; '.join(filter(None, (left, kept)))}"
+
+    @property
+    def _having(self) -> list[WriterReader]:
+        return [self.trace.readers[number] for number in np.unique(self.trace.content["writer"]).tolist()]
+
+    @property
+    def observation_space(self) -> Any:
+        """Return the gymnasium space; a StandIn if it cannot be rebuilt."""
+        return restore(self._agreed[0].schema["observation_space"], stand_in=True)
+
+    @property
+    def action_space(self) -> Any:
+        """Return the gymnasium space; a StandIn if it cannot be rebuilt."""
+        return restore(self._agreed[1].schema["action_space"], stand_in=True)
+
+    @property
+    def plain_spaces(self) -> tuple[Any, Any]:
+        """Both as plain data (docs/FORMAT.md, section 5)."""
+        return self._agreed[0].schema["observation_space"], self._agreed[1].schema["action_space"]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Facts of the environment: id, spec (JSON), wrappers, class; of the first writer."""
+        return self._having[0].env_spec
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the trace: author, license, description, tags …"""
+        return self.trace.facts
+
+    @cached_property
+    def about(self) -> str:
+        """Return JSON text, from which an import restores writers, spaces and facts."""
+        return identity.about(self.trace)
+
+    def identity(self, episode: Episode) -> str:
+        """Return JSON text, from which an import restores the metadata of an episode. Raises CorruptTrace."""
+        return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
+
+    def identities(self, places: Array) -> list[str]:
+        """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
+        if self.repeated[places].any():
+            return [self.identity(self.new_steps(self.trace[place])) for place in places.tolist()]
+        return identity.identities(self.trace, places, self.is_part)
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_part(self) -> Array:
+        """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
+        whole = self.trace.whole.content
+        part = whole["first_step"] > 0
+        keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
+        _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        part |= counts[places.reshape(-1)] > 1
+        found: Array = part[self.trace.chosen] | (self.repeated > 0)
+        return found
+
+    @cached_property
+    def forms(self) -> dict[Path, Form | None]:
+        """Return the form of the rows of each column; None: arbitrary values, or forms that cannot be joined.
+
+        The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
+        Reads the headers of chunks, not their rows. Raises CorruptTrace.
+        """
+        return forms_of(self.trace)
+
+    def form_of_rewards(self) -> Form | None:
+        """Return the form of the rewards; numbers of several types are float64, as Episode.rewards gives them."""
+        form = self.forms["rewards",]
+        columns = (window.columns["rewards",] for window in (self.windows("rewards") if form is None else ()))
+        if form is None and all(rows.ndim == 1 and rows.dtype.kind in "biuf" for rows in columns):
+            return Form(np.dtype(np.float64), (), mixed=True)
+        return form
+
+    def has_flags_within(self) -> bool:
+        """Return True if a step before the last one of an episode is terminated or truncated."""
+        writers, rows_of = self.trace.content["writer"], self.trace.rows
+        for number, reader in enumerate(self.trace.readers):
+            parts, chosen = reader.parts, np.zeros(len(reader.parts), np.bool_)
+            chosen[rows_of[writers == number]] = True
+            last = np.zeros(len(parts.fragments), np.bool_)
+            last[parts.first[1:] - 1] = True
+            flagged = reader.fragments.flags[parts.fragments] & (wire.TERMINATED | wire.TRUNCATED) > 0
+            if (flagged & ~last & np.repeat(chosen, np.diff(parts.first))).any():
+                return True
+        return False
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def windows(self, *columns: str) -> Iterator[Window]:
+        """Yield the steps of all episodes in order, some at a time; each episode has at least one window.
+
+        columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
+        of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
+        have the structure of their space.
+        """
+        choice = choose(self.trace, columns or None)
+        leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
+        new = self.new_steps
+        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals, taken=new):
+            if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
+                raise InvalidOption("some values lack the structure of their space; cannot export")
+            yield window
+            self.advance(window.steps)
+
+    def blocks(self, *columns: str) -> Iterator[Block]:
+        """Yield the steps of many episodes at once; the caller must call advance(). Raises CorruptTrace."""
+        taken = self.new_steps if self.repeated.any() else None
+        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals, taken=taken)
+
+    def scan(self) -> Iterator[tuple[Episode, Any]]:
+        """Whole episodes with all columns, and their observations. Raises CorruptTrace."""
+        for place, episode in enumerate(self.trace.scan()):
+            episode = self.new_steps(episode)
+            if self.finals == LEFT_OUT:
+                episode = without_unknown_end(episode, *self.trace.place_of(place))
+            observations = episode.observations
+            if self.finals != KEPT and len(episode) and not episode.has_final_observation:
+                observations = with_repeated_final(observations)
+            yield episode, observations
+
+    def advance(self, steps: int) -> None:
+        """Report progress: these steps are written. windows() calls it itself."""
+        self._done += steps
+        if self._on_progress is not None:
+            self._on_progress(min(self._done, self.steps), self.steps)
+
+
+def flags(window: Window) -> tuple[Array, Array]:
+    """Return (terminations, truncations) of the steps of a window, for formats that end episodes with a flag.
+
+    Flags within an episode are False; the last step of an incomplete episode, or of a part of one, is truncated.
+    """
+    pair = np.zeros((2, window.steps), np.bool_)
+    if window.closes and window.steps:
+        terminated = bool(window.columns[("terminations",)][-1])
+        pair[:, -1] = terminated, bool(window.columns[("truncations",)][-1]) or not terminated
+    return pair[0], pair[1]

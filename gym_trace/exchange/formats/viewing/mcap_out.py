@@ -1,0 +1,184 @@
+"""A trace as MCAP, which Foxglove shows: one channel per leaf, with JSON messages, or compressed images."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mcap.writer import Writer
+
+from gym_trace import __version__
+from gym_trace.data.showing.pictures import png
+from gym_trace.data.values import Array
+from gym_trace.errors import InvalidOption
+from gym_trace.exchange.formats.contract import Plan, Target, losses
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.steps.plain import Form as PlainForm
+from gym_trace.exchange.formats.steps.plain import json_text
+from gym_trace.exchange.formats.steps.plain import rows_of as plain_rows
+from gym_trace.exchange.formats.steps.windows import Window
+from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
+
+EPISODE = f"{KEY}.episode"  # the name of the metadata of an episode
+_IMAGE = "foxglove.CompressedImage"
+_SECOND = 1_000_000_000
+_LATEST = 1 << 62  # ns
+_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
+_COUNTS = {"episode": {"type": "integer"}, "step": {"type": "integer"}}
+_TIME = {
+    "type": "object",
+    "title": "time",
+    "properties": {"sec": {"type": "integer", "minimum": 0}, "nsec": {"type": "integer", "minimum": 0}},
+}
+
+
+@dataclass(frozen=True)
+class McapExporter:
+    """MCAP, which Foxglove opens: a channel of JSON, or of PNG images, for each part of observations and actions.
+
+    fps: steps a second of the time line. Episodes follow one another on it, a second apart; the first begins when it
+    was recorded.
+    """
+
+    name: ClassVar[str] = "mcap"
+    makes: ClassVar[str] = "file"
+
+    fps: float = 30.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fps, bool) or not isinstance(self.fps, (int, float)) or not 1e-3 <= self.fps <= 1e6:
+            raise InvalidOption(f"fps={self.fps!r}: pass steps per second, such as 30")
+
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. Only mixed dtypes are lost."""
+        write = partial(self._write, source, _begin(source, self._spacing))
+        return Plan(list(losses(source, "dtype")), write, self._how_to_load)
+
+    def _write(self, source: Source, begin: int, target: Target) -> None:
+        """Write the metadata of each episode, then its messages in the order of their times."""
+        columns = [*columns_in(source), *FLAGS]
+        with target.staged.open("xb") as file:
+            writer = Writer(file)
+            writer.start(library=f"gym-trace {__version__}")
+            names = json.dumps([column.name for column in columns if column not in FLAGS])
+            writer.add_metadata(KEY, {"about": source.about, "columns": names})
+            channels = {column.name: _channel(writer, column) for column in columns}
+            for window in source.windows():
+                if window.opens:
+                    writer.add_metadata(EPISODE, _episode(source, window, begin, self._spacing))
+                _add(writer, channels, columns, window, begin, self._spacing)
+                if window.closes:
+                    begin += len(window.episode) * self._spacing + _SECOND
+            writer.finish()
+
+    def _how_to_load(self, path: Path) -> str:
+        return (
+            "from mcap.reader import make_reader\n"
+            f'for schema, channel, message in make_reader(open("{path}", "rb")).iter_messages(): ...\n'
+            "# or open it in Foxglove"
+        )
+
+    @property
+    def _spacing(self) -> int:
+        """Nanoseconds from a step to the next."""
+        return round(_SECOND / self.fps)
+
+
+def _begin(source: Source, spacing: int) -> int:
+    """Return the start of the time line, ns. Raises InvalidOption if the time line is too long."""
+    first = source.trace[0].start_time
+    begin = 0 if first is None else max(0, first)
+    if begin + source.steps * spacing + len(source.trace) * _SECOND >= _LATEST:
+        raise InvalidOption("timeline too long for MCAP; raise fps")
+    return begin
+
+
+def _channel(writer: Writer, column: Column) -> int:
+    metadata = {} if column.form is None else {"dtype": column.form.dtype.str, "shape": str(list(column.form.shape))}
+    name, schema = (_IMAGE, _image_schema()) if column.is_image else (f"{KEY}.{column.name}", _schema(column))
+    schema_id = writer.register_schema(name, "jsonschema", json.dumps(schema).encode())
+    return int(writer.register_channel(f"/{column.name}", "json", schema_id, metadata))
+
+
+def _image_schema() -> dict[str, Any]:
+    image = {"type": "string", "contentEncoding": "base64"}
+    said = {"timestamp": _TIME, "frame_id": {"type": "string"}, "data": image, "format": {"type": "string"}}
+    return {"title": _IMAGE, "type": "object", "properties": {**said, **_COUNTS}}
+
+
+def _schema(column: Column) -> dict[str, Any]:
+    """Return a value as JSON; arrays are flat lists, because Foxglove has no nested lists."""
+    said: dict[str, Any] = dict(_COUNTS)
+    if column.form is not None:
+        if PlainForm(column.form.dtype, column.form.shape).is_base64:
+            said["value"] = {"type": "string", "contentEncoding": "base64"}
+        else:
+            item = {"type": _TYPES[column.form.dtype.kind]}
+            said["value"] = {"type": "array", "items": item} if column.form.shape else item
+    return {"title": f"{KEY}.{column.name}", "type": "object", "properties": said}
+
+
+def _episode(source: Source, window: Window, begin: int, spacing: int) -> dict[str, str]:
+    episode = window.episode
+    known = {
+        "episode": episode.index,
+        "steps": len(episode),
+        "begin": begin,
+        "end": begin + len(episode) * spacing,
+        "seed": "" if episode.seed is None else episode.seed,
+        "outcome": episode.outcome,
+        "writer": episode.writer,
+        "episode_id": episode.episode_id,
+        "identity": source.identity(episode),
+    }
+    return {name: str(value) for name, value in known.items()}
+
+
+def _add(
+    writer: Writer, channels: dict[str, int], columns: list[Column], window: Window, begin: int, spacing: int
+) -> None:
+    """The messages of a window: what was there before a step at its time, what it brought at that of the next."""
+    rows = rows_of(columns, window)
+    texts = {column.name: _texts(column, rows[column.name]) for column in columns if not column.is_image}
+    episode, lead = window.episode.index, int(window.opens)
+
+    def add(column: Column, step: int, place: int) -> None:
+        time = begin + (step + (not column.comes_before)) * spacing
+        content = _image(column, rows, place, time) if column.is_image else f'"value": {texts[column.name][place]}'
+        data = f'{{"episode": {episode}, "step": {step}, {content}}}'.encode()
+        writer.add_message(channels[column.name], time, data, time, step & 0xFFFFFFFF)
+
+    seen = [column for column in columns if column.path[0] == "observations"]
+    done = [column for column in columns if column.path[0] in ("actions", "annotations")]
+    came = [column for column in columns if not column.comes_before]
+    for column in seen if lead else ():
+        add(column, 0, 0)
+    for place in range(window.steps):
+        step = window.start + place
+        for column in (*done, *came):
+            add(column, step, place)
+        for column in seen:
+            add(column, step + 1, place + lead)
+
+
+def _texts(column: Column, rows: Array) -> list[str]:
+    """Return the rows of a column as JSON; arrays as one list."""
+    form = column.form
+    plain = None if form is None else PlainForm(form.dtype, form.shape)
+    if plain is not None and not plain.is_base64 and plain.shape:
+        rows = rows.reshape(len(rows), math.prod(plain.shape))
+        plain = PlainForm(plain.dtype, rows.shape[1:])
+    return list(map(json_text, plain_rows(rows, plain)))
+
+
+def _image(column: Column, rows: dict[str, Array], place: int, time: int) -> str:
+    data = base64.b64encode(png(rows[column.name][place], 1)).decode()
+    seconds, rest = divmod(time, _SECOND)
+    told = f'"timestamp": {{"sec": {seconds}, "nsec": {rest}}}, "frame_id": {json_text(column.name)}'
+    return f'{told}, "format": "png", "data": "{data}"'

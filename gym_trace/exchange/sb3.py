@@ -1,0 +1,226 @@
+"""Stable-Baselines3: replay_buffer(trace), and UpdateLogCallback, which proves training."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gym_trace.data.episode import infos_of
+from gym_trace.data.trees import mapped
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.exchange.episodes import array, arrays, finished, lengths, rewards_of, scanned
+from gym_trace.on_first_use import on_first_use
+from gym_trace.playback.trace import Trace
+from gym_trace.printable import printable
+
+try:
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+    from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+    from stable_baselines3.common.vec_env import VecTransposeImage
+except ImportError as missing:
+    raise MissingExtra(f"replay buffers need Stable-Baselines3 ({missing}): pip install 'gym-trace[sb3]'") from missing
+
+if TYPE_CHECKING:
+    from gym_trace.exchange.sb3_updates import UpdateLogCallback, update_parts
+
+_UPDATES = "gym_trace.exchange.sb3_updates"
+
+__all__ = ["UpdateLogCallback", "replay_buffer", "update_parts"]
+
+if not TYPE_CHECKING:  # they need safetensors
+    __getattr__ = on_first_use(__name__, dict.fromkeys(("UpdateLogCallback", "update_parts"), _UPDATES))
+
+
+def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> ReplayBuffer:
+    """Return the transitions of the finished episodes as Stable-Baselines3 would have collected them.
+
+    Images get their channels first, actions of Box spaces are scaled to [-1, 1], rewards are float32. An episode that
+    was not terminated ends with a timeout. Recorded infos go along, for buffers that keep them.
+
+    The spaces of the model must be the recorded ones. If its actions are in [-1, 1], as RescaleAction makes them,
+    actions are scaled by the recorded bounds. Bounds that an import does not know are those of the model.
+
+    Args:
+        model: DQN, SAC, TD3 or another off-policy algorithm. Its empty replay buffer is filled and returned, also a
+            HerReplayBuffer. None: a new buffer that holds just these transitions.
+
+    Raises:
+        InvalidOption: the spaces do not fit, or the buffer of the model is too small or not empty.
+    """
+    episodes = finished(trace)
+    steps = int(lengths(episodes).sum())
+    observed, acted = _channels_first(episodes.observation_space), episodes.action_space
+    if isinstance(acted, spaces.Discrete) and acted.start:
+        raise InvalidOption(
+            f"action space {acted}: Stable-Baselines3 numbers actions from 0; these start at {acted.start}"
+        )
+    if model is None:
+        made = DictReplayBuffer if isinstance(observed, spaces.Dict) else ReplayBuffer
+        try:
+            buffer = made(steps, observed, acted, device="cpu")
+        except (NotImplementedError, AssertionError) as error:
+            raise InvalidOption(f"trace: spaces not supported by Stable-Baselines3: {error}") from error
+    else:
+        buffer = _empty_buffer(model, steps)
+    if steps < buffer.n_envs:
+        raise InvalidOption(f"trace: {steps} steps do not fill {buffer.n_envs} environments; use fewer")
+    rows = steps // buffer.n_envs
+    if left := steps - rows * buffer.n_envs:
+        warnings.warn(f"skipped the last {left} steps: {steps} do not divide by {buffer.n_envs}", stacklevel=2)
+    _compare("observation space", observed, buffer.observation_space)
+    _compare("action space", acted, buffer.action_space)
+    scale = acted if _is_normalized(buffer.action_space) and not _is_widest(acted) else buffer.action_space
+    lanes = [_transitions(episodes, lane * rows, (lane + 1) * rows, buffer) for lane in range(buffer.n_envs)]
+    try:
+        for observations, after, actions, rewards, dones, infos in (
+            zip(*steps_of_lanes) for steps_of_lanes in zip(*lanes)
+        ):
+            buffer.add(
+                _stacked(observations, buffer.observation_space),
+                _stacked(after, buffer.observation_space),
+                _scaled(np.stack(actions), scale),
+                np.array(rewards),
+                np.array(dones),
+                list(infos),
+            )
+    except (ValueError, KeyError) as error:
+        raise InvalidOption(f"trace: does not fit the spaces of the model: {error}") from error
+    return buffer
+
+
+def _transitions(
+    episodes: Trace, start: int, stop: int, buffer: ReplayBuffer
+) -> Iterator[tuple[Any, Any, Any, float, bool, dict[str, Any]]]:
+    """Yield the steps from start to stop of all episodes, counted one after the other."""
+    observed, acted = episodes.observation_space, episodes.action_space
+    counts = lengths(episodes)
+    ends = np.cumsum(counts)
+    first, last = np.searchsorted(ends, [start, stop - 1], "right").tolist()
+    place = int(ends[first] - counts[first])
+    for episode, rows in scanned(episodes[first : last + 1]):
+        observations, actions = arrays(rows), array(episode.actions, "actions")
+        rewards, infos = rewards_of(episode), infos_of(episode)
+        _check_bounds("observations", observations, observed, buffer.observation_space)
+        _check_bounds("actions", actions, acted, buffer.action_space)
+        for step in range(max(0, start - place), min(len(episode), stop - place)):
+            done = step == len(episode) - 1
+            info = {} if infos is None else dict(infos[step])
+            info["TimeLimit.truncated"] = done and not episode.terminations[step]
+            before, after = (mapped(itemgetter(at), observations) for at in (step, step + 1))
+            yield before, after, actions[step], rewards[step], done, info
+        place += len(episode)
+
+
+def _stacked(rows: Any, space: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _stacked([row[key] for row in rows], part) for key, part in space.spaces.items()}
+    return _arranged(np.stack(rows), space)
+
+
+def _arranged(rows: Any, space: Any) -> Any:
+    """Return rows of images as the space has them."""
+    return np.moveaxis(rows, -1, 1) if rows.ndim == 4 and rows.shape[1:] != space.shape else rows
+
+
+def _scaled(actions: Any, space: Any) -> Any:
+    """Scale actions as the policies of Stable-Baselines3 do."""
+    if not isinstance(space, spaces.Box) or not space.is_bounded() or _is_normalized(space):
+        return actions
+    return 2.0 * ((actions - space.low) / (space.high - space.low)) - 1.0
+
+
+def _compare(what: str, recorded: Any, wanted: Any) -> None:
+    """Raise InvalidOption for a space whose values are not those of the model's."""
+    if not _fits(recorded, wanted) and not (what == "action space" and _is_rescaled(recorded, wanted)):
+        raise InvalidOption(
+            f"{what}: {printable(str(recorded))[:200]} of the trace does not fit {printable(str(wanted))[:200]} of the "
+            "model; create the model with an environment of the recorded spaces"
+        )
+
+
+def _fits(recorded: Any, wanted: Any) -> bool:
+    """Compare two spaces. Bounds that are unknown, or infinite in either, are not compared."""
+    if isinstance(recorded, spaces.Dict) and isinstance(wanted, spaces.Dict):
+        return recorded.spaces.keys() == wanted.spaces.keys() and all(
+            _fits(part, wanted[key]) for key, part in recorded.spaces.items()
+        )
+    if isinstance(recorded, spaces.Box) and isinstance(wanted, spaces.Box):
+        same = recorded.shape == wanted.shape and np.can_cast(recorded.dtype, wanted.dtype, "same_kind")
+        return same and (_is_widest(recorded) or _same_bounds(recorded, wanted))
+    if _is_widest(recorded):
+        return recorded.dtype.kind in "biu" and recorded.shape == wanted.shape
+    if isinstance(recorded, spaces.Discrete) and isinstance(wanted, spaces.Discrete):
+        return bool(recorded.n == wanted.n and recorded.start == wanted.start)
+    return bool(recorded == wanted)
+
+
+def _same_bounds(recorded: spaces.Box, wanted: spaces.Box) -> bool:
+    pairs = (recorded.low, wanted.low), (recorded.high, wanted.high)
+    return all(bool((~np.isfinite(a) | ~np.isfinite(b) | np.isclose(a, b, 1e-6, 0)).all()) for a, b in pairs)
+
+
+def _is_rescaled(recorded: Any, wanted: Any) -> bool:
+    """Return True if actions of one space are those of the other after RescaleAction to [-1, 1]."""
+    are_boxes = isinstance(recorded, spaces.Box) and _is_normalized(wanted) and recorded.shape == wanted.shape
+    return are_boxes and recorded.is_bounded() and recorded.dtype.kind == "f"
+
+
+def _is_normalized(space: Any) -> bool:
+    return isinstance(space, spaces.Box) and bool(((space.low == -1) & (space.high == 1)).all())
+
+
+def _is_widest(space: Any) -> bool:
+    """Return True for a Box of all values of its dtype, as that of an import whose bounds are unknown."""
+    if not isinstance(space, spaces.Box):
+        return False
+    info = np.iinfo(space.dtype) if space.dtype.kind in "iu" else None
+    low, high = (-np.inf, np.inf) if info is None else (info.min, info.max)
+    return space.dtype.kind == "b" or bool(((space.low == low) & (space.high == high)).all())
+
+
+def _check_bounds(what: str, rows: Any, recorded: Any, wanted: Any) -> None:
+    """Check rows of a Box without known bounds. Raises InvalidOption."""
+    if isinstance(recorded, spaces.Dict):
+        for key, part in recorded.spaces.items():
+            _check_bounds(f"{what}[{key!r}]", rows[key], part, wanted[key])
+    elif _is_widest(recorded) and not _is_widest(wanted):
+        if isinstance(wanted, spaces.Box):
+            low, high = wanted.low, wanted.high
+        elif isinstance(wanted, spaces.MultiBinary):
+            low, high = np.zeros(wanted.shape), np.ones(wanted.shape)
+        else:
+            low = np.asarray(wanted.start)
+            high = low + (wanted.n if isinstance(wanted, spaces.Discrete) else wanted.nvec) - 1
+        rows = _arranged(rows, wanted)
+        if outside := int(np.count_nonzero((rows < low) | (rows > high))):
+            raise InvalidOption(
+                f"{printable(what)}: {outside} numbers of an episode lie outside of {printable(str(wanted))[:200]} of "
+                "the model; create the model with the environment of the data"
+            )
+
+
+def _channels_first(space: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _channels_first(part) for key, part in space.spaces.items()})
+    is_last = is_image_space(space) and not is_image_space_channels_first(space)
+    return VecTransposeImage.transpose_space(space) if is_last else space
+
+
+def _empty_buffer(model: Any, steps: int) -> ReplayBuffer:
+    buffer = getattr(model, "replay_buffer", None)
+    if not isinstance(buffer, ReplayBuffer):
+        raise InvalidOption(f"model: {type(model).__name__} has no replay buffer; pass DQN, SAC, TD3 or DDPG")
+    if buffer.size():
+        raise InvalidOption("model: its replay buffer is not empty; fill it before learning")
+    if buffer.buffer_size * buffer.n_envs < steps:
+        raise InvalidOption(
+            f"model: its replay buffer holds {buffer.buffer_size * buffer.n_envs} of {steps} steps; "
+            f"create the model with buffer_size={steps}"
+        )
+    return buffer

@@ -1,0 +1,98 @@
+"""Batches as a storage of TorchRL's ReplayBuffer. It takes TorchRL, and nothing else loads it.
+
+buffer = ReplayBuffer(storage=TraceStorage(trace.transitions()), batch_size=256, collate_fn=torch.nn.Identity())
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.trees import mapped
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.exchange.torch import tensors
+from gym_trace.playback.sampling.batches import Batches
+
+try:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data.replay_buffers.storages import Storage
+except ImportError as missing:
+    raise MissingExtra(f"a storage of TorchRL needs it ({missing}): pip install torchrl") from missing
+
+__all__ = ["TraceStorage"]
+
+_ENDS = ("terminated", "truncated")
+
+
+class TraceStorage(Storage):
+    """Transitions, windows or episodes of a trace, an item each, which any sampler may draw; they cannot be changed.
+
+    An item is a TensorDict as TorchRL's collectors give, of windows with a dimension for steps: observation (or the
+    leaves of a Dict space) and action, what they led to under "next": observation, reward, done, terminated, truncated;
+    and what else batches have.
+    """
+
+    def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
+        """device: where tensors go. dtype: of what has a fraction; None: as it was recorded.
+
+        Raises InvalidOption where batches are streamed, have not all columns, or have tuples.
+        """
+        self._batches, self._device, self._dtype = batches, device, dtype
+        super().__init__(batches.items)
+        wanted = {"observations", "actions", "rewards", "terminations", "truncations"}
+        first = batches.take(np.arange(1))
+        if missing := wanted - first.keys():
+            raise InvalidOption(f"columns: TorchRL needs {', '.join(sorted(missing))} as well")
+        if any(isinstance(first[name], tuple) for name in ("observations", "actions")):
+            raise InvalidOption(
+                "a TensorDict has no tuples, as spaces of this trace have; use gym_trace.exchange.torch"
+            )
+
+    def __len__(self) -> int:
+        return self._batches.items
+
+    def get(self, index: Any) -> Any:
+        """The items of this number, or these numbers. Raises IndexError."""
+        if isinstance(index, tuple):
+            [index] = index
+        if isinstance(index, slice):
+            index = range(*index.indices(len(self)))
+        items = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index, np.int64)
+        found = self._found(self._batches.take(items.reshape(-1)))
+        return found.reshape(*items.shape, *found.shape[1:]) if items.ndim else found[0]
+
+    def _found(self, arrays: Any) -> Any:
+        steps = arrays["rewards"].shape[:2] if "mask" in arrays else arrays["rewards"].shape[:1]
+        batch = tensors(arrays, self._device, self._dtype)
+        before, after = batch.pop("observations"), batch.pop("next_observations", None)
+        if after is None:  # windows have one observation more than steps
+            before, after = mapped(lambda rows: rows[:, :-1], before), mapped(lambda rows: rows[:, 1:], before)
+        reward = batch.pop("rewards")
+        ends = [batch.pop(name).unsqueeze(-1) for name in ("terminations", "truncations")]
+        flags = dict(zip(_ENDS, ends)) | {"done": ends[0] | ends[1]}
+        then = _named(after) | flags | {"reward": reward.unsqueeze(-1) if reward.ndim == len(steps) else reward}
+        found = _named(before) | {name: torch.zeros_like(flag) for name, flag in flags.items()}
+        found |= {"action": batch.pop("actions"), "next": then}
+        for name, values in batch.items():  # of windows some have a number each
+            alone = isinstance(values, torch.Tensor) and values.ndim < len(steps)
+            found[name] = values.unsqueeze(-1).expand(steps) if alone else values
+        return TensorDict(found, steps)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        raise InvalidOption("a recorded trace cannot be changed; record the additions")
+
+    def _empty(self) -> None:
+        raise InvalidOption("a recorded trace cannot be emptied")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing: the trace holds all data."""
+
+
+def _named(observations: Any) -> dict[str, Any]:
+    """Leaves of a Dict space have their own names."""
+    return observations if isinstance(observations, dict) else {"observation": observations}
