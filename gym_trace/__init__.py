@@ -8,13 +8,12 @@ from gym_trace import errors as errors
 from gym_trace.on_first_use import on_first_use
 
 if TYPE_CHECKING:
-    from gym_trace import adapters as adapters
     from gym_trace import dm_env as dm_env
     from gym_trace import edit as edit
+    from gym_trace import exchange as exchange
     from gym_trace import pettingzoo as pettingzoo
     from gym_trace import playback as playback
     from gym_trace import proof as proof
-    from gym_trace import ray as ray
     from gym_trace import replay_env as replay_env
     from gym_trace import training as training
     from gym_trace import viewer as viewer
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
     from gym_trace.recording.collecting.api import collect as collect
     from gym_trace.recording.collecting.rollout import record_episodes as record_episodes
-    from gym_trace.recording.publishing.transfer import pull as pull
-    from gym_trace.recording.publishing.transfer import push as push
-    from gym_trace.recording.publishing.transfer import sync as sync
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
     from gym_trace.recording.writer import TraceWriter as TraceWriter
@@ -46,6 +42,9 @@ if TYPE_CHECKING:
     from gym_trace.tools.replay.verify import verify_trace as verify_trace
     from gym_trace.tools.statistics.card import dataset_card as dataset_card
     from gym_trace.tools.statistics.summary import summarize as summarize
+    from gym_trace.tools.transfer import pull as pull
+    from gym_trace.tools.transfer import push as push
+    from gym_trace.tools.transfer import sync as sync
     from gym_trace.training.api import train as train
 
 __version__ = "0.1.0"
@@ -71,18 +70,18 @@ _HOMES = {
     "lint_trace": "gym_trace.tools.linting.api",
     "load_results": "gym_trace.exchange.formats.legacy.monitor",
     "open_trace": "gym_trace.playback.trace",
-    "pull": "gym_trace.recording.publishing.transfer",
-    "push": "gym_trace.recording.publishing.transfer",
+    "pull": "gym_trace.tools.transfer",
+    "push": "gym_trace.tools.transfer",
     "record_episodes": "gym_trace.recording.collecting.rollout",
     "repair_trace": "gym_trace.tools.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
     "summarize": "gym_trace.tools.statistics.summary",
-    "sync": "gym_trace.recording.publishing.transfer",
+    "sync": "gym_trace.tools.transfer",
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.tools.replay.verify",
 }
 _MODULES = (
-    *("adapters", "dm_env", "edit", "pettingzoo", "playback", "proof", "ray", "replay_env", "training", "viewer"),
+    *("dm_env", "edit", "exchange", "pettingzoo", "playback", "proof", "replay_env", "training", "viewer"),
     "wrappers",
 )
 

@@ -4,7 +4,7 @@ import os
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 
-# Traces of gym_trace.exchange.formats.conformance that formats are tried with: all but "long", of 40,000 steps; none means all.
+# Traces of the conformance suite that formats are tried with: all but "long", of 40,000 steps; none means all.
 TRACES = [
     "vectors",
     "float64",

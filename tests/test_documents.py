@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from snippets import blocks
-from test_layers import LAYERS
+from test_layers import PACKAGES
 
 import gym_trace
 
@@ -132,7 +132,7 @@ def test_every_room_is_described() -> None:
 
 def test_the_layers_are_those_that_are_tested() -> None:
     (drawn,) = re.findall(r"^```\n(.*?)^```", ARCHITECTURE, re.M | re.S)
-    assert [set(line.split()) for line in drawn.splitlines()] == LAYERS[::-1]
+    assert [set(line.split()) for line in drawn.splitlines()] == PACKAGES[::-1]
 
 
 def test_every_make_target_is_there() -> None:

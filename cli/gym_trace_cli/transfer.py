@@ -17,7 +17,7 @@ from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from gym_trace.recording.publishing.transfer import TransferReport
+    from gym_trace.tools.transfer import TransferReport
 
 _directory = click.argument("directory", metavar="DIR", type=TraceDirectory())
 _url = click.argument("url", metavar="URL", type=PATH)

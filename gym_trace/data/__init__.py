@@ -1,1 +1,1 @@
-"""The data model of a trace: vocabulary, schema, values, layouts, episodes. No I/O, no gymnasium."""
+"""Vocabulary, schema, values, layouts, episodes and conditions of a trace. No I/O, no gymnasium."""

@@ -1,4 +1,4 @@
-"""Environments that reset themselves (gym_trace.format.ring.lanes.autoreset): how to recognize them and read their steps."""
+"""Environments that reset themselves: how to recognize them and read their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of other libraries, made from a trace. Each module imports the library it is named for.
+"""Files and objects of other libraries. Each module imports the library it is named for.
 
 gym_trace.exchange.sb3.replay_buffer(trace) needs no import of its own.
 """
@@ -12,13 +12,14 @@ from gym_trace.on_first_use import on_first_use
 if TYPE_CHECKING:
     from gym_trace.exchange import d3rlpy as d3rlpy
     from gym_trace.exchange import imitation as imitation
+    from gym_trace.exchange import ray as ray
     from gym_trace.exchange import rllib as rllib
     from gym_trace.exchange import sample_factory as sample_factory
     from gym_trace.exchange import sb3 as sb3
     from gym_trace.exchange import torch as torch
     from gym_trace.exchange import torchrl as torchrl
 
-_MODULES = ("d3rlpy", "imitation", "rllib", "sample_factory", "sb3", "torch", "torchrl")
+_MODULES = ("d3rlpy", "imitation", "ray", "rllib", "sample_factory", "sb3", "torch", "torchrl")
 
 
 if not TYPE_CHECKING:

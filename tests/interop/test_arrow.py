@@ -53,7 +53,7 @@ def running() -> Any:
 
 
 def test_ray_reads_the_steps_of_a_scan(running: Any, trace: Any) -> None:
-    read = gym_trace.ray.read_trace(trace.directory, override_num_blocks=3)
+    read = gym_trace.exchange.ray.read_trace(trace.directory, override_num_blocks=3)
     batches = list(read.iter_batches(batch_size=None, batch_format="pyarrow"))
     found = pa.concat_tables(batches).sort_by([("episode", "ascending"), ("step", "ascending")])
     expected = trace.to_arrow().read_all()
@@ -65,26 +65,26 @@ def test_ray_reads_the_steps_of_a_scan(running: Any, trace: Any) -> None:
 def test_ray_hands_columns_and_conditions_down(running: Any, trace: Any) -> None:
     from ray.data.expressions import col
 
-    read = gym_trace.ray.read_trace(trace)
+    read = gym_trace.exchange.ray.read_trace(trace)
     some = read.filter(expr=(col("action") == 1) & (col("step") > 20)).select_columns(["reward"])
     count = sum(int((episode.actions[21:] == 1).sum()) for episode in trace.scan())
     assert some.count() == count
     assert [set(row) for row in some.take(2)] == [{"reward"}] * 2
-    same = gym_trace.ray.read_trace(trace, ["reward"], "action == 1 and step > 20")
+    same = gym_trace.exchange.ray.read_trace(trace, ["reward"], "action == 1 and step > 20")
     assert same.count() == count
-    grouped = gym_trace.ray.read_trace(trace, ["split", "return"], table="episodes").groupby("split")
+    grouped = gym_trace.exchange.ray.read_trace(trace, ["split", "return"], table="episodes").groupby("split")
     found = {row["split"]: row["mean(return)"] for row in grouped.mean("return").take_all()}
     assert found == pytest.approx(means(trace))
 
 
 def test_ray_reads_many_traces_by_their_paths_alone(running: Any, tmp_path: Path) -> None:
     directories = [record(tmp_path / f"{k:03}", 1, k) for k in range(60)]
-    read = gym_trace.ray.read_trace(directories, ["trace", "step"])
+    read = gym_trace.exchange.ray.read_trace(directories, ["trace", "step"])
     rows = read.to_pandas().groupby("trace")["step"].max()
     assert {Path(name).name: last + 1 for name, last in rows.items()} == {
         path.name: int(open_trace(path).episodes["steps"][0]) for path in directories
     }
-    source = gym_trace.ray._Traces(directories, "steps").limited(None, None)
+    source = gym_trace.exchange.ray._Traces(directories, "steps").limited(None, None)
     tasks = source.get_read_tasks(20)
     assert len(tasks) == 60
     assert max(len(pickle.dumps(task.read_fn)) for task in tasks) < 3000
@@ -93,9 +93,9 @@ def test_ray_reads_many_traces_by_their_paths_alone(running: Any, tmp_path: Path
 
 def test_ray_rejects_what_is_not_there(running: Any, trace: Any) -> None:
     with pytest.raises(InvalidOption, match="no column 'frame'"):
-        gym_trace.ray.read_trace(trace, ["frame"])
+        gym_trace.exchange.ray.read_trace(trace, ["frame"])
     with pytest.raises(InvalidOption, match="no traces"):
-        gym_trace.ray.read_trace([])
+        gym_trace.exchange.ray.read_trace([])
 
 
 # -- others -----------------------------------------------------------------------------------------------------------

@@ -284,7 +284,9 @@ HOUSE = os.path.dirname(gym_trace.__file__)
 NAMES = ("vector/wrapper", "vector/steps", "vector/recorder", "vector/batches", "recorder", "background")
 SLABS = ("lanes/slab", "lanes/contents", "lanes/decoder", "log", "memory")
 HOT = {
-    os.path.join(HOUSE, room, f"{name}.py") for room, names in (("recording", NAMES), ("ring", SLABS)) for name in names
+    os.path.join(HOUSE, room, f"{name}.py")
+    for room, names in (("recording", NAMES), ("format/ring", SLABS))
+    for name in names
 }
 assert all(map(os.path.exists, HOT))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import importlib
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from gym_trace.data.showing.pictures import thumbnail
 from gym_trace.printable import printable
 
 Array = npt.NDArray[Any]
+_VIEWERS = "gym_trace.notebook_viewers"  # group of entry points
 _WIDTH, _HEIGHT, _POINTS = 240, 40, 120
 
 
@@ -52,12 +53,11 @@ def image(picture: Array) -> str:
 
 
 def player(shown: Any) -> str:
-    """Return the viewer of a trace or an episode as HTML; "" if it would be too large.
-
-    The viewer is above this room, so it is imported by its name.
-    """
-    made: str = importlib.import_module("gym_trace.tools.viewer.notebook").player(shown)
-    return made
+    """Return the viewer of a trace or an episode as HTML; "" if it would be too large, or no viewer is installed."""
+    for entry in entry_points(group=_VIEWERS):
+        made: str = entry.load()(shown)
+        return made
+    return ""
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Interfaces of exporters and importers, one per format, built in or from another package (see registry.py).
 
-A format describes itself in its own words; what it does to a trace is said here, and gym_trace.exchange.formats.conformance
-tests it.
+The contract below is the only thing that the rest of gym-trace knows about a format; conformance/ tests it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ class PolicyMaker(Protocol):
         """Make a policy. Raises InvalidOption if it does not fit the spaces."""
 
 
-_RUNS = "gym_trace.training"  # a higher layer, which needs PyTorch
+_KINDS = "gym_trace.policies"  # group of entry points: a PolicyMaker by the word before the colon
 
 
 class RandomPolicy:
@@ -145,7 +145,8 @@ def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
 
     Args:
         policy: None or "random", "sb3:PATH", "onnx:PATH", or "run:DIR" for the policy of a training run (also
-            run:DIR@VERSION and run:DIR@best; a suffix ?sample samples actions instead of taking the likeliest); or a
+            run:DIR@VERSION and run:DIR@best; a suffix ?sample samples actions instead of taking the likeliest), or
+            a kind that another package adds (an entry point of the group gym_trace.policies: a PolicyMaker); or a
             callable: a function of the observation, or a class, which is called with observation and action space if
             it takes them.
 
@@ -154,10 +155,11 @@ def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
     """
     if policy is not None and not isinstance(policy, str) and not callable(policy):
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
-    if isinstance(policy, str) and policy.startswith("run:"):
-        made: PolicyMaker = importlib.import_module(_RUNS).RunPolicies(policy.removeprefix("run:"))
-        return made
     if isinstance(policy, str) and policy != "random" and not policy.startswith(("sb3:", "onnx:")):
+        kind, colon, name = policy.partition(":")
+        for entry in entry_points(group=_KINDS, name=kind) if colon else ():
+            made: PolicyMaker = entry.load()(name)
+            return made
         raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, run:DIR, or the function or class "
                             "itself")  # fmt: skip
     return _Maker(policy)

@@ -10,7 +10,6 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.storage.remote.objects import persistently
-from gym_trace.tools.statistics.card import dataset_card
 
 _PLACE = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")
 _FILES = 50  # of a commit
@@ -21,8 +20,10 @@ def is_hub(url: str) -> bool:
     return url.startswith("hf://")
 
 
-def commit(url: str, directory: Path, names: Sequence[str], on_bytes: Callable[[int], None]) -> None:
-    """Add files to a dataset, which is made, private, unless it exists. It gets a card unless it has one.
+def commit(
+    url: str, directory: Path, names: Sequence[str], on_bytes: Callable[[int], None], card: Callable[[Path], str] | None
+) -> None:
+    """Add files to a dataset, which is made, private, unless it exists. card: makes the card of one that has none.
 
     Raises InvalidOption, MissingExtra, RemoteError.
     """
@@ -42,8 +43,8 @@ def commit(url: str, directory: Path, names: Sequence[str], on_bytes: Callable[[
     for begin in range(0, len(names), _FILES):
         some = names[begin : begin + _FILES]
         added: list[Any] = [CommitOperationAdd(f"{below}/{name}".lstrip("/"), str(directory / name)) for name in some]
-        if not has_card and begin + _FILES >= len(names):
-            added.append(CommitOperationAdd(_CARD, dataset_card(directory).encode()))
+        if card is not None and not has_card and begin + _FILES >= len(names):
+            added.append(CommitOperationAdd(_CARD, card(directory).encode()))
         message = f"{len(some)} files of a gym-trace recording"
         persistently(partial(api.create_commit, operations=added, commit_message=message, **at), url)
         on_bytes(sum((directory / name).stat().st_size for name in some))

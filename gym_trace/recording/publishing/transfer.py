@@ -29,6 +29,7 @@ from gym_trace.errors import (
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
+from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing import hub
@@ -40,7 +41,6 @@ from gym_trace.storage.remote.cache import MemoryBlocks
 from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, is_tagged, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
-from gym_trace.tools.integrity.healing import HealReport, heal_batch
 
 WORKERS = 4
 _AT_ONCE = 8 << 20  # bytes
@@ -69,65 +69,6 @@ class TransferReport:
     remarks: list[str] = field(default_factory=list)
 
 
-def push(
-    directory: str | os.PathLike[str],
-    url: str,
-    *,
-    workers: int = WORKERS,
-    dry_run: bool = False,
-    on_progress: Progress | None = None,
-) -> TransferReport:
-    """Copy a trace to a URL. What is there already stays, so an interrupted push goes on.
-
-    The rings of dead writers are written into their batches first. Of writers that are still recording, only the
-    sealed batches are copied.
-
-    Args:
-        directory: directory of the trace.
-        url: a directory in an object store; or a dataset, "hf://datasets/USER/NAME", which gets a card.
-        workers: files copied at the same time.
-        dry_run: only report what would be copied.
-        on_progress: called with bytes done and in total.
-
-    Raises:
-        TraceNotFound, InvalidOption, MissingExtra.
-        CorruptTrace: a batch lacks the checksum that the manifest lists.
-        TraceExists: the URL has a file of the same name with other content.
-        RemoteError: the store did not answer, or refused.
-    """
-    return Transfer(directory, url, ("push",), dry_run).run(workers, on_progress)
-
-
-def pull(
-    url: str,
-    directory: str | os.PathLike[str],
-    *,
-    workers: int = WORKERS,
-    dry_run: bool = False,
-    on_progress: Progress | None = None,
-) -> TransferReport:
-    """Copy a trace from a URL to a directory. What is there already stays, so an interrupted pull goes on.
-
-    Arguments and errors are those of push().
-    """
-    return Transfer(directory, url, ("pull",), dry_run).run(workers, on_progress)
-
-
-def sync(
-    directory: str | os.PathLike[str],
-    url: str,
-    *,
-    workers: int = WORKERS,
-    dry_run: bool = False,
-    on_progress: Progress | None = None,
-) -> TransferReport:
-    """Copy to each of a directory and a URL what only the other one has. Facts that differ stay as they are.
-
-    Arguments and errors are those of push().
-    """
-    return Transfer(directory, url, ("push", "pull"), dry_run).run(workers, on_progress)
-
-
 class _Copy(NamedTuple):
     """A file to copy. new: the other place has no file of this name."""
 
@@ -144,7 +85,7 @@ class Transfer:
 
     writer: copy only its files; None: the whole trace. known: batches at the URL that were compared with the local
     files, in the versions that were; confirmed() adds to it. None: where the store has no checksums, compare sizes and
-    ends instead of what the files hold.
+    ends instead of what the files hold. card: makes the card of a dataset on the Hugging Face Hub that has none.
     """
 
     def __init__(
@@ -155,12 +96,13 @@ class Transfer:
         dry_run: bool,
         writer: str | None = None,
         known: dict[str, Stored] | None = None,
+        card: Callable[[Path], str] | None = None,
     ):
         refuse_url(directory)
         if not is_url(url):
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
         self._url, self._ways, self._dry_run, self._writer = url_of(url), ways, dry_run, writer
-        self._known = known
+        self._known, self._card = known, card
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
             raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
@@ -377,7 +319,7 @@ class Transfer:
             os.makedirs(self._directory, exist_ok=True)
         push = self._push
         if push and hub.is_hub(self._url):
-            hub.commit(self._url, self._directory, self.report.pushed, add)
+            hub.commit(self._url, self._directory, self.report.pushed, add, self._card)
             push = []
         remote = RemoteStorage(self._url, MemoryBlocks()) if self._pull else None
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)

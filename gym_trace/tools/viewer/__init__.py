@@ -1,8 +1,1 @@
-"""See traces in a browser: a server, a page to send, and a notebook cell."""
-
-from __future__ import annotations
-
-from gym_trace.tools.viewer.api import serve
-from gym_trace.tools.viewer.saving import SavedPage, save_page
-
-__all__ = ["SavedPage", "save_page", "serve"]
+"""The viewer in a browser; the public path is gym_trace.viewer."""

@@ -11,10 +11,10 @@ from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.replay.diff import compare_episodes
+from gym_trace.tools.viewer import container
 from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
 from gym_trace.tools.viewer.trace import ViewedTrace
 from gym_trace.tools.viewer.values import told
-from gym_trace.viewer import container
 
 if TYPE_CHECKING:  # rendering needs gymnasium
     from gym_trace.tools.viewer.rendering import Rendering, Renderings

@@ -8,8 +8,8 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.tools.viewer import page
 from gym_trace.tools.viewer.answers import Answers
-from gym_trace.viewer import page
 
 
 def serve(
@@ -36,7 +36,7 @@ def serve(
         host: address to listen on. Others than loopback let other machines in: the connection is not encrypted.
         port: 0: a free one.
         trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
-            gym_trace.tools.video.render.render_episodes(). Without trust, the page shows what a trace would import, call or
+            render_episodes() in tools/video/render.py. Without trust, the page shows what a trace would import, call or
             open, and asks.
         atol, rtol, tolerances, ignore: how these are compared with the recording, as for gym_trace.verify_trace().
         imports: modules to import before that, such as those that register environments.

@@ -20,10 +20,10 @@ from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.storage.staging import replaced_file
+from gym_trace.tools.viewer import container, page
 from gym_trace.tools.viewer.answers import Answers, as_json
 from gym_trace.tools.viewer.episode import Encoding
 from gym_trace.tools.viewer.trace import ViewedTrace
-from gym_trace.viewer import container, page
 
 MOST_BYTES = 25_000_000  # what most mail servers take
 _STEPS, _FRAMES = 32, 16  # rows of one answer, as the page asks for them

@@ -18,7 +18,8 @@ from viewer_requests import FILES, cartpoles
 
 from gym_trace import open_trace
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError
-from gym_trace.viewer import page, serve
+from gym_trace.tools.viewer import page
+from gym_trace.viewer import serve
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import TraceError
+from gym_trace.tools.viewer import notebook, page
 from gym_trace.tools.viewer.container import unpacked
-from gym_trace.viewer import notebook, page
 
 
 @pytest.fixture(scope="module")

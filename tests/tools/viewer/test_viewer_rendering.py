@@ -21,10 +21,10 @@ from viewer_requests import FILES, POST, asked, cartpoles
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import RenderingError
 from gym_trace.tools.replay.making import Making
+from gym_trace.tools.viewer import rendering
 from gym_trace.tools.viewer.answers import Answers, Refused
 from gym_trace.tools.viewer.rendering import Consent, Recipe, Rendering, Renderings
 from gym_trace.tools.viewer.server import Viewer, pages_of
-from gym_trace.viewer import rendering
 
 
 class Mine(gymnasium.Env[Any, Any]):

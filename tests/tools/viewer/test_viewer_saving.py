@@ -21,8 +21,9 @@ from zoo import ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import TraceError
+from gym_trace.tools.viewer import page
 from gym_trace.tools.viewer.container import unpacked
-from gym_trace.viewer import page, save_page
+from gym_trace.viewer import save_page
 
 SCRIPT = "<script>alert(1)</script>"
 

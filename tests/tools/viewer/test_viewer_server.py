@@ -22,9 +22,9 @@ from viewer_requests import FILES, POST, cartpoles, served, viewed
 from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit
+from gym_trace.tools.viewer import server
 from gym_trace.tools.viewer.guard import HEADERS, is_loopback
 from gym_trace.tools.viewer.server import Viewer, pages_of
-from gym_trace.viewer import server
 
 SECRET = "the secret outside"
 SCRIPT = "<script>alert(1)</script>"

@@ -33,7 +33,7 @@ class Passes(NamedTuple):
 
     Attributes:
         rows: lane_rows().
-        fragments: the fragments of usual steps, see _Decoding in gym_trace.format.ring.lanes.decoder; None: none are usual.
+        fragments: the fragments of usual steps, see _Decoding in decoder.py; None: none are usual.
     """
 
     rows: Callable[[Array, Array, Array], None] = lane_rows

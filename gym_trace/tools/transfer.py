@@ -1,0 +1,69 @@
+"""Copies of a trace in an object store: push, pull and sync."""
+
+from __future__ import annotations
+
+import os
+
+from gym_trace.recording.publishing.transfer import WORKERS, Progress, Transfer, TransferReport
+from gym_trace.tools.statistics.card import dataset_card
+
+__all__ = ["TransferReport", "pull", "push", "sync"]
+
+
+def push(
+    directory: str | os.PathLike[str],
+    url: str,
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy a trace to a URL. What is there already stays, so an interrupted push goes on.
+
+    The rings of dead writers are written into their batches first. Of writers that are still recording, only the
+    sealed batches are copied.
+
+    Args:
+        directory: directory of the trace.
+        url: a directory in an object store; or a dataset, "hf://datasets/USER/NAME", which gets a card.
+        workers: files copied at the same time.
+        dry_run: only report what would be copied.
+        on_progress: called with bytes done and in total.
+
+    Raises:
+        TraceNotFound, InvalidOption, MissingExtra.
+        CorruptTrace: a batch lacks the checksum that the manifest lists.
+        TraceExists: the URL has a file of the same name with other content.
+        RemoteError: the store did not answer, or refused.
+    """
+    return Transfer(directory, url, ("push",), dry_run, card=dataset_card).run(workers, on_progress)
+
+
+def pull(
+    url: str,
+    directory: str | os.PathLike[str],
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy a trace from a URL to a directory. What is there already stays, so an interrupted pull goes on.
+
+    Arguments and errors are those of push().
+    """
+    return Transfer(directory, url, ("pull",), dry_run).run(workers, on_progress)
+
+
+def sync(
+    directory: str | os.PathLike[str],
+    url: str,
+    *,
+    workers: int = WORKERS,
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+) -> TransferReport:
+    """Copy to each of a directory and a URL what only the other one has. Facts that differ stay as they are.
+
+    Arguments and errors are those of push().
+    """
+    return Transfer(directory, url, ("push", "pull"), dry_run, card=dataset_card).run(workers, on_progress)

@@ -1,0 +1,8 @@
+"""See traces in a browser: a server, a page to send, and a notebook cell."""
+
+from __future__ import annotations
+
+from gym_trace.tools.viewer.api import serve
+from gym_trace.tools.viewer.saving import SavedPage, save_page
+
+__all__ = ["SavedPage", "save_page", "serve"]
