@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
+C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
 .PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
 
@@ -31,6 +32,7 @@ check: lint test
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python tests/lint_english.py
 
@@ -43,7 +45,7 @@ docs: $(VENV)/.docs
 drawings: $(VENV)/.dev
 	$(BIN)/python docs/drawings.py
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/*/c_*/*)
+$(VENV)/.installed: pyproject.toml hatch_build.py $(C_SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@

@@ -1,4 +1,5 @@
-/* The inner loops of gym_trace/format in C: checksums, the transforms of gym_trace/format/transforms.py, and logs of rings.
+/* The inner loops of gym_trace/format in C: checksums, the transforms of gym_trace/format/transforms.py, and logs of
+ * rings.
  *
  * gym_trace/format/kernels.py documents them, and has the same functions in Python. Arguments are buffers whose sizes
  * are checked here; nothing else is read or written. The interpreter lock is released for large ones.
@@ -8,8 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 2 /* must equal the number in gym_trace/format/kernels.py */
-#define LARGE (1 << 15) /* bytes worth releasing the interpreter lock for */
+#define ABI 2             /* must equal the number in gym_trace/format/kernels.py */
+#define LARGE (1 << 15)   /* bytes worth releasing the interpreter lock for */
 #define AT_ONCE (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
 
 #if defined(__GNUC__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
@@ -167,7 +168,8 @@ FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *rest
         }
     } else if (width == 4) {
         for (size_t i = 0; i < n; i++) {
-            uint32_t word = p[i] | (uint32_t)p[all + i] << 8 | (uint32_t)p[2 * all + i] << 16 | (uint32_t)p[3 * all + i] << 24;
+            uint32_t word =
+                p[i] | (uint32_t)p[all + i] << 8 | (uint32_t)p[2 * all + i] << 16 | (uint32_t)p[3 * all + i] << 24;
             memcpy(out + 4 * i, &word, 4);
         }
     } else if (width == 8) {
@@ -213,8 +215,9 @@ static inline void transpose(uint64_t *word)
 }
 
 /* width: a constant where it is inlined. */
-static inline __attribute__((always_inline)) size_t shuffle_eights(const uint8_t *restrict elements, uint8_t *restrict p,
-                                                                   size_t all, size_t n, size_t width)
+static inline __attribute__((always_inline)) size_t shuffle_eights(const uint8_t *restrict elements,
+                                                                   uint8_t *restrict p, size_t all, size_t n,
+                                                                   size_t width)
 {
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -266,18 +269,18 @@ FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *rest
 /* -- XOR with the row before --------------------------------------------------------------------------------------- */
 
 /* words: a constant where it is inlined; a row is that many. */
-#define UNDO_XOR_OF_WORDS(type, words)                                                                                  \
-    do {                                                                                                                \
-        type sum[words];                                                                                                \
-        memcpy(sum, rows + (begin - 1) * sizeof sum, sizeof sum);                                                       \
-        for (size_t i = begin; i < end; i++) {                                                                          \
-            type next[words];                                                                                           \
-            memcpy(next, rows + i * sizeof sum, sizeof sum);                                                            \
-            for (size_t k = 0; k < words; k++) {                                                                        \
-                sum[k] ^= next[k];                                                                                      \
-            }                                                                                                           \
-            memcpy(rows + i * sizeof sum, sum, sizeof sum);                                                             \
-        }                                                                                                               \
+#define UNDO_XOR_OF_WORDS(type, words)                                                                                 \
+    do {                                                                                                               \
+        type sum[words];                                                                                               \
+        memcpy(sum, rows + (begin - 1) * sizeof sum, sizeof sum);                                                      \
+        for (size_t i = begin; i < end; i++) {                                                                         \
+            type next[words];                                                                                          \
+            memcpy(next, rows + i * sizeof sum, sizeof sum);                                                           \
+            for (size_t k = 0; k < words; k++) {                                                                       \
+                sum[k] ^= next[k];                                                                                     \
+            }                                                                                                          \
+            memcpy(rows + i * sizeof sum, sum, sizeof sum);                                                            \
+        }                                                                                                              \
     } while (0)
 
 FOR_EACH_CPU static void undo_xor_rows(uint8_t *restrict rows, size_t begin, size_t end, size_t row_size)
@@ -332,8 +335,8 @@ static inline __attribute__((always_inline)) const char *put_changes(uint8_t *ro
 }
 
 /* Rows of data, from begin on, to out. before: room for a row. Returns a problem, or NULL. */
-static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, size_t begin, uint8_t *out, size_t wanted,
-                                size_t row_size, uint8_t *before)
+static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, size_t begin, uint8_t *out,
+                                size_t wanted, size_t row_size, uint8_t *before)
 {
     size_t word = row_size % 8 == 0 ? 8 : row_size % 4 == 0 ? 4 : row_size % 2 == 0 ? 2 : 1, width = row_size / word;
     size_t gap = width <= 1 << 16 ? 2 : 4, at = row_size, end = begin + wanted, row = 1;
@@ -371,7 +374,7 @@ static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, s
             if (target != NULL && target != last) {
                 memcpy(target, last, row_size);
             }
-            const char *problem = changes > width ? "a change of a column is outside its row"
+            const char *problem = changes > width         ? "a change of a column is outside its row"
                                   : word == 8 && gap == 2 ? put_changes(target, words, gaps, changes, width, 8, 2)
                                                           : put_changes(target, words, gaps, changes, width, word, gap);
             if (problem != NULL) {
@@ -558,8 +561,7 @@ static PyObject *log_places(PyObject *self, PyObject *args)
     size_t count = 0, space = 0;
     if (at < 0 || end > memory.len) {
         PyErr_SetString(PyExc_ValueError, "a log outside the memory");
-    }
-    else {
+    } else {
         for (uint64_t mark = (sequence << 32) + 1; at <= end - ENTRY_SIZE; mark++) {
             uint32_t length;
             uint64_t there;
@@ -603,22 +605,19 @@ static PyObject *slices(PyObject *self, PyObject *args)
     PyObject *result = NULL;
     if (begins.len != ends.len || begins.len % 8) {
         PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
-    }
-    else {
+    } else {
         result = PyList_New(count);
     }
     for (Py_ssize_t i = 0; result != NULL && i < count; i++) {
         PyObject *slice = NULL;
         if (begin[i] < 0 || begin[i] > end[i] || end[i] > memory.len) {
             PyErr_SetString(PyExc_ValueError, "a slice outside the memory");
-        }
-        else {
+        } else {
             slice = PyBytes_FromStringAndSize((const char *)memory.buf + begin[i], (Py_ssize_t)(end[i] - begin[i]));
         }
         if (slice == NULL) {
             Py_CLEAR(result);
-        }
-        else {
+        } else {
             PyList_SET_ITEM(result, i, slice);
         }
     }

@@ -35,7 +35,8 @@ static npy_intp bytes_in_a_row(PyArrayObject *column, PyArrayObject *batch)
 }
 
 /* Copies a matrix that is not C-contiguous, several times as fast as NumPy. */
-static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp stride, PyArrayObject *batch, const int width)
+static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp stride, PyArrayObject *batch,
+                                                             const int width)
 {
     const char *from = PyArray_BYTES(batch);
     npy_intp rows = PyArray_DIM(batch, 0), items = PyArray_DIM(batch, 1);
@@ -72,7 +73,8 @@ static int put_batch(PyArrayObject *column, npy_intp item, PyArrayObject *batch)
     return 0;
 }
 
-/* Copies batches to columns[item]. Returns 1; 0, without copying, if one does not match its column; -1 with an exception. */
+/* Copies batches to columns[item]. Returns 1; 0, without copying, if one does not match its column;
+ * -1 with an exception. */
 static int put_batches(PyObject *columns, npy_intp item, PyObject *const *batches, int count)
 {
     if (PyTuple_GET_SIZE(columns) != count) {

@@ -41,14 +41,10 @@ static inline __attribute__((always_inline)) int64_t places_of_width(const char 
 static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
 {
     switch (width) {
-    case 1:
-        return places_of_width(old, new, bytes, 1, places, most);
-    case 2:
-        return places_of_width(old, new, bytes, 2, places, most);
-    case 4:
-        return places_of_width(old, new, bytes, 4, places, most);
-    default:
-        return places_of_width(old, new, bytes, 8, places, most);
+    case 1: return places_of_width(old, new, bytes, 1, places, most);
+    case 2: return places_of_width(old, new, bytes, 2, places, most);
+    case 4: return places_of_width(old, new, bytes, 4, places, most);
+    default: return places_of_width(old, new, bytes, 8, places, most);
     }
 }
 

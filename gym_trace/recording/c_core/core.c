@@ -1,5 +1,6 @@
-/* RowSlab of gym_trace/format/ring/row_slab.py and LaneSlab of gym_trace/format/ring/lanes/slab.py in C: same methods, same results, same
- * bytes in the slab. Those files document the methods, and docs/FORMAT.md, section 8, the bytes.
+/* RowSlab of gym_trace/format/ring/row_slab.py and LaneSlab of gym_trace/format/ring/lanes/slab.py in C:
+ * same methods, same results, same bytes in the slab. Those files document the methods, and docs/FORMAT.md, section 8,
+ * the bytes.
  *
  * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer, and
  *   put_batch(), to an item of an array. Layouts are checked in init().

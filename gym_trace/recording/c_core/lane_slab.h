@@ -138,8 +138,7 @@ static PyObject *lane_release(LaneSlab *self, PyObject *until)
 /* Appends an entry. Returns 0; -1 with LogFull(bytes). */
 static int lane_append_entry(LaneSlab *self, const Entry *entry, const void *payload, int64_t length)
 {
-    if (self->memory == NULL || length > self->buffer.len ||
-        self->position + entry_bytes(length) + ENTRY > self->end) {
+    if (self->memory == NULL || length > self->buffer.len || self->position + entry_bytes(length) + ENTRY > self->end) {
         PyObject *bytes = PyLong_FromLongLong(entry_bytes(length));
         if (bytes != NULL) {
             PyErr_SetObject(log_full, bytes);
@@ -213,8 +212,9 @@ static PyObject *lane_answer(LaneSlab *self, PyObject *const *args, Py_ssize_t g
     npy_intp item = (npy_intp)self->steps;
     Py_INCREF(columns); /* as above */
     int done = put_batches(columns, item, batches, count + 3);
+    /* At the end of an episode, Python stores the last observation, too. */
     for (int i = count + 1; done > 0 && self->same_step && i < count + 3; i++) {
-        done = !is_any_set((PyArrayObject *)PyTuple_GET_ITEM(columns, i), item); /* else last observations are stored, too */
+        done = !is_any_set((PyArrayObject *)PyTuple_GET_ITEM(columns, i), item);
     }
     Py_DECREF(columns);
     if (done > 0) {
@@ -236,8 +236,7 @@ static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
     int failed = kind < 0 || kind > UINT16_MAX || column < 0 || column > UINT32_MAX;
     if (failed) {
         PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
-    }
-    else {
+    } else {
         entry.kind = (unsigned int)kind;
         entry.column = (unsigned int)column;
         entry.numbers[0] = a;

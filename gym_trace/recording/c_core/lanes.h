@@ -1,13 +1,14 @@
 /* Passes over a full slab of lanes: the fragments of its steps, and its rows in the order in which they are stored.
  *
- * They do what gym_trace/format/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers, whose rings are
- * untrusted, do it in Python.
+ * They do what gym_trace/format/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers,
+ * whose rings are untrusted, do it in Python.
  */
 #pragma once
 #include "log.h"
 
 enum { LANE_BYTES = 45, FRAGMENT_BYTES = 80 };
-enum { OPEN, PENDING, SKIPPED, RUNNING, DEFERRED, EPISODE = 5, STEPS = 13, UTC = 21, MONOTONIC_AT = 29, SEED = 37 }; /* offsets in LANE */
+/* Offsets in LANE. */
+enum { OPEN, PENDING, SKIPPED, RUNNING, DEFERRED, EPISODE = 5, STEPS = 13, UTC = 21, MONOTONIC_AT = 29, SEED = 37 };
 enum { NEXT_STEP, SAME_STEP, DISABLED };
 
 /* The end of an episode. */
@@ -66,7 +67,8 @@ static int add_end(Pass *pass, int64_t lane, int64_t time, int flags)
 static int find_ends(Pass *pass, int mode, int64_t *resets)
 {
     for (int64_t time = 0; time < pass->times; time++) {
-        const char *terminated = pass->terminated + time * pass->lanes, *truncated = pass->truncated + time * pass->lanes;
+        const char *terminated = pass->terminated + time * pass->lanes;
+        const char *truncated = pass->truncated + time * pass->lanes;
         for (int64_t lane = 0; lane < pass->lanes; lane++) {
             uint64_t words[2];
             while (lane + 8 <= pass->lanes) {
@@ -110,14 +112,16 @@ static void put_fragment(Pass *pass, char *fragment, int64_t lane, int64_t begin
     }
     int64_t start_utc = number_at(state + UTC), start_monotonic = number_at(state + MONOTONIC_AT);
     int64_t duration = flags ? monotonic - start_monotonic : 0;
-    uint32_t said = (uint32_t)((flags & IS_TERMINATED ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
+    uint32_t said =
+        (uint32_t)((flags & IS_TERMINATED ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
     uint32_t outcome = (uint32_t)(!flags ? 0 : flags & IS_TERMINATED ? outcome_terminated : outcome_truncated);
     memset(fragment, 0, FRAGMENT_BYTES);
     memcpy(fragment, state + EPISODE, 8);
     memcpy(fragment + 8, state + STEPS, 8);
     put_narrow(fragment + 16, (uint32_t)steps);
     put_narrow(fragment + 20, (uint32_t)lane);
-    put_narrow(fragment + 24, said | (uint32_t)((starts ? flag_starts | flag_leads : 0) | (flags ? flag_stops | flag_ends : 0)));
+    put_narrow(fragment + 24,
+               said | (uint32_t)((starts ? flag_starts | flag_leads : 0) | (flags ? flag_stops | flag_ends : 0)));
     put_narrow(fragment + 28, outcome);
     if (starts) {
         put_number(fragment + 40, -1);
@@ -235,8 +239,8 @@ static int is_plain(PyObject *object, npy_intp width, npy_intp rows, npy_intp co
 {
     PyArrayObject *array = (PyArrayObject *)object;
     return PyArray_Check(object) && PyArray_IS_C_CONTIGUOUS(array) && !PyDataType_REFCHK(PyArray_DESCR(array)) &&
-           PyArray_ITEMSIZE(array) == width && PyArray_NDIM(array) == (columns ? 2 : 1) && PyArray_DIM(array, 0) == rows &&
-           (!columns || PyArray_DIM(array, 1) == columns);
+           PyArray_ITEMSIZE(array) == width && PyArray_NDIM(array) == (columns ? 2 : 1) &&
+           PyArray_DIM(array, 0) == rows && (!columns || PyArray_DIM(array, 1) == columns);
 }
 
 /* lane_fragments(states, terminations, truncations, utc, monotonic, mode, episodes): see _Decoding in
@@ -254,14 +258,20 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
     npy_intp times = PyArray_NDIM((PyArrayObject *)utc) == 1 ? PyArray_DIM((PyArrayObject *)utc, 0) : 0;
     if (lanes < 1 || times < 1 || lanes > UINT32_MAX || times > UINT32_MAX || mode < NEXT_STEP || mode > DISABLED ||
         episode < 0 || !is_plain(states, LANE_BYTES, lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
-        !is_plain(terminated, 1, times, lanes) || !is_plain(truncated, 1, times, lanes) || !is_plain(utc, 8, times, 0) ||
-        !is_plain(monotonic, 8, times, 0)) {
+        !is_plain(terminated, 1, times, lanes) || !is_plain(truncated, 1, times, lanes) ||
+        !is_plain(utc, 8, times, 0) || !is_plain(monotonic, 8, times, 0)) {
         PyErr_SetString(PyExc_TypeError, "lane_fragments(): arrays that do not match");
         return NULL;
     }
-    Pass pass = {lanes, times, PyArray_DATA((PyArrayObject *)terminated), PyArray_DATA((PyArrayObject *)truncated),
-                 PyArray_DATA((PyArrayObject *)utc), PyArray_DATA((PyArrayObject *)monotonic),
-                 PyArray_DATA((PyArrayObject *)states), NULL, 0, 0, 0};
+    Pass pass = {
+        .lanes = lanes,
+        .times = times,
+        .terminated = PyArray_DATA((PyArrayObject *)terminated),
+        .truncated = PyArray_DATA((PyArrayObject *)truncated),
+        .utc = PyArray_DATA((PyArrayObject *)utc),
+        .monotonic = PyArray_DATA((PyArrayObject *)monotonic),
+        .states = PyArray_DATA((PyArrayObject *)states),
+    };
     PyObject *result = fragments_of(&pass, mode, episode);
     PyMem_Free(pass.ends);
     return result;
@@ -334,20 +344,11 @@ static void copy_in_order(const Rows *rows, char *to)
         return;
     }
     switch (rows->width) { /* a constant width is copied by one instruction */
-    case 1:
-        copy_rows(rows, to, 1);
-        break;
-    case 4:
-        copy_rows(rows, to, 4);
-        break;
-    case 8:
-        copy_rows(rows, to, 8);
-        break;
-    case 16:
-        copy_rows(rows, to, 16);
-        break;
-    default:
-        copy_rows(rows, to, rows->width);
+    case 1: copy_rows(rows, to, 1); break;
+    case 4: copy_rows(rows, to, 4); break;
+    case 8: copy_rows(rows, to, 8); break;
+    case 16: copy_rows(rows, to, 16); break;
+    default: copy_rows(rows, to, rows->width);
     }
 }
 
@@ -355,7 +356,8 @@ static void copy_in_order(const Rows *rows, char *to)
 static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyArrayObject *column, *leads, *out;
-    if (!PyArg_ParseTuple(args, "O!O!O!:lane_rows", &PyArray_Type, &column, &PyArray_Type, &leads, &PyArray_Type, &out)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!:lane_rows", &PyArray_Type, &column, &PyArray_Type, &leads, &PyArray_Type,
+                          &out)) {
         return NULL;
     }
     int dimensions = PyArray_NDIM(column);
@@ -381,8 +383,16 @@ static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_TypeError, "lane_rows(): arrays that do not match");
         return NULL;
     }
-    Rows rows = {PyArray_BYTES(column), PyArray_STRIDE(column, 0), PyArray_STRIDE(column, 1), width,
-                 PyArray_DIM(column, 0), PyArray_DIM(column, 1), count, numbers};
+    Rows rows = {
+        .from = PyArray_BYTES(column),
+        .lane_stride = PyArray_STRIDE(column, 0),
+        .time_stride = PyArray_STRIDE(column, 1),
+        .width = width,
+        .lanes = PyArray_DIM(column, 0),
+        .times = PyArray_DIM(column, 1),
+        .count = count,
+        .leads = numbers,
+    };
     char *to = PyArray_BYTES(out);
     Py_BEGIN_ALLOW_THREADS;
     copy_in_order(&rows, to);

@@ -61,14 +61,16 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
         return -1;
     }
     int64_t size, column;
-    if (read_number(layout, "size", &size) || read_number(layout, "action_column", &column) || read_number(layout, "asked", &self->asked) ||
-        read_number(layout, "reward", &self->reward) || read_number(layout, "done", &self->done) ||
-        read_tree(layout, "action", &self->action) || read_tree(layout, "observation", &self->observation)) {
+    if (read_number(layout, "size", &size) || read_number(layout, "action_column", &column) ||
+        read_number(layout, "asked", &self->asked) || read_number(layout, "reward", &self->reward) ||
+        read_number(layout, "done", &self->done) || read_tree(layout, "action", &self->action) ||
+        read_tree(layout, "observation", &self->observation)) {
         return -1;
     }
     int64_t asked = self->asked, reward = self->reward, done = self->done;
     if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
-        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || room < 0 || room > MOST_BYTES || (self->action.count && self->action.size > asked) ||
+        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || room < 0 || room > MOST_BYTES ||
+        (self->action.count && self->action.size > asked) ||
         (self->observation.count && self->observation.size > done - reward - 8)) {
         PyErr_SetString(PyExc_ValueError, "invalid layout of rows");
         return -1;

@@ -38,7 +38,8 @@ static PyObject *ask(RowSlab *self, PyObject *action)
     if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int accepted = has_room_for(self, at, parts.log + self->room), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
+    int accepted = has_room_for(self, at, parts.log + self->room);
+    int failed = accepted ? append_parts(self, &self->action, &parts) : 0;
     if (accepted && !failed) {
         put_parts(self, at, &self->action, &parts, self->asked);
         commit(&self->buffer, at + self->asked, self->tag | (self->rows + 1));
@@ -52,7 +53,8 @@ static int read_answer(const RowSlab *self, PyObject *observation, PyObject *rew
     return read_reward(self, reward, number) < 0 ? -1 : read_parts(&self->observation, observation, parts);
 }
 
-/* Completes a row with an observation; action and reward are already written. noted, noted_end: its texts in the log. */
+/* Completes a row with an observation; action and reward are already written.
+ * noted, noted_end: its texts in the log. */
 static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t noted, int64_t noted_end)
 {
     put_parts(self, at + self->reward + 8, &self->observation, parts, self->done - self->reward - 8);
@@ -225,8 +227,7 @@ static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
     int failed = kind < 0 || kind > UINT16_MAX || flags < 0 || flags > UINT16_MAX || column < 0 || column > UINT32_MAX;
     if (failed) {
         PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
-    }
-    else {
+    } else {
         entry.kind = (unsigned int)kind;
         entry.flags = (unsigned int)flags;
         entry.column = (unsigned int)column;

@@ -22,17 +22,18 @@ enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
 enum { IS_TERMINATED = 1, IS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
 static const int64_t NEVER = (int64_t)1 << 62;
 static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
-static const int64_t MOST_BYTES = (int64_t)1 << 40; /* limit for rows and slabs, so that sums of offsets cannot overflow */
+/* Limit for rows and slabs, so that sums of offsets cannot overflow. */
+static const int64_t MOST_BYTES = (int64_t)1 << 40;
 
-/* A leaf of an observation or action. Values of fixed size are in the row; texts (dtype is NULL) and the changes of large
- * values are in the log. */
+/* A leaf of an observation or action. Values of fixed size are in the row; texts (dtype is NULL) and the changes of
+ * large values are in the log. */
 typedef struct {
     PyArray_Descr *dtype;
     PyTypeObject *scalar; /* type of its scalars; NULL if it has dimensions or a foreign byte order */
     int dimensions;
     npy_intp shape[MOST_DIMENSIONS];
-    int64_t size;  /* bytes in the row */
-    int64_t large; /* bytes of a large value; otherwise 0 */
+    int64_t size;                  /* bytes in the row */
+    int64_t large;                 /* bytes of a large value; otherwise 0 */
     PyArrayObject *before, *ready; /* the previous value, and whether it can be compared; see deltas.DeltaPacker */
     int64_t most;                  /* maximum number of changed words */
     uint32_t *changes;             /* buffer for `most` positions, followed by the words */
@@ -65,11 +66,11 @@ typedef struct {
     uint64_t tag;                      /* sequence number, shifted to its position in marks */
     unsigned long long sequence, rows;
     long long logged;
-    int64_t at;            /* offset of the next row */
-    int64_t position;      /* offset of the next log entry; 0: begin() was never called */
-    uint64_t count;        /* number of log entries */
-    int64_t floor, least;  /* ask() falls back if at is below floor; floor is at least `least` */
-    int64_t room;          /* log bytes that ask() leaves for the answer */
+    int64_t at;                    /* offset of the next row */
+    int64_t position;              /* offset of the next log entry; 0: begin() was never called */
+    uint64_t count;                /* number of log entries */
+    int64_t floor, least;          /* ask() falls back if at is below floor; floor is at least `least` */
+    int64_t room;                  /* log bytes that ask() leaves for the answer */
     int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
     unsigned long long noted_rows; /* ... valid if this many rows are complete */
     char ended, only_floats, asks, answers;

@@ -4,7 +4,8 @@
 
 static PyObject *log_entries; /* gym_trace.format.ring.log.entries */
 
-/* Replaces held memory by another memoryview, and steals the reference. Returns -1 with an exception if it is invalid. */
+/* Replaces held memory by another memoryview, and steals the reference.
+ * Returns -1 with an exception if it is invalid. */
 static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory)
 {
     Py_buffer buffer, before = *held_buffer;
@@ -199,8 +200,8 @@ static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
     if (self->memory == NULL) {
         return PyList_New(0);
     }
-    PyObject *found = PyObject_CallFunction(log_entries, "OiLK", self->memory, HEADER, (long long)self->position,
-                                            self->sequence);
+    PyObject *found =
+        PyObject_CallFunction(log_entries, "OiLK", self->memory, HEADER, (long long)self->position, self->sequence);
     PyObject *list = found == NULL ? NULL : PySequence_List(found);
     Py_XDECREF(found);
     return list;

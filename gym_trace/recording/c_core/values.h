@@ -22,8 +22,8 @@ static inline int fits(const Leaf *leaf, PyArrayObject *array)
 /* The bytes of a value. */
 typedef struct {
     const void *bytes;
-    int64_t length; /* length of a text, or number of changed words */
-    PyObject *held; /* owner of the bytes, if only this reference keeps it alive */
+    int64_t length;  /* length of a text, or number of changed words */
+    PyObject *held;  /* owner of the bytes, if only this reference keeps it alive */
     char scalar[32]; /* bytes of a scalar: at most two long doubles */
 } Value;
 
@@ -42,11 +42,9 @@ static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
             PyErr_Clear();
             return -1;
         }
-    }
-    else if (overflow || (!is_signed && number < 0)) {
+    } else if (overflow || (!is_signed && number < 0)) {
         return -1;
-    }
-    else if (bits < 64) {
+    } else if (bits < 64) {
         long long limit = 1LL << (bits - is_signed);
         if (number >= limit || number < -limit) {
             return -1;
@@ -85,7 +83,8 @@ static int read_large(const Leaf *leaf, PyObject *object, Value *value)
     return value->length < 0 ? -1 : 0;
 }
 
-/* Reads a value that has exactly the type of its leaf. Returns -1 for any other, and holds nothing: Python handles it. */
+/* Reads a value that has exactly the type of its leaf.
+ * Returns -1 for any other, and holds nothing: Python handles it. */
 static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 {
     value->held = NULL;
@@ -177,9 +176,8 @@ static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **
         if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != node->children || !has_plain_keys(object)) {
             return -1;
         }
-    }
-    else if (!(PyTuple_CheckExact(object) || PyList_CheckExact(object)) ||
-             PySequence_Fast_GET_SIZE(object) != node->children) {
+    } else if (!(PyTuple_CheckExact(object) || PyList_CheckExact(object)) ||
+               PySequence_Fast_GET_SIZE(object) != node->children) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < node->children; i++) {
@@ -196,14 +194,16 @@ static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **
     return 0;
 }
 
-/* Finds the values of all leaves, as borrowed references. Returns their number; -1 if the value has another structure. */
+/* Finds the values of all leaves, as borrowed references.
+ * Returns their number; -1 if the value has another structure. */
 static int leaves_of(const Tree *tree, PyObject *object, PyObject **leaves)
 {
     int next = 0, count = 0;
     return !tree->count || take_apart(tree, &next, object, leaves, &count) < 0 ? -1 : count;
 }
 
-/* Reads a value whose leaves all have exactly their types. Returns -1 for any other, and holds nothing: Python handles it. */
+/* Reads a value whose leaves all have exactly their types.
+ * Returns -1 for any other, and holds nothing: Python handles it. */
 static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
 {
     PyObject *leaves[MOST_NODES];
