@@ -172,7 +172,7 @@ def test_type_checkers_report_a_name_that_is_wrong(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     names = ("open_trace", "open_trce", "train", "viewer.serve", "viewer.sreve", "proof.verify", "proof.verfy")
     (tmp_path / "names.py").write_text("import gym_trace\n" + "".join(f"gym_trace.{name}\n" for name in names))
-    sources = [str(ROOT / "gym_trace" / package / "__init__.py") for package in ("", "viewer", "proof")]
+    sources = [str(ROOT / "gym_trace" / f"{module}.py") for module in ("__init__", "viewer", "proof")]
     command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=skip", *sources, "names.py"]  # quick
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert re.findall(r"names.py:.* attribute \"(\w+)\"", done.stdout) == ["open_trce", "sreve", "verfy"], done.stdout

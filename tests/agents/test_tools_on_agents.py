@@ -260,7 +260,7 @@ def test_adapters_for_one_agent_say_what_takes_many(tmp_path: Path) -> None:
     from gym_trace.exchange.episodes import finished
 
     made(tmp_path, Meadow, 1)
-    with pytest.raises(InvalidOption, match=r"holds many agents.*gym_trace\.adapters\.rllib"):
+    with pytest.raises(InvalidOption, match=r"holds many agents.*gym_trace\.exchange\.rllib"):
         finished(tmp_path)
 
 

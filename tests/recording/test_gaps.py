@@ -270,7 +270,7 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
 ) -> None:
     if lanes:
         pytest.importorskip("gymnasium", minversion="1.1")
-    place = "recording.vector.recorder.decoded" if lanes else "ring.rows.RowDecoder.decode"
+    place = "recording.vector.recorder.decoded" if lanes else "format.ring.rows.RowDecoder.decode"
     decode, alarms = pkgutil.resolve_name(f"gym_trace.{place}"), []
 
     def interrupted(*arguments: Any) -> Any:

@@ -290,7 +290,7 @@ def test_a_step_beyond_the_ring_limit_raises_and_loses_no_earlier_step(
 def test_a_step_that_kills_the_process_is_pending(tmp_path: Path, mode: Any) -> None:
     script = f"""
 import os, sys
-sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
+sys.path[:0] = {[str(Path(__file__).parents[number]) for number in (0, 2)]!r}
 from test_lane_ring import *
 run = Run(Path({str(tmp_path / "t")!r}), MODES[{MODES.index(mode)}], "box", False, "infos")
 for _ in range(5):

@@ -165,7 +165,7 @@ def test_a_full_spool_stops_recording_like_a_full_disk(
 
 @pytest.mark.parametrize("resumed", ["command", "recorder"])
 def test_a_killed_recording_is_published_later_without_losing_a_step(tmp_path: Path, url: str, resumed: str) -> None:
-    paths = [str(Path(__file__).parent.parent)]
+    paths = [str(Path(__file__).parents[2])]
     told = {}
     for number in range(3):
         words = [sys.executable, "-c", KILLED, url, f"w{number}", *paths]
@@ -353,7 +353,7 @@ def test_a_recording_left_open_is_published_at_exit_beside_old_batches(tmp_path:
         "import sys, shelf; from runs import play; from zoo import CountingEnv; from gym_trace import *;"
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1], on_exist='append', uid='new'); play(env, 3)"
     )
-    paths = {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", code, url], env={**os.environ, **paths}, capture_output=True, text=True, timeout=120
     )

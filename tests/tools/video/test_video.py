@@ -306,12 +306,12 @@ def test_a_change_of_the_image_size_raises(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("package", "module"), [("av", "writers"), ("PIL", "overlay")])
+@pytest.mark.parametrize(("package", "module"), [("av", "recording.video_writers"), ("PIL", "tools.video.overlay")])
 def test_a_missing_package_raises_with_the_pip_command(
     tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"gym_trace.tools.video.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"gym_trace.{module}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gym-trace\[video\]'"):
         rendered(trace, tmp_path / "v.mp4", overlay=True)
     rendered(trace, tmp_path / "v.cast", overlay=True)

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "viewer"
-STATIC = ROOT / "gym_trace" / "viewer" / "static"
+STATIC = ROOT / "gym_trace" / "tools" / "viewer" / "static"
 MOST_BYTES = 150_000  # of the whole empty page, compressed
 
 

@@ -1,4 +1,4 @@
-/* sources 7a653aaf811ad56a68d6a96af2cce1cb */
+/* sources e15e2dd0a89af1cd7016ea934854190f */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
