@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.data.episode import infos_of
+from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.exchange.formats.conformance import Loaded
 from gym_trace.exchange.formats.contract import Plan, Target
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged, untagged
 
 
 @dataclass(frozen=True)

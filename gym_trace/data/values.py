@@ -156,3 +156,12 @@ def row_of(batch: Any, index: int) -> Any:
         return tuple(row_of(value, index) for value in batch)
     row = batch[index]
     return row.copy() if isinstance(row, np.ndarray) else row
+
+
+def is_utf8(text: str) -> bool:
+    """Return False for text with half a character in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.data.json_values import untagged
 from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
@@ -27,7 +28,6 @@ from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.parquet.exporter import ParquetExporter
 from gym_trace.exchange.formats.parquet.importer import ParquetImporter
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import untagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

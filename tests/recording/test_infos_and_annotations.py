@@ -15,10 +15,10 @@ from runs import acted, play, recorded, warned
 from zoo import CountingEnv, ScriptedEnv, Told, bits, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.data.json_values import tagged, untagged
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import EnumMember, unstored
 from gym_trace.errors import UnstorableValue
-from gym_trace.exchange.formats.steps.plain import tagged, untagged
 
 # -- infos -------------------------------------------------------------------------------------------------------------
 

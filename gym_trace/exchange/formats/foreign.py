@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.json_values import untagged
 from gym_trace.data.layout import PlainSpace, to_array_map
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.exchange.formats.steps.plain import untagged
 from gym_trace.format.manifest import json_of
 from gym_trace.storage.local import size_on_disk
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from gym_trace import __version__
 from gym_trace.data.episode import Episode
+from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.data.origins import ORIGINS
 from gym_trace.data.packing import unpack
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.format import wire
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.trace import Trace

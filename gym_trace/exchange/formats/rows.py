@@ -60,15 +60,6 @@ def named(names: Sequence[str], most: int = 10) -> str:
     return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def is_utf8(text: str) -> bool:
-    """Return False for text with half a character in it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
     """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
     return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import gym_trace
+from gym_trace.data.json_values import untagged
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.steps.plain import untagged
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")

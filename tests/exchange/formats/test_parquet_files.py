@@ -13,12 +13,12 @@ import pytest
 from gymnasium import spaces
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.conformance import check_round_trip, make_zoo
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 from gym_trace.exchange.formats.steps.windows import Block, choose, step_blocks
 
 pa = pytest.importorskip("pyarrow")

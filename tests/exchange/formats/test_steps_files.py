@@ -17,6 +17,7 @@ from longer import TRACES
 from shell import ok
 
 from gym_trace import open_trace
+from gym_trace.data.json_values import untagged
 from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.conformance import Loaded, check_exporter, check_importer, make_zoo
 from gym_trace.exchange.formats.exporting import export
@@ -24,7 +25,6 @@ from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
 from gym_trace.exchange.formats.steps.jsonl import json_lines
 from gym_trace.exchange.formats.steps.jsonl_importer import JsonLinesImporter
-from gym_trace.exchange.formats.steps.plain import untagged
 from gym_trace.exchange.formats.steps.windows import choose, step_windows
 
 SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "ends", "parts", "seeds", "infos")

@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gym_trace.data.json_values import NUMBERS, json_text, tagged
 from gym_trace.data.layout import Branch, Layout, Path
-from gym_trace.data.values import Array, dtype_from
+from gym_trace.data.values import Array, dtype_from, is_utf8
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.exchange.formats.foreign import Values
-from gym_trace.exchange.formats.rows import is_utf8
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import NUMBERS, json_text, tagged
 from gym_trace.exchange.formats.steps.windows import Choice, name_of, step_blocks
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"

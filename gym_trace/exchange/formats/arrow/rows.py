@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.data.layout import Layout, Path, put_together
 from gym_trace.data.values import Array, objects, row_of
 from gym_trace.exchange.formats.arrow.columns import NUMBER, Column, list_of, table_column
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.exchange.formats.steps.windows import Block
 
 TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds, and DuckDB needs a package more for a time zone

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.data.episode import Episode, infos_of
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.data.trees import cut, mapped
 from gym_trace.data.values import Array
 from gym_trace.exchange.formats.identity import read_identity
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 from gym_trace.exchange.formats.steps.windows import leaves_of
 from gym_trace.playback.forms import Form
 from gym_trace.playback.trace import Trace

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Path, leaves_in
 from gym_trace.data.schema import IMPORTED_FROM
-from gym_trace.data.values import Array, dtype_from
+from gym_trace.data.values import Array, dtype_from, is_utf8
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.foreign import Values
 from gym_trace.exchange.formats.parquet.tables import numbers_in
-from gym_trace.exchange.formats.rows import is_utf8
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 from gym_trace.playback.forms import Form
 from gym_trace.playback.writer_reader import WriterReader
 

@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.data.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
+from gym_trace.data.values import is_utf8
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import Loss, losses
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leaves
-from gym_trace.exchange.formats.rows import is_utf8, named
+from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import choose, name_of, step_windows
 from gym_trace.playback.forms import Form

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gym_trace.data.json_values import json_text
 from gym_trace.exchange.formats.arrow.columns import NUMBER, Column, columns_of
 from gym_trace.exchange.formats.arrow.rows import TableColumn, Tables
 from gym_trace.exchange.formats.contract import Plan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text
 from gym_trace.exchange.formats.steps.windows import KEPT, Block
 
 COLUMNS_KEY = "gym_trace.columns"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.layout import Path as LeafPath
 from gym_trace.data.showing.pictures import png
@@ -24,7 +25,6 @@ from gym_trace.exchange.formats.rlds.examples import ExampleWriter, RecordWriter
 from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.exchange.formats.rlds.values import packed
 from gym_trace.exchange.formats.source import Source, flags
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 from gym_trace.exchange.formats.steps.windows import Window
 
 IMAGES = ("png", "raw")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from gym_trace.data.json_values import json_text, tagged
+from gym_trace.data.values import is_utf8
 from gym_trace.exchange.formats.foreign import Values
-from gym_trace.exchange.formats.rows import is_utf8
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 
 _JSON = b"\0"  # which JSON begins with where text would be expected
 MOST_BYTES = 64 << 20  # of one value

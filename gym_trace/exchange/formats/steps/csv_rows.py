@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.json_values import NUMBERS, Form, json_text, rows_of, tagged
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.steps.plain import NUMBERS, Form, json_text, rows_of, tagged
 from gym_trace.exchange.formats.steps.windows import Choice, Window, name_of, names_in
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable

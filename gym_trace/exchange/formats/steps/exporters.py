@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gym_trace.data.json_values import json_text
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
@@ -17,7 +18,6 @@ from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.csv_rows import csv_lines
 from gym_trace.exchange.formats.steps.jsonl import json_lines
 from gym_trace.exchange.formats.steps.npz import columns_in, write_npz
-from gym_trace.exchange.formats.steps.plain import json_text
 from gym_trace.exchange.formats.steps.windows import KEPT, Window, choose, name_of, step_windows
 
 _MANY = 4096  # episodes

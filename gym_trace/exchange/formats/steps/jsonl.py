@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gym_trace.data.episode import Episode
+from gym_trace.data.json_values import Form, is_plain_map, json_text, rows_of, tagged
 from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.steps.plain import Form, is_plain_map, json_text, rows_of, tagged
 from gym_trace.exchange.formats.steps.windows import Choice, OnDamage, Window
 from gym_trace.playback.episode_columns import MOST_OBJECTIVES
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.data.json_values import array_from, map_of, untagged
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import StandIn, describe
@@ -16,7 +17,6 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.identity import KEY, read_about
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.exchange.formats.steps.plain import array_from, map_of, untagged
 from gym_trace.format.manifest import json_of
 
 _LONGEST = 256 << 20  # bytes of a line

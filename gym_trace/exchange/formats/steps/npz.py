@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from gym_trace.data.json_values import json_text, rows_of
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
-from gym_trace.exchange.formats.steps.plain import json_text, rows_of
 from gym_trace.exchange.formats.steps.windows import Choice, name_of, names_in, step_blocks, step_windows
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable

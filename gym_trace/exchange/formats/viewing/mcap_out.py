@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 from mcap.writer import Writer
 
 from gym_trace import __version__
+from gym_trace.data.json_values import Form as PlainForm
+from gym_trace.data.json_values import json_text
+from gym_trace.data.json_values import rows_of as plain_rows
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import Plan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import Form as PlainForm
-from gym_trace.exchange.formats.steps.plain import json_text
-from gym_trace.exchange.formats.steps.plain import rows_of as plain_rows
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 

@@ -15,13 +15,13 @@ import rerun as rr
 from rerun.chunk import Chunk, LazyChunkStream
 from rerun.error_utils import catch_and_log_exceptions
 
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
 from gym_trace.exchange.formats.contract import Plan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.rlds.values import packed
 from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.plain import json_text, tagged
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 from gym_trace.printable import printable
