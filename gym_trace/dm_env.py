@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_trace.envs.dm_env import DmEnvView, ends_of
 from gym_trace.errors import MissingExtra
-from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory
+from gym_trace.recording.options import (
+    RecordingKeywords,
+    RecordingOptions,
+    new_schema,
+    opened_directory,
+    takes_recording_options,
+)
 from gym_trace.recording.single.steps import StepRecorder
 
 try:
     import dm_env
 except ImportError as error:
     raise MissingExtra(f"gym_trace.dm_env needs dm_env ({error}): pip install 'gym-trace[dm-env]'") from error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["record"]
 
@@ -102,8 +111,9 @@ class RecordedEnvironment(dm_env.Environment):
         return getattr(self._env, name)
 
 
+@takes_recording_options
 def record(
-    env: dm_env.Environment, directory: str | os.PathLike[str] | None = None, **options: Any
+    env: dm_env.Environment, directory: str | os.PathLike[str] | None = None, **options: Unpack[RecordingKeywords]
 ) -> RecordedEnvironment:
     """Return an environment that does what env does, and records every step.
 
@@ -113,8 +123,7 @@ def record(
     verified: ``gym-trace verify DIR --make my_tasks:make``.
 
     Args:
-        directory: of the trace; None: a new temporary one.
-        options: of TraceRecordingWrapper, such as split, on_exist, metadata, fsync.
+        directory … keep_if: see RecordingOptions.
 
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".

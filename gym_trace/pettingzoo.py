@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
@@ -15,7 +15,9 @@ from gym_trace.envs.agents import AEC, PARALLEL, JointEnv, is_of_agents
 from gym_trace.envs.factories import spec_of
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.trace import TraceLike
+from gym_trace.recording.options import RecordingKeywords, takes_recording_options
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.recording.video_schedules import Schedule
 from gym_trace.tools.replay.replay_env import ReplayEnv
 
 try:
@@ -26,11 +28,21 @@ except ImportError as missing:
         f"recording many agents needs PettingZoo ({missing}): pip install 'gym-trace[pettingzoo]'"
     ) from missing
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["record", "replay"]
 
 
+@takes_recording_options
 def record(
-    env: Any, directory: str | os.PathLike[str] | None = None, *, state: bool = False, **options: Any
+    env: Any,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    state: bool = False,
+    states: int | None = None,
+    video: Schedule | str | bool | None = None,
+    **options: Unpack[RecordingKeywords],
 ) -> RecordedAEC | RecordedParallel:
     """Return the environment, recording every step of all its agents; use it in place of the one given.
 
@@ -40,12 +52,13 @@ def record(
     In an AEC environment, last() is called once after each step and reset, and the next call of last() or observe()
     gets what it returned. So the environment is observed as often as without a recorder, if the agent to act is.
 
+    record_infos is True or False here: the infos of all agents, or none.
+
     Args:
         env: an AEC or parallel environment of PettingZoo.
-        directory: of the trace; None: a new temporary one.
+        directory … keep_if: see RecordingOptions.
         state: also record what env.state() returns after each reset and step.
-        options: of TraceRecordingWrapper, such as split, on_exist, video. record_infos is True or False: the infos of
-            all agents, or none.
+        states, video: see TraceRecordingWrapper.
 
     Returns:
         An environment of the same kind, with the attribute directory (pathlib.Path), and annotate(**values) and
@@ -61,7 +74,7 @@ def record(
         raise InvalidOption(f"record_infos={record_infos!r}: pass True or False; infos of agents are kept whole")
     joint = JointEnv(env, state=state)
     joint.spec = spec_of(joint)
-    recorder = TraceRecordingWrapper(joint, directory, **options)
+    recorder = TraceRecordingWrapper(joint, directory, states=states, video=video, **options)
     return RecordedAEC(joint, recorder) if joint.kind == AEC else RecordedParallel(joint, recorder)
 
 

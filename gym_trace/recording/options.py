@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import logging
 import os
@@ -11,10 +10,10 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from gymnasium import Space
 
@@ -33,7 +32,7 @@ from gym_trace.storage.local import LocalStorage, alone
 from gym_trace.storage.remote.address import is_url, local_path, url_of
 
 _log = logging.getLogger("gym_trace")
-_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
+_Recorder = TypeVar("_Recorder", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +116,6 @@ class RecordingOptions:
                 object.__setattr__(self, name, list(given))
         object.__setattr__(self, "metadata", unpack(pack(self.metadata)))
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> RecordingOptions:
-        """Return the options among the arguments of a recorder, its locals()."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
-
     @property
     def info_keys(self) -> tuple[str, ...] | None:
         """The keys of infos to record; None for all or no infos."""
@@ -140,14 +134,46 @@ class RecordingOptions:
         return {**given, "directory": directory, "on_exist": "append"}
 
 
-def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
-    """Copy the documentation of RecordingOptions into the docstring of what takes them, where it refers to it."""
+class RecordingKeywords(TypedDict, total=False):
+    """The keyword arguments of recorders for type checkers: the fields of RecordingOptions, but for the directory."""
+
+    episode_filter: EpisodeFilter | None
+    frame_filter: FrameFilter | None
+    reward_classes: Sequence[float] | None
+    record_infos: bool | Sequence[str]
+    split: str
+    uid: str | None
+    on_exist: str
+    flush_seconds: float
+    level: int
+    fsync: bool
+    metadata: Any
+    on_error: str
+    keep_bytes: int | None
+    keep_if: KeepIf | str | None
+
+
+def takes_recording_options(recorder: _Recorder) -> _Recorder:
+    """Show the fields of RecordingOptions in the signature of a recorder, a class or a function, in place of **options.
+
+    inspect.signature(), help() and completion then have every option with its default. Where the docstring refers to
+    RecordingOptions, it gets their documentation.
+    """
+    function: Any = recorder.__init__ if isinstance(recorder, type) else recorder  # type: ignore[misc]
+    signature = inspect.signature(function)
+    parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(RecordingOptions)
+        if field.name not in signature.parameters
+    ]
+    function.__signature__ = signature.replace(parameters=parameters)
     text = inspect.getdoc(RecordingOptions)
-    if text and wrapper.__doc__:  # python -OO removes docstrings
+    if text and recorder.__doc__:  # python -OO removes docstrings
         arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
         reference = "    directory … keep_if: see RecordingOptions."
-        wrapper.__doc__ = inspect.cleandoc(wrapper.__doc__).replace(reference, arguments)
-    return wrapper
+        recorder.__doc__ = inspect.cleandoc(recorder.__doc__).replace(reference, arguments)
+    return recorder
 
 
 # What records environments of other interfaces, by the package of a class that they inherit from.
@@ -179,9 +205,10 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
         _log.warning("recording to %s", path)
         yield path
         return
-    local = local_path(directory)
+    local: str | Path | None = local_path(directory)
     if local is None:
-        spool = _spooling()
+        from gym_trace.recording.publishing import spool
+
         spool.refuse_existing(directory, on_exist)
         local, on_exist = spool.spool_of(directory), "append"
     path = Path(local).absolute()
@@ -196,13 +223,9 @@ def storage_in(directory: Path, options: RecordingOptions) -> LocalStorage:
     """Return the storage that a recorder writes to; if its options name a URL, one that also publishes."""
     if options.directory is None or local_path(options.directory) is not None:
         return LocalStorage(directory)
-    storage: LocalStorage = _spooling().SpoolStorage(directory, url_of(options.directory))
-    return storage
+    from gym_trace.recording.publishing.spool import SpoolStorage
 
-
-def _spooling() -> Any:
-    """Return gym_trace.recording.publishing.spool, which is above this room."""
-    return importlib.import_module("gym_trace.recording.publishing.spool")
+    return SpoolStorage(directory, url_of(options.directory))
 
 
 def new_schema(

@@ -6,9 +6,9 @@ import copy
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
@@ -23,21 +23,28 @@ from gym_trace.errors import InvalidOption, RecordingError, UnstorableValue, rai
 from gym_trace.format.directory import check_writer_id
 from gym_trace.format.ring.lanes.autoreset import NEXT_STEP
 from gym_trace.format.ring.segment import snapshot
-from gym_trace.recording.filters import EpisodeFilter, FrameFilter
-from gym_trace.recording.newest import KeepIf
-from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
+from gym_trace.recording.options import (
+    RecordingKeywords,
+    RecordingOptions,
+    new_schema,
+    opened_directory,
+    takes_recording_options,
+)
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.single.steps import StepRecorder
 from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.rollouts import Batch, RolloutRecorder
 from gym_trace.recording.vector.steps import LaneSteps
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _ENDS = {outcome.word: outcome for outcome in (Outcome.TERMINATED, Outcome.TRUNCATED, Outcome.CUT, Outcome.CLOSED)}
 _MOST_LANES = 1 << 24
 _SPACES = ("observation_space", "action_space")
 
 
-@with_documented_options
+@takes_recording_options
 class TraceWriter:
     """Records the steps that you report: of a robot, a game, your own simulator.
 
@@ -78,32 +85,19 @@ class TraceWriter:
         observation_space: Space[Any] | None = None,
         action_space: Space[Any] | None = None,
         environment: EnvSpec | str | Mapping[str, Any] | None = None,
-        episode_filter: EpisodeFilter | None = None,
-        frame_filter: FrameFilter | None = None,
-        reward_classes: Sequence[float] | None = None,
-        record_infos: bool | Sequence[str] = False,
-        split: str = "train",
-        uid: str | None = None,
-        on_exist: str = "error",
-        flush_seconds: float = 10.0,
-        level: int = 1,
-        fsync: bool = False,
-        metadata: Any = None,
-        on_error: str = "raise",
-        keep_bytes: int | None = None,
-        keep_if: KeepIf | str | None = None,
+        **options: Unpack[RecordingKeywords],
     ):
-        self._options = RecordingOptions.of(locals())
-        self._options.filters()  # checks them
-        if uid is not None:
-            check_writer_id(uid)
+        self._options = recording = RecordingOptions(directory=directory, **options)
+        recording.filters()  # checks them
+        if recording.uid is not None:
+            check_writer_id(recording.uid)
         self._spaces: list[Any] = [observation_space, action_space]
         for name, space in zip(_SPACES, self._spaces):
             if space is not None and not isinstance(space, Space):
                 raise InvalidOption(f"{name}: got a {type(space).__name__}; pass a space of Gymnasium or omit it")
         describe_environment(environment)  # checks it
         self._environment = environment
-        with opened_directory(directory, on_exist) as self.directory:
+        with opened_directory(directory, recording.on_exist) as self.directory:
             self._open(None)
 
     def _open(self, lane: int | None) -> None:

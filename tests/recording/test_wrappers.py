@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import decimal
 import fractions
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from runs import acted, outcomes, play, recorded, warned
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, scripted
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, TraceWriter, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.recording.options import RecordingKeywords, RecordingOptions
 
 # -- a wrapped run is the unwrapped run --------------------------------------------------------------------------------
 
@@ -329,3 +332,15 @@ def test_an_unstorable_value_becomes_its_repr_with_one_warning(tmp_path: Path, o
     assert [getattr(seen, "text", "") for seen in episode.observations] == ["", "", *["Fraction(1, 3)"] * 3, ""]
     assert [getattr(action, "text", "") for action in episode.actions] == ["", "", "Decimal('1')", "", ""]
     assert bits(episode.observations[5]) == bits(good)
+
+
+def test_signatures_of_recorders_have_the_options_and_their_defaults() -> None:
+    """Type checkers read the same options in RecordingKeywords."""
+    options = {field.name: field for field in dataclasses.fields(RecordingOptions)}
+    typed = {name: annotation.__forward_arg__ for name, annotation in RecordingKeywords.__annotations__.items()}
+    assert {"directory": options["directory"].type, **typed} == {name: field.type for name, field in options.items()}
+    for recorder in (TraceRecordingWrapper, TraceWriter):
+        parameters = inspect.signature(recorder).parameters
+        assert {name: parameters[name].default for name in options} == {
+            name: field.default for name, field in options.items()
+        }

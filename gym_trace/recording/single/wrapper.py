@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs, seeding
@@ -16,21 +16,23 @@ from gym_trace.envs.seeding import restore_generator
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP
-from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
-from gym_trace.recording.newest import KeepIf
 from gym_trace.recording.options import (
+    RecordingKeywords,
     RecordingOptions,
     demand_gymnasium,
     new_schema,
     opened_directory,
-    with_documented_options,
+    takes_recording_options,
 )
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
 from gym_trace.recording.video_schedules import Schedule
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-@with_documented_options
+
+@takes_recording_options
 class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Records every step of an environment to a trace, without changing what the environment does.
 
@@ -58,44 +60,31 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         env: gymnasium.Env[Any, Any],
         directory: str | os.PathLike[str] | None = None,
         *,
-        episode_filter: EpisodeFilter | None = None,
-        frame_filter: FrameFilter | None = None,
-        reward_classes: Sequence[float] | None = None,
-        record_infos: bool | Sequence[str] = False,
-        split: str = "train",
-        uid: str | None = None,
-        on_exist: str = "error",
-        flush_seconds: float = 10.0,
-        level: int = 1,
-        fsync: bool = False,
-        metadata: Any = None,
-        on_error: str = "raise",
-        keep_bytes: int | None = None,
-        keep_if: KeepIf | str | None = None,
         states: int | None = None,
         video: Schedule | str | bool | None = None,
+        **options: Unpack[RecordingKeywords],
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
             raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
         demand_gymnasium(env, gymnasium.Env, "an environment")
-        self._options = options = RecordingOptions.of(locals())
+        self._options = recording = RecordingOptions(directory=directory, **options)
         # Not deep-copied: a deep copy of a filter that is a bound method would copy the object that it belongs to.
         RecordConstructorArgs.__init__(
-            self, _disable_deepcopy=True, **options.constructor_args(), states=states, video=video
+            self, _disable_deepcopy=True, **recording.constructor_args(), states=states, video=video
         )
         self._video = None if video is None or video is False else LiveVideo(env, video)
         super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
         self._autoreset = autoreset.autoreset_wrapper(env)  # or None
         self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == SAME_STEP  # as in Gymnasium 0.29
-        filters = options.filters()
+        filters = recording.filters()
         is_filtered = filters.steps or self._resets_at_once
         self._states_every, self._state_is_due = states, False
         self._states = None if states is None else self._offered_states(states, is_filtered)
         described = filters.described() | ({} if states is None else {"states": states})
-        schema = new_schema(options, env, env.observation_space, env.action_space, described)
-        with opened_directory(directory, on_exist) as self.directory:
-            self._steps = StepRecorder(self.directory, schema, options, is_filtered)
+        schema = new_schema(recording, env, env.observation_space, env.action_space, described)
+        with opened_directory(directory, recording.on_exist) as self.directory:
+            self._steps = StepRecorder(self.directory, schema, recording, is_filtered)
         self._recorder = self._steps.recorder
 
     # -- the environment's methods ------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.format.ring.chunk_builder import PACKED_ABSENT
-from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.recording.newest import KeepIf
+from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import (
+    RecordingKeywords,
     RecordingOptions,
     demand_gymnasium,
     new_schema,
     opened_directory,
-    with_documented_options,
+    takes_recording_options,
 )
 from gym_trace.recording.reset_record import packed_generators
 from gym_trace.recording.vector.lanes import Lanes
@@ -35,6 +35,8 @@ if not hasattr(vector, "AutoresetMode"):
     raise MissingExtra("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     _Wrapper = vector.VectorWrapper[Any, Any, Any, Any, Any]
 else:
     _Wrapper = vector.VectorWrapper  # which is generic since Gymnasium 1.4
@@ -42,7 +44,7 @@ else:
 _FLOAT = np.dtype("<f8")
 
 
-@with_documented_options
+@takes_recording_options
 class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
@@ -79,27 +81,14 @@ class TraceRecordingVectorWrapper(_Wrapper):
         envs: vector.VectorEnv[Any, Any, Any],
         directory: str | os.PathLike[str] | None = None,
         *,
-        episode_filter: EpisodeFilter | None = None,
-        frame_filter: FrameFilter | None = None,
-        reward_classes: Sequence[float] | None = None,
-        record_infos: bool | Sequence[str] = False,
-        split: str = "train",
-        uid: str | None = None,
-        on_exist: str = "error",
-        flush_seconds: float = 10.0,
-        level: int = 1,
-        fsync: bool = False,
-        metadata: Any = None,
-        on_error: str = "raise",
-        keep_bytes: int | None = None,
-        keep_if: KeepIf | str | None = None,
         lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
         states: int | None = None,
+        **options: Unpack[RecordingKeywords],
     ):
         if isinstance(envs, gymnasium.Env) and not isinstance(envs, vector.VectorEnv):
             raise InvalidOption(f"{type(envs).__name__}: is a single environment; use TraceRecordingWrapper")
         demand_gymnasium(envs, vector.VectorEnv, "a vector environment")
-        self._options = options = RecordingOptions.of(locals())
+        self._options = recording = RecordingOptions(directory=directory, **options)
         super().__init__(envs)
         demand_all_lanes(envs)
         self._mode = vector_mode(envs)
@@ -109,16 +98,16 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._pick = None if self._lanes.numbers is None else self._lanes.tree
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         spaces = lane_space(envs, "observation_space"), lane_space(envs, "action_space")
-        filters = options.filters()
+        filters = recording.filters()
         self._states_every, self._states = states, None if states is None else self._offered_states(states, filters)
         self._since_reset = 0  # steps since the last reset of all lanes
         self._due = np.zeros(self._lanes.recorded, np.bool_)  # recorded lanes whose state is due
         kept = {} if states is None else {"states": states}
         some = {} if self._lanes.numbers is None else {"lanes": self._lanes.numbers.tolist()}
         described = filters.described() | kept | some | {"num_envs": self._count, "autoreset_mode": self._mode}
-        schema = new_schema(options, envs, *spaces, described)
-        with opened_directory(directory, on_exist) as self.directory:
-            self._steps = LaneSteps(self.directory, schema, options, spaces, self._lanes, self._mode)
+        schema = new_schema(recording, envs, *spaces, described)
+        with opened_directory(directory, recording.on_exist) as self.directory:
+            self._steps = LaneSteps(self.directory, schema, recording, spaces, self._lanes, self._mode)
         self._recorder = self._steps.recorder
 
     # -- the environment's methods ------------------------------------------------------------------------------------
