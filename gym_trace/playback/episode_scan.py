@@ -21,9 +21,9 @@ from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import Parts, parts_of
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
 from gym_trace.playback.opened import Scanned
+from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
 
-OnDamage = Callable[[Damage], None]
 _Arrays = tuple[Any, Any, Array]  # observations, actions, rewards
 _CALLBACK = "observations", "actions", "rewards"
 _JOINED = 1 << 20  # bytes of episodes that are joined at once: an array that is kept keeps this much memory at most

@@ -13,17 +13,15 @@ from gym_trace.data.selecting.columns import ALWAYS, Column, NoSuchKey, factoriz
 from gym_trace.data.selecting.conditions import rows_where
 from gym_trace.data.selecting.language import columns_in, parse_condition, pointed
 from gym_trace.data.values import Array
-from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.errors import InvalidOption
 from gym_trace.playback.content import Content
-from gym_trace.playback.episode_scan import OnDamage, damage_at
-from gym_trace.playback.writer_reader import Block, WriterReader
+from gym_trace.playback.scan import OnDamage, Scan, StepRuns
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
 
 _NAMED = 8  # parts that an error names
 _BEFORE, _AFTER = "observation", "next_observation"
-_FLAGS = {"terminated": wire.TERMINATED, "truncated": wire.TRUNCATED}
+_FLAGS = {"terminated": "terminations", "truncated": "truncations"}
 _ROOTS = {  # by the names of columns of steps, those of stored columns
     _BEFORE: "observations",
     _AFTER: "observations",
@@ -51,30 +49,10 @@ def steps_where(content: Content, condition: str, on_damage: OnDamage | None = N
     _check_names(content, condition)
     roots = frozenset(_ROOTS[name] for name in names & _ROOTS.keys())
     found = [np.empty((0, 2), np.int64)]
-    wanted = np.arange(len(content)) if content.chosen is None else content.chosen
-    place = np.full(int(content.bounds[-1]), -1)
-    place[wanted] = np.arange(len(wanted))
-    for number, writer in enumerate(content.writers):
-        episodes = place[int(content.bounds[number]) : int(content.bounds[number + 1])]
-        if not (episodes >= 0).any():
-            continue
-        if writer.damage and on_damage is None:
-            raise writer.damage[0].error()
-        last: _Last = {}
-        for block in writer.blocks(episodes >= 0):
-            try:
-                chunk = writer.chunk(block.number, roots)
-                table = _Rows(writer, block, chunk, episodes, last)
-                hits = rows_where(condition, table) & table.is_wanted
-                if _BEFORE in names:
-                    last = table.last_observations()
-            except CorruptTrace as error:
-                if on_damage is None:
-                    raise
-                on_damage(damage_at(writer, block.number, error.problem))
-                last = {}
-                continue
-            found.append(np.stack([table.episode[hits], table.step[hits]], 1))
+    columns = roots | {root for name, root in _FLAGS.items() if name in names}
+    for block in Scan(content, columns, overlap=_BEFORE in names, on_damage=on_damage):
+        hits = np.flatnonzero(rows_where(condition, _Rows(block)))
+        found.append(np.stack([block.episode[block.run_of_step[hits]], block.step[hits]], 1))
     steps = np.concatenate(found)
     return steps[np.lexsort((steps[:, 1], steps[:, 0]))]
 
@@ -119,101 +97,50 @@ def _problem_of(path: Path, stored: set[Path]) -> str:
     return f"name one of its parts: {shown}" if shown else f"no column {'.'.join(map(str, path))}"
 
 
-_Last = dict[int, dict[Path, Array]]  # by the row of an episode, its last observation so far: a row of each column
-
-
 class _Rows:
-    """The steps of a chunk as a table for conditions; see gym_trace.data.selecting.columns.Table.
+    """The steps of a block as a table for conditions; see gym_trace.data.selecting.columns.Table.
 
     Columns have the shape (steps, values of a row).
-
-    Attributes:
-        episode: place of the episode of each row, -1 if it is not wanted.
-        step: step of each row in its whole episode.
-        is_wanted: rows that are part of a wanted episode.
     """
 
-    def __init__(self, writer: WriterReader, block: Block, chunk: Chunk, episodes: Array, last: _Last):
-        """last: observations before the first step of episodes that continue here."""
-        self._chunk, self._block, self._table, self._known = chunk, block, block.table, last
-        self._leads = (block.table["flags"] & wire.LEADS > 0).astype(np.int64)
-        self._seen, ends = block.offsets
-        begins, counts = ends[:-1], block.table["steps"].astype(np.int64)
-        self._of_fragment = np.repeat(np.arange(len(counts)), counts)
-        self._ends = ends[1:]  # end row of each fragment
-        position = np.arange(len(self._of_fragment)) - begins[self._of_fragment]
-        self._after = (self._seen[:-1] + self._leads)[self._of_fragment] + position  # row of the observation after it
-        self._continues = np.flatnonzero((position == 0) & (self._leads == 0)[self._of_fragment])
-        self.step = block.table["first_step"].astype(np.int64)[self._of_fragment] + position
-        self.episode = np.where(block.rows < 0, -1, episodes[block.rows])[self._of_fragment]
-        # A part whose first observation is lost begins with the next step.
-        lacks = np.zeros(len(counts), bool)
-        parts = writer.parts
-        trimmed = parts.first_of(parts.trimmed.nonzero()[0])
-        lacks[trimmed[(trimmed >= block.begin) & (trimmed < block.begin + len(counts))] - block.begin] = True
-        self.is_wanted = (self.episode >= 0) & ~(lacks[self._of_fragment] & (position == 0))
+    def __init__(self, block: StepRuns):
+        self._block = block
 
     def __len__(self) -> int:
-        return len(self._of_fragment)
+        return self._block.size
 
     def column(self, path: tuple[Any, ...]) -> Column:
         """Return a column by its path. Raises InvalidOption, CorruptTrace."""
         name, *keys = path
-        if name in ("step", "episode"):
-            return numbers((self.step if name == "step" else self.episode)[:, None])
-        if name in _FLAGS:
-            flagged = (self._table["flags"] & _FLAGS[name] > 0) & (self._table["steps"] > 0)
-            data = np.zeros((len(self), 1), bool)
-            data[self._ends[flagged] - 1] = True
-            return Column("condition", data, ALWAYS)
+        block, columns = self._block, self._block.columns
         if not len(self):
             return self._unknown()
+        if name in ("step", "episode"):
+            return numbers((block.step if name == "step" else block.episode[block.run_of_step])[:, None])
+        if name in _FLAGS:
+            return Column("condition", columns[_FLAGS[name],][:, None], ALWAYS)
         if name == "info":
-            infos = self._chunk.array(("infos",)) if ("infos",) in self._chunk else ()
+            infos = columns.get(("infos",), ())
             return _of_any_kind([_within(info, keys) for info in infos]) if len(infos) else self._unknown()
         whole: Path = (_ROOTS[name], *keys)
-        stored = next((whole[:end] for end in range(len(whole), 0, -1) if whole[:end] in self._chunk), None)
+        stored = next((whole[:end] for end in range(len(whole), 0, -1) if whole[:end] in columns), None)
         if stored is None:
             return self._unknown()
-        rows = self._chunk.array(stored)
+        rows = columns[stored]
         unknown = np.empty(0, np.int64)
         if name == _AFTER:
-            rows = rows[self._after]
-            placeholders = (self._table["flags"] & wire.PLACEHOLDER > 0) & (self._table["steps"] > 0)
-            unknown = self._ends[placeholders] - 1
+            rows = rows[block.rows_after]
+            unknown = block.step_offsets[1:][~block.final_known & (block.lengths > 0)] - 1
         elif name == _BEFORE:
-            rows, unknown = self._before(stored, rows)
+            rows = rows[block.rows_after - 1]
+        shape = rows.shape[1:]
         for key in keys[len(stored) - 1 :]:
             if not isinstance(key, int) or rows.ndim < 2 or not -rows.shape[1] <= key < rows.shape[1]:
-                shape = self._chunk.array(stored).shape[1:]
                 raise NoSuchKey(
                     f"no {key!r} in {'.'.join(map(str, (name, *stored[1:])))}: its rows have the shape {shape}"
                 )
             rows = rows[:, key]
         return _without(_column_of(rows), unknown)
-
-    def _before(self, path: Path, rows: Array) -> tuple[Array, Array]:
-        """Return the observations before each step, and the steps before which it is unknown."""
-        found = rows[np.maximum(self._after - 1, 0)]
-        unknown = []
-        for row in self._continues.tolist():
-            known = self._known.get(int(self._block.rows[self._of_fragment[row]]), {}).get(path)
-            if known is None or (known.dtype, known.shape[1:]) != (rows.dtype, rows.shape[1:]):
-                unknown.append(row)
-            else:
-                found[row] = known[0]
-        return found, np.array(unknown, np.int64)
-
-    def last_observations(self) -> _Last:
-        """Return the last observation of each episode that continues behind this chunk."""
-        rows, has_ended = self._block.rows, self._table["flags"] & wire.ENDS > 0
-        ended = set(rows[has_ended].tolist())
-        last = {row: known for row, known in self._known.items() if row not in ended}
-        paths = [path for path in self._chunk.columns if path[0] == "observations"]
-        for fragment in np.flatnonzero(~has_ended & (rows >= 0) & (np.diff(self._seen) > 0)).tolist():
-            end = int(self._seen[fragment + 1])
-            last[int(rows[fragment])] = {path: self._chunk.array(path)[end - 1 : end].copy() for path in paths}
-        return last
 
     def _unknown(self) -> Column:
         return words(np.zeros((len(self), 1), np.int64), [None])

@@ -13,10 +13,10 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.content import Recorded
-from gym_trace.playback.episode_scan import OnDamage
 from gym_trace.playback.sampling.draw import SumTree
 from gym_trace.playback.sampling.items import Batch, Items
 from gym_trace.playback.sampling.rows import Plan, Rows, planned
+from gym_trace.playback.scan import OnDamage
 from gym_trace.printable import printable
 
 Make = Callable[[Rows, int], Items]  # with a seed

@@ -9,12 +9,12 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.content import Recorded
-from gym_trace.playback.episode_scan import OnDamage
 from gym_trace.playback.sampling.batches import Batches, Make, Order, check_positive
 from gym_trace.playback.sampling.items import Hindsight, Trajectories, Transitions, Windows
 from gym_trace.playback.sampling.rows import Plan, planned
 from gym_trace.playback.sampling.store import Disk, Growing, decoded, default_root
 from gym_trace.playback.sampling.stream import Stream
+from gym_trace.playback.scan import OnDamage
 
 Kind = tuple[Make, "tuple[int, int] | None"]  # how items are made, and how many steps before and after they reach
 TRAJECTORIES: Kind = Trajectories, None

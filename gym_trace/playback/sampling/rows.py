@@ -18,9 +18,10 @@ from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.content import Recorded
 from gym_trace.playback.episode_columns import repeated_steps
-from gym_trace.playback.episode_scan import OnDamage, without_damage
+from gym_trace.playback.episode_scan import without_damage
 from gym_trace.playback.episode_table import Columns, Parts, step_offsets
 from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
 
 Room = Callable[[Path, int, Form | None], Array]  # makes an array for N rows of a column

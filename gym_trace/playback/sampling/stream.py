@@ -22,12 +22,12 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.content import Recorded
-from gym_trace.playback.episode_scan import OnDamage
 from gym_trace.playback.sampling.batches import Batches, Make, Order
 from gym_trace.playback.sampling.draw import permuted
 from gym_trace.playback.sampling.items import Batch, Items, joined
 from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.playback.sampling.store import decoded
+from gym_trace.playback.scan import OnDamage
 
 _AT_ONCE = 2  # shares of the memory: one to sample from, one to decode in the background
 _STRANDS = 12, 4, 2, 1  # numbers of workers that can share the decoding without repetition
