@@ -14,7 +14,7 @@ from gym_trace.format import transforms, wire
 
 __all__ = ["COMPILED", "crc32", "log_places", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
 
-_ABI = 2  # ABI of the compiled module that matches this version
+ABI = 2  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -65,7 +65,7 @@ def _select(kernels: Any) -> None:
 def _is_right(kernels: Any) -> bool:
     """Return True if the module belongs to this version, and this processor computes checksums correctly."""
     data = bytes(range(256)) * 3 + b"tail"
-    return bool(kernels.ABI == _ABI and kernels.crc32(data, 7) == zlib.crc32(data, 7))
+    return bool(kernels.ABI == ABI and kernels.crc32(data, 7) == zlib.crc32(data, 7))
 
 
 if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):

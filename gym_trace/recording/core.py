@@ -15,7 +15,7 @@ from gym_trace.format.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "LANE_PASSES", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 
-_ABI = 10  # ABI of the compiled core that matches this version
+ABI = 10  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
 LANE_PASSES = PYTHON
@@ -45,7 +45,7 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
     except ImportError:  # not compiled, or for another interpreter
         pass
     else:
-        if _core.ABI == _ABI:  # otherwise a leftover of another version
+        if _core.ABI == ABI:  # otherwise a leftover of another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
             LaneSlab = _core.LaneSlab  # type: ignore[assignment, misc]
             LANE_PASSES = Passes(_core.lane_rows, _core.lane_fragments)

@@ -8,8 +8,8 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include "constants.h"
 
-#define ABI 2             /* must equal the number in gym_trace/format/kernels.py */
 #define LARGE (1 << 15)   /* bytes worth releasing the interpreter lock for */
 #define AT_ONCE (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
 
@@ -545,8 +545,6 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
 
 /* -- logs of rings ------------------------------------------------------------------------------------------------- */
 
-#define ENTRY_SIZE 56 /* of gym_trace/format/ring/log.py: a length after 4 bytes, and a mark in the last 8 */
-
 /* log_places(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
 static PyObject *log_places(PyObject *self, PyObject *args)
 {
@@ -562,13 +560,11 @@ static PyObject *log_places(PyObject *self, PyObject *args)
     if (at < 0 || end > memory.len) {
         PyErr_SetString(PyExc_ValueError, "a log outside the memory");
     } else {
-        for (uint64_t mark = (sequence << 32) + 1; at <= end - ENTRY_SIZE; mark++) {
-            uint32_t length;
-            uint64_t there;
-            memcpy(&length, bytes + at + 4, 4);
-            memcpy(&there, bytes + at + ENTRY_SIZE - 8, 8);
-            int64_t following = at + ENTRY_SIZE + (((int64_t)length + 7) & ~(int64_t)7);
-            if (there != mark || following > end) {
+        for (uint64_t mark = (sequence << 32) + 1; at <= end - (Py_ssize_t)sizeof(LogEntry); mark++) {
+            LogEntry entry;
+            memcpy(&entry, bytes + at, sizeof entry);
+            int64_t following = at + (int64_t)sizeof entry + (((int64_t)entry.length + 7) & ~(int64_t)7);
+            if (entry.mark != mark || following > end) {
                 break;
             }
             if (count == space) {
@@ -648,7 +644,7 @@ PyMODINIT_FUNC PyInit__kernels(void)
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 #endif
     PyObject *kernels = PyModule_Create(&module);
-    if (kernels == NULL || PyModule_AddIntConstant(kernels, "ABI", ABI) < 0) {
+    if (kernels == NULL || PyModule_AddIntConstant(kernels, "ABI", KERNELS_ABI) < 0) {
         Py_XDECREF(kernels);
         return NULL;
     }

@@ -16,7 +16,7 @@ from gym_trace.format.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFu
 from gym_trace.format.ring.memory import SLAB_HEADER, begin
 from gym_trace.format.ring.row_layout import RowLayout
 
-_RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
+RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
 _NEVER = 1 << 62
 EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
 _MARK = struct.Struct("<Q")
@@ -41,7 +41,7 @@ class RowSlab:
 
     def __init__(self, layout: RowLayout, asks: bool = True, answers: bool = True, room: int = 0):
         self._asks, self._answers = asks, answers
-        self._room = _RESERVE + room
+        self._room = RESERVE + room
         self._size = layout.size
         self._asked, self._reward, self._done = layout.asked, layout.reward, layout.done
         self._ask = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
@@ -107,7 +107,7 @@ class RowSlab:
 
     def has_room(self, log_bytes: int = 0) -> bool:
         """Return True if the slab has space for one more row and log_bytes of log."""
-        return self._at >= self._position + _RESERVE + log_bytes
+        return self._at >= self._position + RESERVE + log_bytes
 
     def only_floats(self, only: bool) -> None:
         """Set whether rewards are float64; otherwise answer() returns False."""

@@ -12,22 +12,12 @@
 #include "lanes.h"
 #include "row_slab.h"
 
-#define ABI 10 /* must equal the number in gym_trace/recording/core.py */
-
 static PyObject *found_in(const char *module, const char *name)
 {
     PyObject *home = PyImport_ImportModule(module);
     PyObject *found = home == NULL ? NULL : PyObject_GetAttrString(home, name);
     Py_XDECREF(home);
     return found;
-}
-
-static long number_in(const char *module, const char *name)
-{
-    PyObject *found = found_in(module, name);
-    long number = found == NULL ? -1 : PyLong_AsLong(found);
-    Py_XDECREF(found);
-    return number;
 }
 
 static PyMethodDef functions[] = {
@@ -47,28 +37,11 @@ PyMODINIT_FUNC PyInit__core(void)
     log_full = found_in("gym_trace.format.ring.log", "LogFull");
     log_entries = found_in("gym_trace.format.ring.log", "entries");
     leaf_type = found_in("gym_trace.data.layout", "Leaf");
-    flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
-    flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");
-    flag_starts = number_in("gym_trace.format.wire", "STARTS");
-    flag_leads = number_in("gym_trace.format.wire", "LEADS");
-    flag_stops = number_in("gym_trace.format.wire", "STOPS");
-    flag_ends = number_in("gym_trace.format.wire", "ENDS");
-    PyObject *outcomes = found_in("gym_trace.data.vocabulary", "Outcome");
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    PyObject *terminated = PyObject_GetAttrString(outcomes, "TERMINATED");
-    PyObject *truncated = PyObject_GetAttrString(outcomes, "TRUNCATED");
-    outcome_terminated = terminated == NULL ? -1 : PyLong_AsLong(terminated);
-    outcome_truncated = truncated == NULL ? -1 : PyLong_AsLong(truncated);
-    Py_XDECREF(terminated);
-    Py_XDECREF(truncated);
-    Py_DECREF(outcomes);
     if (PyErr_Occurred() || PyType_Ready(&RowSlabType) < 0 || PyType_Ready(&LaneSlabType) < 0) {
         return NULL;
     }
     PyObject *core = PyModule_Create(&module);
-    if (core == NULL || PyModule_AddIntConstant(core, "ABI", ABI) < 0 ||
+    if (core == NULL || PyModule_AddIntConstant(core, "ABI", CORE_ABI) < 0 ||
         PyModule_AddObjectRef(core, "RowSlab", (PyObject *)&RowSlabType) < 0 ||
         PyModule_AddObjectRef(core, "LaneSlab", (PyObject *)&LaneSlabType) < 0) {
         Py_XDECREF(core);

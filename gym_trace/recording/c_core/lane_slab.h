@@ -4,7 +4,7 @@
 #include "layout.h"
 #include "state.h"
 
-enum { ASK = 20, STEP = 21, MOST_BATCHES = MOST_NODES + 3 };
+enum { MOST_BATCHES = MOST_NODES + 3 };
 
 typedef struct {
     PyObject_HEAD
@@ -78,7 +78,7 @@ static PyObject *lane_begin(LaneSlab *self, PyObject *args)
         return NULL;
     }
     Py_ssize_t length = PyMemoryView_GET_BUFFER(memory)->len;
-    if (log < HEADER || log % 8 || log > length - ENTRY) {
+    if (log < SLAB_HEADER || log % 8 || log > length - ENTRY) {
         PyErr_SetString(PyExc_ValueError, "no room for a log");
         return NULL;
     }
@@ -135,8 +135,8 @@ static PyObject *lane_release(LaneSlab *self, PyObject *until)
     Py_RETURN_NONE;
 }
 
-/* Appends an entry. Returns 0; -1 with LogFull(bytes). */
-static int lane_append_entry(LaneSlab *self, const Entry *entry, const void *payload, int64_t length)
+/* Appends an entry; sets its row, length and mark. Returns 0; -1 with LogFull(bytes). */
+static int lane_append_entry(LaneSlab *self, LogEntry *entry, const void *payload, int64_t length)
 {
     if (self->memory == NULL || length > self->buffer.len || self->position + entry_bytes(length) + ENTRY > self->end) {
         PyObject *bytes = PyLong_FromLongLong(entry_bytes(length));
@@ -147,10 +147,13 @@ static int lane_append_entry(LaneSlab *self, const Entry *entry, const void *pay
         return -1;
     }
     self->count += 1;
-    write_entry(&self->buffer, self->position, self->tag | self->count, (uint32_t)self->steps, entry, payload, length);
+    entry->row = (uint32_t)self->steps;
+    entry->length = (uint32_t)length;
+    entry->mark = self->tag | self->count;
+    write_entry(&self->buffer, self->position, entry, payload);
     self->position += entry_bytes(length);
-    self->steps += entry->kind == STEP;
-    self->asked = entry->kind == ASK;
+    self->steps += entry->kind == LOG_STEP;
+    self->asked = entry->kind == LOG_ASK;
     return 0;
 }
 
@@ -171,7 +174,7 @@ static PyObject *lane_ask(LaneSlab *self, PyObject *actions)
     int done = count < 0 ? 0 : put_batches(columns, (npy_intp)self->steps, batches, count);
     Py_DECREF(columns);
     if (done > 0) {
-        Entry entry = {ASK, 0, 0, {0, 0, 0, 0}};
+        LogEntry entry = {.kind = LOG_ASK};
         done = lane_append_entry(self, &entry, "", 0) < 0 ? -1 : 1;
     }
     return done < 0 ? NULL : PyBool_FromLong(done);
@@ -203,8 +206,13 @@ static PyObject *lane_answer(LaneSlab *self, PyObject *const *args, Py_ssize_t g
     if (!self->asked || columns == NULL || !lane_has_room(self)) {
         Py_RETURN_FALSE;
     }
-    Entry entry = {STEP, 0, self->code, {0, 0, nanoseconds(CLOCK_REALTIME), nanoseconds(MONOTONIC)}};
-    int count = entry.numbers[3] > self->until ? -1 : leaves_of(&self->observation, args[0], batches);
+    LogEntry entry = {
+        .kind = LOG_STEP,
+        .column = self->code,
+        .c = nanoseconds(CLOCK_REALTIME),
+        .d = nanoseconds(MONOTONIC),
+    };
+    int count = entry.d > self->until ? -1 : leaves_of(&self->observation, args[0], batches);
     if (count < 0) {
         Py_RETURN_FALSE;
     }
@@ -227,7 +235,6 @@ static PyObject *lane_answer(LaneSlab *self, PyObject *const *args, Py_ssize_t g
 static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
 {
     static char *words[] = {"kind", "payload", "column", "a", "c", "d", NULL};
-    Entry entry = {0, 0, 0, {0, 0, 0, 0}};
     long long kind, column = 0, a = 0, c = 0, d = 0;
     Py_buffer payload = {0};
     if (!PyArg_ParseTupleAndKeywords(args, names, "L|y*LLLL:append", words, &kind, &payload, &column, &a, &c, &d)) {
@@ -237,11 +244,7 @@ static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
     if (failed) {
         PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
     } else {
-        entry.kind = (unsigned int)kind;
-        entry.column = (unsigned int)column;
-        entry.numbers[0] = a;
-        entry.numbers[2] = c;
-        entry.numbers[3] = d;
+        LogEntry entry = {.kind = (uint16_t)kind, .column = (uint32_t)column, .a = a, .c = c, .d = d};
         failed = lane_append_entry(self, &entry, payload.obj == NULL ? "" : payload.buf, payload.len) < 0;
     }
     if (payload.obj != NULL) {

@@ -6,11 +6,6 @@
 #pragma once
 #include "log.h"
 
-enum { LANE_BYTES = 45, FRAGMENT_BYTES = 80 };
-/* Offsets in LANE. */
-enum { OPEN, PENDING, SKIPPED, RUNNING, DEFERRED, EPISODE = 5, STEPS = 13, UTC = 21, MONOTONIC_AT = 29, SEED = 37 };
-enum { NEXT_STEP, SAME_STEP, DISABLED };
-
 /* The end of an episode. */
 typedef struct {
     int64_t lane, time, episode; /* id of the next one, if that starts in the slab */
@@ -21,29 +16,10 @@ typedef struct {
     int64_t lanes, times;
     const char *terminated, *truncated; /* (times, lanes) */
     const int64_t *utc, *monotonic;
-    char *states;
+    Lane *states;
     End *ends;
     int64_t count, room, episodes;
 } Pass;
-
-static long flag_starts, flag_leads, flag_stops, flag_ends; /* of fragments; see gym_trace.format.wire */
-
-static inline int64_t number_at(const char *bytes)
-{
-    int64_t number;
-    memcpy(&number, bytes, 8);
-    return number;
-}
-
-static inline void put_number(char *bytes, int64_t number)
-{
-    memcpy(bytes, &number, 8);
-}
-
-static inline void put_narrow(char *bytes, uint32_t number)
-{
-    memcpy(bytes, &number, 4);
-}
 
 static int add_end(Pass *pass, int64_t lane, int64_t time, int flags)
 {
@@ -82,7 +58,7 @@ static int find_ends(Pass *pass, int mode, int64_t *resets)
             if (lane == pass->lanes) {
                 break;
             }
-            int flags = (terminated[lane] ? IS_TERMINATED : 0) | (truncated[lane] ? IS_TRUNCATED : 0);
+            int flags = (terminated[lane] ? FRAGMENT_TERMINATED : 0) | (truncated[lane] ? FRAGMENT_TRUNCATED : 0);
             if (!flags || resets[lane] == time) {
                 continue;
             }
@@ -100,73 +76,70 @@ static int find_ends(Pass *pass, int mode, int64_t *resets)
 
 /* Writes a row of the fragment table, and updates the state of its lane: rows begin to after, which an episode leads if
  * starts is true, and end if flags are set. */
-static void put_fragment(Pass *pass, char *fragment, int64_t lane, int64_t begin, int64_t after, int starts, int flags)
+static void put_fragment(Pass *pass, Fragment *fragment, int64_t lane, int64_t begin, int64_t after, int starts,
+                         int flags)
 {
-    char *state = pass->states + lane * LANE_BYTES;
+    Lane *state = pass->states + lane;
     int64_t utc = pass->utc[after - 1], monotonic = pass->monotonic[after - 1], steps = after - begin - starts;
     if (starts) {
-        put_number(state + STEPS, 0);
-        put_number(state + UTC, pass->utc[begin]);
-        put_number(state + MONOTONIC_AT, pass->monotonic[begin]);
-        put_number(state + SEED, -1);
+        state->steps = 0;
+        state->utc = pass->utc[begin];
+        state->monotonic = pass->monotonic[begin];
+        state->seed = NO_SEED;
     }
-    int64_t start_utc = number_at(state + UTC), start_monotonic = number_at(state + MONOTONIC_AT);
-    int64_t duration = flags ? monotonic - start_monotonic : 0;
-    uint32_t said =
-        (uint32_t)((flags & IS_TERMINATED ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
-    uint32_t outcome = (uint32_t)(!flags ? 0 : flags & IS_TERMINATED ? outcome_terminated : outcome_truncated);
-    memset(fragment, 0, FRAGMENT_BYTES);
-    memcpy(fragment, state + EPISODE, 8);
-    memcpy(fragment + 8, state + STEPS, 8);
-    put_narrow(fragment + 16, (uint32_t)steps);
-    put_narrow(fragment + 20, (uint32_t)lane);
-    put_narrow(fragment + 24,
-               said | (uint32_t)((starts ? flag_starts | flag_leads : 0) | (flags ? flag_stops | flag_ends : 0)));
-    put_narrow(fragment + 28, outcome);
+    *fragment = (Fragment){
+        .episode = (uint64_t)state->episode,
+        .first_step = (uint64_t)state->steps,
+        .steps = (uint32_t)steps,
+        .lane = (uint32_t)lane,
+        .flags = (uint32_t)flags,
+    };
     if (starts) {
-        put_number(fragment + 40, -1);
-        put_number(fragment + 48, start_utc);
-        put_number(fragment + 56, start_utc - start_monotonic);
+        fragment->flags |= FRAGMENT_STARTS | FRAGMENT_LEADS;
+        fragment->seed = NO_SEED;
+        fragment->start_time = state->utc;
+        fragment->clock_offset = state->utc - state->monotonic;
     }
-    put_number(fragment + 64, duration);
-    put_number(fragment + 72, flags ? utc - start_utc - duration : 0);
-    put_number(state + STEPS, number_at(state + STEPS) + steps);
-    state[RUNNING] = 1;
+    if (flags) {
+        fragment->flags |= FRAGMENT_STOPS | FRAGMENT_ENDS;
+        fragment->outcome = flags & FRAGMENT_TERMINATED ? OUTCOME_TERMINATED : OUTCOME_TRUNCATED;
+        fragment->duration = monotonic - state->monotonic;
+        fragment->clock_drift = utc - state->utc - fragment->duration;
+    }
+    state->steps += steps;
+    state->running = 1;
 }
 
 /* Writes the fragments of all lanes, and the rows that lead episodes.
  * order: the numbers of the ends, by lane. episode: id of the first episode that starts. */
-static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t episode, char *fragments, char *leads)
+static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t episode, Fragment *fragment,
+                          int64_t *leads)
 {
     int64_t next = 0;
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
-        char *state = pass->states + lane * LANE_BYTES;
+        Lane *state = pass->states + lane;
         int64_t begin = 0;
-        int starts = state[PENDING] != 0;
+        int starts = state->pending != 0;
         if (starts) {
-            put_number(state + EPISODE, episode++);
-            put_number(leads, lane * pass->times);
-            leads += 8;
+            state->episode = episode++;
+            *leads++ = lane * pass->times;
         }
         while (next < pass->count && pass->ends[order[next]].lane == lane) {
             const End *end = &pass->ends[order[next++]];
-            put_fragment(pass, fragments, lane, begin, end->time + 1, starts, end->flags);
-            fragments += FRAGMENT_BYTES;
+            put_fragment(pass, fragment++, lane, begin, end->time + 1, starts, end->flags);
             begin = end->time + 1;
             starts = 1;
             if (begin < pass->times) {
-                put_number(state + EPISODE, end->episode);
-                put_number(leads, lane * pass->times + begin);
-                leads += 8;
+                state->episode = end->episode;
+                *leads++ = lane * pass->times + begin;
             }
         }
         int is_over = begin == pass->times;
         if (!is_over) {
-            put_fragment(pass, fragments, lane, begin, pass->times, starts, 0);
-            fragments += FRAGMENT_BYTES;
+            put_fragment(pass, fragment++, lane, begin, pass->times, starts, 0);
         }
-        state[OPEN] = (char)!is_over;
-        state[PENDING] = (char)(is_over && mode == NEXT_STEP);
+        state->open = (char)!is_over;
+        state->pending = (char)(is_over && mode == NEXT_STEP);
     }
 }
 
@@ -192,19 +165,19 @@ static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
 {
     int64_t pending = 0, later = 0;
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
-        const char *state = pass->states + lane * LANE_BYTES;
-        int is_open = state[OPEN] || (mode == NEXT_STEP && state[PENDING]);
-        if (!is_open || state[SKIPPED] || state[DEFERRED] || (mode != NEXT_STEP && state[PENDING])) {
+        const Lane *state = pass->states + lane;
+        int is_open = state->open || (mode == NEXT_STEP && state->pending);
+        if (!is_open || state->skipped || state->deferred || (mode != NEXT_STEP && state->pending)) {
             Py_RETURN_NONE;
         }
-        pending += state[PENDING] != 0;
+        pending += state->pending != 0;
     }
     int64_t *places = PyMem_Malloc((size_t)pass->lanes * sizeof(int64_t)), *numbers = NULL;
     if (places == NULL) {
         return PyErr_NoMemory();
     }
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
-        places[lane] = pass->states[lane * LANE_BYTES + PENDING] ? 0 : -1;
+        places[lane] = pass->states[lane].pending ? 0 : -1;
     }
     pass->episodes = episode + pending;
     PyObject *result = NULL, *fragments = NULL, *leads = NULL;
@@ -217,14 +190,15 @@ static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
         later += pass->ends[i].time + 1 < pass->times;
     }
     numbers = PyMem_Malloc((size_t)(pass->count + 1) * sizeof(int64_t));
-    fragments = PyByteArray_FromStringAndSize(NULL, (pass->lanes + later) * FRAGMENT_BYTES);
+    fragments = PyByteArray_FromStringAndSize(NULL, (pass->lanes + later) * (Py_ssize_t)sizeof(Fragment));
     leads = PyByteArray_FromStringAndSize(NULL, (pending + later) * 8);
     if (numbers == NULL || fragments == NULL || leads == NULL) {
         PyErr_NoMemory();
         goto done;
     }
     order_ends(pass, places, numbers);
-    put_fragments(pass, mode, numbers, episode, PyByteArray_AS_STRING(fragments), PyByteArray_AS_STRING(leads));
+    put_fragments(pass, mode, numbers, episode, (Fragment *)PyByteArray_AS_STRING(fragments),
+                  (int64_t *)PyByteArray_AS_STRING(leads));
     result = Py_BuildValue("OOL", fragments, leads, (long long)pass->episodes);
 done:
     PyMem_Free(places);
@@ -257,7 +231,7 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
     npy_intp lanes = PyArray_NDIM((PyArrayObject *)states) == 1 ? PyArray_DIM((PyArrayObject *)states, 0) : 0;
     npy_intp times = PyArray_NDIM((PyArrayObject *)utc) == 1 ? PyArray_DIM((PyArrayObject *)utc, 0) : 0;
     if (lanes < 1 || times < 1 || lanes > UINT32_MAX || times > UINT32_MAX || mode < NEXT_STEP || mode > DISABLED ||
-        episode < 0 || !is_plain(states, LANE_BYTES, lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
+        episode < 0 || !is_plain(states, sizeof(Lane), lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
         !is_plain(terminated, 1, times, lanes) || !is_plain(truncated, 1, times, lanes) ||
         !is_plain(utc, 8, times, 0) || !is_plain(monotonic, 8, times, 0)) {
         PyErr_SetString(PyExc_TypeError, "lane_fragments(): arrays that do not match");

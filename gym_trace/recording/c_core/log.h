@@ -3,12 +3,6 @@
 #include "values.h"
 
 static PyObject *log_full; /* gym_trace.format.ring.log.LogFull */
-static long flag_terminated, flag_truncated, outcome_terminated, outcome_truncated;
-
-typedef struct {
-    unsigned int kind, flags, column;
-    int64_t numbers[4];
-} Entry;
 
 static int64_t nanoseconds(clockid_t clock)
 {
@@ -24,26 +18,16 @@ static int64_t nanoseconds(clockid_t clock)
 #endif
 
 /* Writes an entry, its mark last, and ends the log after it. */
-static void write_entry(const Py_buffer *buffer, int64_t at, uint64_t mark, uint32_t row, const Entry *entry,
-                        const void *payload, int64_t length)
+static void write_entry(const Py_buffer *buffer, int64_t at, const LogEntry *entry, const void *payload)
 {
-    char bytes[COMMIT_AT];
-    uint32_t size = (uint32_t)length, column = entry->column;
-    uint16_t kind = (uint16_t)entry->kind, flags = (uint16_t)entry->flags;
-    memcpy(bytes, &row, 4);
-    memcpy(bytes + 4, &size, 4);
-    memcpy(bytes + 8, &kind, 2);
-    memcpy(bytes + 10, &flags, 2);
-    memcpy(bytes + 12, &column, 4);
-    memcpy(bytes + 16, entry->numbers, 32);
-    put(buffer, at + ENTRY, payload, length);
-    commit(buffer, at + entry_bytes(length) + COMMIT_AT, 0);
-    put(buffer, at, bytes, COMMIT_AT);
-    commit(buffer, at + COMMIT_AT, mark);
+    put(buffer, at + ENTRY, payload, entry->length);
+    commit(buffer, at + entry_bytes(entry->length) + COMMIT_AT, 0);
+    put(buffer, at, entry, COMMIT_AT);
+    commit(buffer, at + COMMIT_AT, entry->mark);
 }
 
-/* Appends an entry. Returns 0; -1 with LogFull. */
-static int append_entry(RowSlab *self, const Entry *entry, const void *payload, int64_t length)
+/* Appends an entry; sets its row, length and mark. Returns 0; -1 with LogFull. */
+static int append_entry(RowSlab *self, LogEntry *entry, const void *payload, int64_t length)
 {
     int64_t at = self->position;
     if (!at || length > self->buffer.len || at + entry_bytes(length) + ENTRY > self->at) {
@@ -51,7 +35,10 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
         return -1;
     }
     self->count += 1;
-    write_entry(&self->buffer, at, self->tag | self->count, (uint32_t)self->rows, entry, payload, length);
+    entry->row = (uint32_t)self->rows;
+    entry->length = (uint32_t)length;
+    entry->mark = self->tag | self->count;
+    write_entry(&self->buffer, at, entry, payload);
     self->position = at + entry_bytes(length);
     self->logged = (long long)self->rows;
     set_floor(self);
@@ -61,7 +48,7 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
 /* Appends a text as MessagePack. Returns 0; -1 with LogFull. */
 static int append_text(RowSlab *self, uint32_t column, const Value *value)
 {
-    Entry entry = {VALUE, 0, column, {0, 0, 0, 0}};
+    LogEntry entry = {.kind = LOG_VALUE, .column = column};
     unsigned char packed[MOST_TEXT + 3];
     size_t length = (size_t)value->length, head = (size_t)text_bytes(value->length) - length;
     packed[0] = (unsigned char)(head == 1 ? 0xa0 | length : head == 2 ? 0xd9 : 0xda);
@@ -74,7 +61,7 @@ static int append_text(RowSlab *self, uint32_t column, const Value *value)
 /* Appends the changes of a large value, and makes it the previous value. Returns 0; -1 with LogFull. */
 static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, const Value *value)
 {
-    Entry entry = {CHANGES, 0, column, {value->length, 0, 0, 0}};
+    LogEntry entry = {.kind = LOG_CHANGES, .column = column, .a = value->length};
     int64_t width = PyArray_ITEMSIZE(leaf->before);
     take_changes(PyArray_DATA(leaf->before), value->bytes, (int)width, leaf->changes, value->length,
                  (char *)(leaf->changes + value->length));
@@ -101,14 +88,16 @@ static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
     return 0;
 }
 
+/* Appends the end of an episode. flags: see read_flags(). */
 static int append_flag(RowSlab *self, int flags)
 {
-    Entry entry = {FLAG, 0, 0, {0, 0, 0, 0}};
-    int is_terminated = flags & IS_TERMINATED;
-    entry.flags = (unsigned int)((is_terminated ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
-    entry.numbers[0] = is_terminated ? outcome_terminated : outcome_truncated;
-    entry.numbers[2] = nanoseconds(CLOCK_REALTIME);
-    entry.numbers[3] = nanoseconds(MONOTONIC);
+    LogEntry entry = {
+        .kind = LOG_FLAG,
+        .flags = (uint16_t)flags,
+        .a = flags & FRAGMENT_TERMINATED ? OUTCOME_TERMINATED : OUTCOME_TRUNCATED,
+        .c = nanoseconds(CLOCK_REALTIME),
+        .d = nanoseconds(MONOTONIC),
+    };
     if (append_entry(self, &entry, "", 0) < 0) {
         return -1;
     }

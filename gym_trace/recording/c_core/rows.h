@@ -170,18 +170,26 @@ static PyObject *lead(RowSlab *self, PyObject *observation)
 /* start(episode, seed, utc, monotonic, kept, observation) */
 static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
-    Entry entry = {START, HAS_LEAD, 0, {0, 0, 0, 0}};
+    int64_t numbers[4];
     Parts parts;
     if (count != 6 || !PyBytes_CheckExact(args[4])) {
         PyErr_SetString(PyExc_TypeError, "start() takes episode, seed, two times, bytes, observation");
         return NULL;
     }
     for (int i = 0; i < 4; i++) {
-        entry.numbers[i] = PyLong_AsLongLong(args[i]);
+        numbers[i] = PyLong_AsLongLong(args[i]);
     }
     if (PyErr_Occurred()) {
         return NULL;
     }
+    LogEntry entry = {
+        .kind = LOG_START,
+        .flags = HAS_LEAD,
+        .a = numbers[0],
+        .b = numbers[1],
+        .c = numbers[2],
+        .d = numbers[3],
+    };
     int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), noted = self->position;
     if (!self->answers || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
         Py_RETURN_FALSE;
@@ -217,7 +225,6 @@ static PyObject *flag(RowSlab *self, PyObject *args)
 static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
 {
     static char *words[] = {"kind", "payload", "flags", "column", "a", "b", "c", "d", NULL};
-    Entry entry = {0, 0, 0, {0, 0, 0, 0}};
     long long kind, flags = 0, column = 0, n[4] = {0, 0, 0, 0};
     Py_buffer payload = {0};
     if (!PyArg_ParseTupleAndKeywords(args, names, "L|y*LLLLLL:append", words, &kind, &payload, &flags, &column, &n[0],
@@ -228,12 +235,15 @@ static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
     if (failed) {
         PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
     } else {
-        entry.kind = (unsigned int)kind;
-        entry.flags = (unsigned int)flags;
-        entry.column = (unsigned int)column;
-        for (int i = 0; i < 4; i++) {
-            entry.numbers[i] = n[i];
-        }
+        LogEntry entry = {
+            .kind = (uint16_t)kind,
+            .flags = (uint16_t)flags,
+            .column = (uint32_t)column,
+            .a = n[0],
+            .b = n[1],
+            .c = n[2],
+            .d = n[3],
+        };
         failed = append_entry(self, &entry, payload.obj == NULL ? "" : payload.buf, payload.len);
     }
     if (payload.obj != NULL) {

@@ -12,14 +12,14 @@
 #define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #include <numpy/arrayobject.h>
 #include <numpy/random/bitgen.h>
+#include "../../format/c_kernels/constants.h"
 
 #if PY_LITTLE_ENDIAN != 1
 #error "slabs are little-endian"
 #endif
 
-enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, HAS_LEAD = 1 };
-enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
-enum { IS_TERMINATED = 1, IS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
+enum { ENTRY = sizeof(LogEntry), COMMIT_AT = offsetof(LogEntry, mark) };
+enum { MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
 static const int64_t NEVER = (int64_t)1 << 62;
 static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
 /* Limit for rows and slabs, so that sums of offsets cannot overflow. */

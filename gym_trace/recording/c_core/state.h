@@ -13,7 +13,8 @@ static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory
         Py_XDECREF(memory);
         return -1;
     }
-    if (buffer.len < HEADER + ENTRY + 8 || buffer.len > MOST_BYTES || buffer.len % 8 || (uintptr_t)buffer.buf % 8) {
+    if (buffer.len < SLAB_HEADER + ENTRY + 8 || buffer.len > MOST_BYTES || buffer.len % 8 ||
+        (uintptr_t)buffer.buf % 8) {
         PyErr_SetString(PyExc_ValueError, "invalid memory of a slab: too small or not aligned");
         PyBuffer_Release(&buffer);
         Py_DECREF(memory);
@@ -33,7 +34,7 @@ static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory
 static void begin_memory(const Py_buffer *buffer, uint64_t sequence)
 {
     char zeros[64] = {0};
-    put(buffer, HEADER, zeros, 64);
+    put(buffer, SLAB_HEADER, zeros, 64);
     commit(buffer, 0, sequence);
 }
 
@@ -63,7 +64,7 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     self->ended = 0;
     self->only_floats = 1;
     self->at = self->buffer.len - self->size;
-    self->position = HEADER;
+    self->position = SLAB_HEADER;
     self->floor = self->least = NEVER;
     Py_RETURN_NONE;
 }
@@ -118,12 +119,12 @@ static PyObject *drop(RowSlab *self, PyObject *most)
     if (count == (unsigned long long)-1 && PyErr_Occurred()) {
         return NULL;
     }
-    int64_t at = HEADER;
-    uint32_t row = 0, length;
+    int64_t at = SLAB_HEADER;
+    uint32_t row = 0;
     for (unsigned long long i = 0; i < count && at + ENTRY <= self->position; i++) {
-        memcpy(&row, (const char *)self->buffer.buf + at, 4);
-        memcpy(&length, (const char *)self->buffer.buf + at + 4, 4);
-        at += entry_bytes(length);
+        const LogEntry *entry = (const LogEntry *)((const char *)self->buffer.buf + at);
+        row = entry->row;
+        at += entry_bytes(entry->length);
     }
     if (!self->position || count > self->count || at > self->position) {
         PyErr_SetString(PyExc_ValueError, "the log has fewer entries");
@@ -171,21 +172,16 @@ static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
     PyObject *texts = PyDict_New();
     int is_noted = self->rows && self->noted_rows == self->rows;
     for (int64_t at = self->noted; texts != NULL && is_noted && at + ENTRY <= self->noted_end;) {
-        uint32_t length, column;
-        uint16_t kind;
-        const char *entry = (const char *)self->buffer.buf + at;
-        memcpy(&length, entry + 4, 4);
-        memcpy(&kind, entry + 8, 2);
-        memcpy(&column, entry + 12, 4);
-        at += entry_bytes(length);
+        const LogEntry *entry = (const LogEntry *)((const char *)self->buffer.buf + at);
+        at += entry_bytes(entry->length);
         if (at > self->noted_end) {
             break;
         }
-        if (kind != VALUE) {
+        if (entry->kind != LOG_VALUE) {
             continue;
         }
-        PyObject *number = PyLong_FromUnsignedLong(column);
-        PyObject *text = PyBytes_FromStringAndSize(entry + ENTRY, (Py_ssize_t)length);
+        PyObject *number = PyLong_FromUnsignedLong(entry->column);
+        PyObject *text = PyBytes_FromStringAndSize((const char *)(entry + 1), (Py_ssize_t)entry->length);
         if (number == NULL || text == NULL || PyDict_SetItem(texts, number, text) < 0) {
             Py_CLEAR(texts);
         }
@@ -200,8 +196,8 @@ static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
     if (self->memory == NULL) {
         return PyList_New(0);
     }
-    PyObject *found =
-        PyObject_CallFunction(log_entries, "OiLK", self->memory, HEADER, (long long)self->position, self->sequence);
+    PyObject *found = PyObject_CallFunction(log_entries, "OiLK", self->memory, SLAB_HEADER, (long long)self->position,
+                                            self->sequence);
     PyObject *list = found == NULL ? NULL : PySequence_List(found);
     Py_XDECREF(found);
     return list;

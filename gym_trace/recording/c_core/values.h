@@ -250,10 +250,10 @@ static inline int is_plain_flag(PyObject *flag)
     return PyBool_Check(flag) || Py_TYPE(flag) == &PyBoolArrType_Type;
 }
 
-/* Reads both flags. Returns IS_TERMINATED | IS_TRUNCATED; -1 with an exception. */
+/* Reads both flags. Returns FRAGMENT_TERMINATED | FRAGMENT_TRUNCATED; -1 with an exception. */
 static inline int read_flags(PyObject *terminated, PyObject *truncated)
 {
     int first = terminated == Py_False ? 0 : PyObject_IsTrue(terminated);
     int second = first < 0 ? -1 : truncated == Py_False ? 0 : PyObject_IsTrue(truncated);
-    return second < 0 ? -1 : first * IS_TERMINATED | second * IS_TRUNCATED;
+    return second < 0 ? -1 : first * FRAGMENT_TERMINATED | second * FRAGMENT_TRUNCATED;
 }

@@ -15,6 +15,7 @@ import numpy as np
 from gym_trace.data.values import Array
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # as Gymnasium spells them
+MODES = (NEXT_STEP, SAME_STEP, DISABLED)  # the C core numbers them by their indices
 
 
 def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:

@@ -15,7 +15,7 @@ from gym_trace.data.vocabulary import Outcome, note_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.ring.chunk_builder import PACKED_ABSENT, joined_rows
-from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP, after_steps
+from gym_trace.format.ring.lanes.autoreset import MODES, SAME_STEP, after_steps
 from gym_trace.format.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
 from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
 from gym_trace.format.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
@@ -253,7 +253,7 @@ class _Decoding:
             return None
         flags = (np.ascontiguousarray(event.columns[path].T) for path in (TERMINATIONS, TRUNCATIONS))
         clocks = (np.ascontiguousarray(clock) for clock in (event.utc, event.monotonic))
-        found = find(self.lanes, *flags, *clocks, _MODES.index(self._mode), self.episodes)
+        found = find(self.lanes, *flags, *clocks, MODES.index(self._mode), self.episodes)
         if found is None:
             return None
         fragments, leads, self.episodes = found
@@ -499,4 +499,3 @@ def _piece(fragments: Array, columns: Columns) -> _Piece:
 
 
 _NONE = np.empty(0, np.int64)
-_MODES = (NEXT_STEP, SAME_STEP, DISABLED)  # as the C core numbers them
