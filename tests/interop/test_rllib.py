@@ -1,4 +1,4 @@
-"""RLlib: BC, MARWIL and CQL train on episodes of a trace, and what Ray writes is imported."""
+"""RLlib: BC, MARWIL and CQL train on episodes of a trace, and env runners step recorded environments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import gymnasium
 import local_ray
 import numpy as np
 import pytest
-from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.tune.registry import register_env
 from traces import EXAMPLES, recorded, run_example
 from zoo import bits
@@ -51,45 +49,6 @@ def test_its_algorithms_train(
     losses, steps = train_rllib.trained(trace, algorithm, tmp_path / "out")
     assert np.isfinite(losses).all()
     assert 0 < steps <= 2 * 3 * 256
-
-
-# -- what Ray has written ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_episodes_that_ray_has_written_are_imported(running: None, whole: bool, tmp_path: Path) -> None:
-    mode = "complete_episodes" if whole else "truncate_episodes"
-    config = (
-        BCConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, batch_mode=mode, rollout_fragment_length=25, num_envs_per_env_runner=2)
-        .offline_data(output=str(tmp_path / "own"), output_write_episodes=True)
-    )
-    runner = OfflineSingleAgentEnvRunner(config=config)
-    pieces: list[SingleAgentEpisode] = []
-    for _ in range(1 if whole else 4):
-        given = {"num_episodes": 4} if whole else {"num_timesteps": 50}
-        pieces += runner.sample(random_actions=True, **given)
-    runner.stop()
-    report = gym_trace.import_trace(tmp_path / "own", tmp_path / "trace")
-    assert report.format == "rllib"
-    steps: dict[str, list[SingleAgentEpisode]] = {}
-    for piece in pieces:
-        if len(piece):
-            steps.setdefault(piece.id_, []).append(piece)
-    trace = gym_trace.open_trace(tmp_path / "trace")
-    assert report.steps == sum(map(len, pieces))  # though Ray writes those of each sample again with the next one
-    assert trace.observation_space == gymnasium.make("CartPole-v1").observation_space
-    made = {episode.observations.tobytes(): episode for episode in trace}
-    for several in steps.values():
-        rows = [several[0].get_observations(0), *(row for piece in several for row in piece.get_observations()[1:])]
-        episode = made[np.stack(rows).tobytes()]
-        assert episode.actions.tolist() == [action for piece in several for action in piece.get_actions()]
-        assert episode.rewards.tolist() == [reward for piece in several for reward in piece.get_rewards()]
-        assert bool(episode.terminations[-1]) == bool(several[-1].is_terminated)
-        assert episode.outcome == ("terminated" if several[-1].is_terminated else "cut")
-        assert episode.seed is None
-        assert len(episode.annotations["weights_seq_no"]) == len(episode)
 
 
 # -- recorded environments --------------------------------------------------------------------------------------------

@@ -82,7 +82,6 @@ _IMPORTERS: dict[str, Entry] = {
         "gym_trace.exchange.formats.parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"
     ),
     "rlds": Entry("gym_trace.exchange.formats.rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
-    "rllib": Entry("gym_trace.exchange.formats.rllib.importing:RLlibImporter", "rllib", "RLlib episodes in Parquet"),
     "table": Entry(
         "gym_trace.exchange.formats.parquet.table_importer:TableImporter",
         "parquet",

@@ -412,7 +412,7 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
 ) -> None:
     pq.write_table(pa.table({"item": pa.nulls(1 << 20, pa.binary())}), tmp_path / "a.parquet")
     monkeypatch.setattr("gym_trace.exchange.formats.foreign._MOST_ROWS", 16)
-    assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "rllib")
+    assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "table")
 
 
 _FLIP_THE_FOOTER = """
@@ -447,14 +447,6 @@ def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypa
     assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 15
     monkeypatch.setattr("gym_trace.exchange.formats.foreign._FEW", 1 << 10)
     assert "episodes, for which it is too small" in refusal(tmp_path / "a.parquet")
-
-
-def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.exchange.formats.rllib.importing import unpacked
-
-    monkeypatch.setattr("gym_trace.data.packing.MAX_CONTAINERS", 1000)
-    with pytest.raises(UnreadableRecording, match="lists and maps"):
-        unpacked(b"\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000)
 
 
 def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,16 @@ def test_a_table_with_usual_names_is_imported_as_it_is(
     assert not check_trace(tmp_path / "t").damages
 
 
+def test_columns_that_rllib_writes_are_recognized(tmp_path: Path) -> None:
+    ends = [step in (2, ROWS - 1) for step in range(ROWS)]
+    columns = {"eps_id": ["b"] * 3 + ["a"] * 4, "agent_id": [None] * ROWS, "obs": STATES.tolist(), "actions": ACTIONS}
+    columns |= {"rewards": REWARDS, "new_obs": (STATES + 1).tolist(), "terminateds": ends, "truncateds": [False] * ROWS}
+    import_trace(written(tmp_path / "a.parquet", **columns), tmp_path / "t")
+    first, second = open_trace(tmp_path / "t")
+    assert (len(first), first.outcome, second.outcome) == (3, "terminated", "terminated")
+    assert np.array_equal(first.observations[-1], STATES[2] + 1)
+
+
 def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
     names = {"x": STATES.tolist(), "u": ACTIONS, "r": REWARDS, "run": ["b"] * 3 + ["a"] * 4, "over": [False] * ROWS}
     path = written(tmp_path / "a.parquet", **names)
@@ -203,4 +213,4 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 
 def test_an_option_that_a_format_has_not_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", **usual())
-    assert "rllib has no option 'map'; it takes no options" in refusal(path, format="rllib", map="obs=x")
+    assert "minari has no option 'map'; it takes no options" in refusal(path, format="minari", map="obs=x")

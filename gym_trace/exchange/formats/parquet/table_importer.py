@@ -39,18 +39,18 @@ _MOST_ELEMENTS = 1 << 27  # of a row
 _MOST_NAMED = 40  # columns in a message
 _DEEPEST = 16
 
+_DONE = ("done", "dones", "next.done")  # true also where an episode was truncated
 # What a column can be, and what it is usually called; a mapping may name it by any of these.
 ROLES: dict[str, tuple[str, ...]] = {
     "observations": ("observations", "observation", "obs", "state", "states"),
     "actions": ("actions", "action", "acts", "act"),
     "rewards": ("rewards", "reward", "rews", "rew", "next.reward"),
-    "terminations": ("terminations", "terminated", "terminal", "terminals", "done", "dones", "next.done"),
-    "truncations": ("truncations", "truncated", "timeout", "timeouts", "next.truncated"),
-    "episode": ("episode", "episode_index", "episode_id", "episodes"),
+    "terminations": ("terminations", "terminated", "terminateds", "terminal", "terminals", *_DONE),
+    "truncations": ("truncations", "truncated", "truncateds", "timeout", "timeouts", "next.truncated"),
+    "episode": ("episode", "episode_index", "episode_id", "episodes", "eps_id"),
     "step": ("step", "step_index", "frame_index", "timestep", "time_step"),
-    "next_observations": ("next_observations", "next_observation", "next_obs", "next_state", "next_states"),
+    "next_observations": ("next_observations", "next_observation", "next_obs", "new_obs", "next_state", "next_states"),
 }
-_DONE = ("done", "dones", "next.done")  # true also where an episode was truncated
 _FLAGS = ("terminations", "truncations")
 _MANY = ("observations", "actions", "next_observations")  # which several columns may make up
 

@@ -1,1 +1,0 @@
-"""RLlib: rows, or whole episodes, as Parquet for its offline algorithms."""
