@@ -37,7 +37,7 @@ def write(
         **({} if discount is None else {"discount": number}),
     }
     records = RecordWriter(target / shard)
-    example = ExampleWriter(target)
+    example = ExampleWriter()
     for acted, rewarded in zip(actions, rewards):
         rows = len(acted)
         states = np.arange(3 * rows, dtype=np.float32)
@@ -50,9 +50,8 @@ def write(
         example.integers("steps/is_terminal", last & terminal)
         if discount is not None:
             example.floats("steps/discount", np.full(rows, discount, np.float32))
-        example.finish(records, 1 << 30)
+        example.finish(records)
     records.close()
-    example.clear()
     (target / "features.json").write_text(features_json({"steps": steps}, "steps"))
     split = {"name": "train", "shardLengths": [str(len(actions))], "filepathTemplate": template}
     said = {"name": "robot", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}

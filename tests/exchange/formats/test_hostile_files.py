@@ -520,6 +520,7 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path: Path) -> None:
 
 def test_names_of_annotations_with_slashes_come_back(tmp_path: Path) -> None:
     pytest.importorskip("google_crc32c")
+    pytest.importorskip("google.protobuf")
     trace = recorded(tmp_path / "trace", **{"a/b%2F": 1.5})
     gym_trace.export(trace, tmp_path / "rlds", "rlds")
     gym_trace.import_trace(tmp_path / "rlds", tmp_path / "again")

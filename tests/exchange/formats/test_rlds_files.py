@@ -18,19 +18,19 @@ import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
 
 pytest.importorskip("google_crc32c")
+pytest.importorskip("google.protobuf")
 pytest.importorskip("PIL")
 
 import rlds_of_others
 
+from gym_trace.exchange.formats.rlds import examples
 from gym_trace.exchange.formats.rlds.examples import (
     ExampleWriter,
+    ListReader,
     MalformedExample,
     RecordWriter,
-    RowReader,
     lists_in,
-    numbers_in,
     records_in,
-    varints,
 )
 
 
@@ -64,8 +64,6 @@ def test_an_annotation_of_none_at_every_step_differs_from_a_missing_one(tmp_path
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
     monkeypatch.setattr("gym_trace.exchange.formats.rlds.importer._MOST_ROWS", 5)
-    monkeypatch.setattr("gym_trace.exchange.formats.rlds.examples._SPOOLED", 100)
-    monkeypatch.setattr("gym_trace.exchange.formats.rlds.examples._READ_AT_ONCE", 100)
     monkeypatch.setattr("gym_trace.exchange.formats.rlds.exporter._SHARD", 1000)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "rlds")
@@ -135,46 +133,57 @@ def test_an_option_that_there_is_not_is_refused(tmp_path: Path) -> None:
         gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds", images="jpeg")
 
 
-def test_integers_are_written_as_protobuf_has_them() -> None:
-    numbers = np.array([0, 1, 127, 128, 300, 2**62, -1, -(2**63), 2**63 - 1])
-    assert varints(np.array([300])) == b"\xac\x02"
-    assert (numbers_in(varints(numbers)) == numbers).all()
-    with pytest.raises(MalformedExample, match="truncated"):
-        numbers_in(b"\x80")
-    with pytest.raises(MalformedExample, match="64 bits"):
-        numbers_in(b"\x80" * 10 + b"\x01")
+def test_lists_are_encoded_as_protobuf_has_them(tmp_path: Path) -> None:
+    example, records = ExampleWriter(), RecordWriter(tmp_path / "file")
+    example.integers("i", np.array([300, -1]))
+    example.floats("f", np.array([1.5], np.float32))
+    example.bytes_of("b", [b"x"])
+    example.finish(records)
+    records.close()
+    data = (tmp_path / "file").read_bytes()[12:-4]
+    entries = (
+        b"\x0a\x0a\x0a\x01b\x12\x05\x0a\x03\x0a\x01x",
+        b"\x0a\x0d\x0a\x01f\x12\x08\x12\x06\x0a\x04\x00\x00\xc0\x3f",
+    )
+    integers = b"\x0a\x15\x0a\x01i\x12\x10\x1a\x0e\x0a\x0c\xac\x02" + b"\xff" * 9 + b"\x01"
+    assert data == b"\x0a\x32" + b"".join(entries) + integers
+
+
+def test_examples_over_the_limit_are_neither_written_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = record(tmp_path / "trace")
+    gym_trace.export(trace, tmp_path / "out", "rlds")
+    monkeypatch.setattr(examples, "LARGEST", 1000)
+    with pytest.raises(UnreadableRecording, match="more than the limit of 1,000"):
+        gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    with pytest.raises(InvalidOption, match="an episode takes more than 1,000 bytes"):
+        gym_trace.export(trace, tmp_path / "again", "rlds")
+    assert not (tmp_path / "again").exists()
 
 
 def test_random_damage_below_the_checksums_is_never_another_error(tmp_path: Path) -> None:
-    example, records = ExampleWriter(tmp_path), RecordWriter(tmp_path / "file")
+    example, records = ExampleWriter(), RecordWriter(tmp_path / "file")
     example.bytes_of("texts", [b"a", b"bc", b""])
     example.floats("floats", np.arange(3.0))
     example.integers("integers", np.array([1, 1000, -5]))
     example.raw("raw", np.arange(6.0).reshape(3, 2))
-    example.finish(records, 1 << 20)
+    example.finish(records)
     records.close()
-    file = (tmp_path / "file").open("rb")
-    with file:
-        inner = next(records_in(file, (tmp_path / "file").stat().st_size))[0].read()
+    with (tmp_path / "file").open("rb") as file:
+        inner = next(records_in(file, (tmp_path / "file").stat().st_size))
     random = np.random.default_rng(0)
     for _ in range(2000):
         data = bytearray(inner)
         for place in random.integers(0, len(data), 3):
             data[place] = random.integers(256)
-        path = tmp_path / "damaged"
-        path.write_bytes(data)
-        with path.open("rb") as damaged:
-            try:
-                lists = lists_in(damaged, 0, len(data))
-                for name, read in (("floats", "floats"), ("integers", "integers")):
-                    if name in lists:
-                        assert len(getattr(RowReader(lists[name]), read)(3)) == 3
-                if "texts" in lists:
-                    assert len(list(RowReader(lists["texts"]).values(3, 100))) == 3
-                if "raw" in lists:
-                    assert RowReader(lists["raw"]).raw(3, 16).shape == (3, 16)
-            except MalformedExample:
-                pass
+        try:
+            lists = lists_in(bytes(data))
+            for name, read in (("floats", "floats"), ("integers", "integers"), ("texts", "values")):
+                if name in lists:
+                    assert len(getattr(ListReader(lists[name]), read)(3)) == 3
+            if "raw" in lists:
+                assert len(ListReader(lists["raw"]).raw(3, 16)) == 48
+        except MalformedExample:
+            pass
 
 
 def robot_data(tmp_path: Path, last: float) -> Path:
@@ -230,7 +239,7 @@ def test_a_recorded_discount_is_the_discount_of_rlds(tmp_path: Path) -> None:
     [shard] = (tmp_path / "out").glob("*.tfrecord-*")
     with shard.open("rb") as file:
         found = [
-            RowReader(lists_in(*record)["steps/discount"]).floats(4).tolist()
+            ListReader(lists_in(record)["steps/discount"]).floats(4).tolist()
             for record in records_in(file, shard.stat().st_size)
         ]
     assert found == [[0.5, 0.5, 0.5, 0]] * 2

@@ -11,10 +11,10 @@ from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.images import pixels
-from gym_trace.exchange.formats.rlds.examples import MalformedExample, RowReader, Rows
+from gym_trace.exchange.formats.rlds.examples import FeatureList, ListReader, MalformedExample
 from gym_trace.exchange.formats.rlds.exporter import name_of
 from gym_trace.exchange.formats.rlds.features import Feature, Features
-from gym_trace.exchange.formats.rlds.values import MOST_BYTES, unpacked
+from gym_trace.exchange.formats.rlds.values import unpacked
 from gym_trace.exchange.formats.rows import custom, placeholder
 
 _VALUE_BYTES = 1024  # what a row of any size counts
@@ -24,7 +24,7 @@ Read = Callable[[int], Any]
 class Columns:
     """The observations and actions of a record, read from its beginning to its end."""
 
-    def __init__(self, layouts: Layouts, steps: Features, lists: dict[str, Rows], ours: bool):
+    def __init__(self, layouts: Layouts, steps: Features, lists: dict[str, FeatureList], ours: bool):
         self.row_size = 1
         self._ours, self._lists = ours, lists
         self._readers: dict[tuple[str | int, ...], tuple[Read, Feature]] = {}
@@ -36,7 +36,7 @@ class Columns:
         if isinstance(layout, Leaf):
             if not isinstance(feature, Feature) or name not in self._lists:
                 raise MalformedExample(f"{name}: missing")
-            self._readers[layout.path] = reader_of(RowReader(self._lists[name]), feature, self._ours), feature
+            self._readers[layout.path] = reader_of(ListReader(self._lists[name]), feature, self._ours), feature
             fixed = feature.kind == "tensor" or feature.kind == "image"
             self.row_size += (feature.numbers * feature.dtype.itemsize if fixed else 0) or _VALUE_BYTES
             return
@@ -63,7 +63,7 @@ class Columns:
         return layout.join(rows(*self._readers[leaf.path]) for leaf in layout.leaves())
 
 
-def reader_of(rows: RowReader, feature: Feature, ours: bool) -> Read:
+def reader_of(rows: ListReader, feature: Feature, ours: bool) -> Read:
     """Return a function that reads the next `count` rows: an array, or a list of values of any kind."""
 
     def read(count: int) -> Any:
@@ -75,21 +75,20 @@ def reader_of(rows: RowReader, feature: Feature, ours: bool) -> Read:
     return read
 
 
-def values_of(rows: RowReader, feature: Feature, count: int) -> Any:
+def values_of(rows: ListReader, feature: Feature, count: int) -> Any:
     """Read the next `count` rows: an array; a list of bytes for text; a list of arrays for images of any size."""
     if feature.kind == "text":
-        return list(rows.values(count, MOST_BYTES))
+        return rows.values(count)
     if feature.kind == "image":
         try:
-            pictures = [pixels(data, feature.shape) for data in rows.values(count, MOST_BYTES)]
+            pictures = [pixels(data, feature.shape) for data in rows.values(count)]
         except ValueError as error:
             raise MalformedExample(str(error)) from error
         return pictures if None in feature.shape else np.array(pictures, np.uint8).reshape(count, *feature.sizes)
     dtype, shape, numbers = feature.dtype, feature.sizes, feature.numbers
     if feature.encoding in ("bytes", "zlib"):
         size = numbers * dtype.itemsize
-        is_plain = feature.encoding == "bytes"
-        raw = rows.raw(count, size).tobytes() if is_plain else b"".join(rows.inflated(count, size))
+        raw = (rows.raw if feature.encoding == "bytes" else rows.inflated)(count, size)
         return np.frombuffer(raw, dtype).reshape(count, *shape)
     found = (rows.floats if dtype.kind == "f" else rows.integers)(count * numbers)
     return found.astype(dtype, copy=False).reshape(count, *shape)

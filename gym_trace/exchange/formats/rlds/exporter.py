@@ -21,7 +21,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import Plan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.images import is_image
-from gym_trace.exchange.formats.rlds.examples import ExampleWriter, RecordWriter
+from gym_trace.exchange.formats.rlds.examples import LARGEST, ExampleWriter, RecordWriter
 from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.exchange.formats.rlds.values import packed
 from gym_trace.exchange.formats.source import Source, flags
@@ -30,7 +30,6 @@ from gym_trace.exchange.formats.steps.windows import Window
 IMAGES = ("png", "raw")
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _SHARD = 256 << 20  # bytes
-_LARGEST = (1 << 31) - (1 << 20)  # bytes of an example that protobuf reads
 _BOOL, _FLOAT, _INTEGER = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
 _MARKS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
 _FLAGS = {
@@ -68,10 +67,10 @@ class RldsExporter:
         """As Exporter. Only mixed dtypes are lost."""
         columns = _Columns(source, self.images)
         longest = int(source.episodes["steps"].max()) + 1
-        if (size := columns.row_size * longest) > _LARGEST:
+        if (size := columns.row_size * longest) > LARGEST:
             raise InvalidOption(
-                f"{source.trace.directory}: an episode of {longest - 1} steps takes {size:,} bytes, and TensorFlow "
-                f"reads no more than {_LARGEST:,} for one; choose shorter ones: --where 'steps < …'"
+                f"{source.trace.directory}: an episode of {longest - 1} steps takes {size:,} bytes, more than the "
+                f"limit of {LARGEST:,}; choose shorter ones: --where 'steps < …'"
             )
         splits: dict[str, _Split] = {}
         write = partial(_write, source, columns, splits)
@@ -81,7 +80,7 @@ class RldsExporter:
 def _write(source: Source, columns: _Columns, splits: dict[str, _Split], target: Target) -> None:
     """Write the records of each split into shards, then the files that describe them."""
     directory, name = target.staged, _dataset_name(source)
-    example = ExampleWriter(directory)
+    example = ExampleWriter()
     try:
         for window in source.windows():
             columns.add(example, window)
@@ -89,11 +88,10 @@ def _write(source: Source, columns: _Columns, splits: dict[str, _Split], target:
                 _add_metadata(example, window, source)
                 key = re.sub(r"[^\w-]+", "_", window.episode.split, flags=re.ASCII)[:100].strip("_-") or "train"
                 split = splits.setdefault(key, _Split(directory, name, key))
-                example.finish(split.shard(), _LARGEST)
+                example.finish(split.shard())
         for split in splits.values():
             split.end()
     finally:
-        example.clear()
         for split in splits.values():
             split.close()
     features: Features = {"steps": columns.features, "episode_metadata": _EPISODE}
@@ -200,7 +198,7 @@ class _Columns:
         example.floats("steps/discount", discounts)
 
     def _rows(self, example: ExampleWriter, path: LeafPath, rows: Array, last: bool) -> None:
-        """Appends rows to a list. last: whether one more that means nothing is to follow."""
+        """Append rows. last: also append a padding row."""
         name, feature = self._leaves[path]
         if feature.kind == "text":
             example.bytes_of(name, (*packed(rows), *[b""] * last))

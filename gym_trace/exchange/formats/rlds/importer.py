@@ -21,10 +21,17 @@ from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
 from gym_trace.exchange.formats.rlds.columns import Columns, Read, reader_of, space_of, values_of
-from gym_trace.exchange.formats.rlds.examples import MalformedExample, RowReader, Rows, count_of, lists_in, records_in
+from gym_trace.exchange.formats.rlds.examples import (
+    FeatureList,
+    ListReader,
+    MalformedExample,
+    count_of,
+    lists_in,
+    records_in,
+)
 from gym_trace.exchange.formats.rlds.exporter import TEMPLATE, key_of
 from gym_trace.exchange.formats.rlds.features import Feature, Features, features_of, leaves_of
-from gym_trace.exchange.formats.rlds.values import MOST_BYTES, all_from_json
+from gym_trace.exchange.formats.rlds.values import all_from_json
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.printable import shown
 
@@ -221,11 +228,11 @@ class _Reader:
             told = f"{found} episodes, but dataset_info.json declares {split.episodes}"
             raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
 
-    def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, Rows]]]:
+    def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, FeatureList]]]:
         for shard in split.shards:
             with _located(shard), shard.open("rb") as file:
                 for record in records_in(file, shard.stat().st_size):
-                    yield shard, lists_in(*record)
+                    yield shard, lists_in(record)
 
     def last_ones(self, split: _Split) -> Iterator[bool]:
         """Return for each episode whether the step with is_last has an action or a reward."""
@@ -236,7 +243,7 @@ class _Reader:
             if given is not None:
                 yield given
 
-    def _has_last_step(self, lists: dict[str, Rows], rows: int) -> bool:
+    def _has_last_step(self, lists: dict[str, FeatureList], rows: int) -> bool:
         actions, rewards = Columns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
         for begin in range(0, rows - 1, _MOST_ROWS):
             count = min(_MOST_ROWS, rows - 1 - begin)
@@ -245,14 +252,14 @@ class _Reader:
                 rewards(count)
         return _is_something(actions.actions(1)) or (rewards is not None and _is_something(rewards(1)))
 
-    def _rewards(self, lists: dict[str, Rows]) -> Read | None:
+    def _rewards(self, lists: dict[str, FeatureList]) -> Read | None:
         """Return a function that reads the rewards; None if they are missing."""
         reward = self._data.steps.get("reward")
         if not isinstance(reward, Feature) or "steps/reward" not in lists:
             return None
-        return reader_of(RowReader(lists["steps/reward"]), reward, self._ours)
+        return reader_of(ListReader(lists["steps/reward"]), reward, self._ours)
 
-    def _episode(self, shard: Path, lists: dict[str, Rows], rows: int) -> NewEpisode:
+    def _episode(self, shard: Path, lists: dict[str, FeatureList], rows: int) -> NewEpisode:
         self._episodes += 1
         marks = {name: self._mark(lists, name, rows) for name in _MARKS}
         is_over = marks["is_last"] is None or bool(marks["is_last"])
@@ -270,7 +277,7 @@ class _Reader:
             return NewEpisode(steps, parts, outcome, identity=identity)
         return NewEpisode(steps, parts, outcome, reset_info=known or None, has_final_observation=has_final)
 
-    def _rows_in(self, lists: dict[str, Rows]) -> int:
+    def _rows_in(self, lists: dict[str, FeatureList]) -> int:
         """Return the number of steps of a record."""
         steps = ((path[-1], leaf, lists.get("steps/" + "/".join(path))) for path, leaf in leaves_of(self._data.steps))
         plain = (*_MARKS, "reward", "discount")
@@ -279,19 +286,19 @@ class _Reader:
                 return count_of(found, leaf.numbers if leaf.encoding == "none" else 1)
         raise MalformedExample("no steps")
 
-    def _mark(self, lists: dict[str, Rows], name: str, rows: int) -> bool | None:
+    def _mark(self, lists: dict[str, FeatureList], name: str, rows: int) -> bool | None:
         """Return the flags of the last step; None if no step has any."""
         found = lists.get(f"steps/{name}")
         if found is None or name not in self._data.steps:
             if name != "is_first":
                 self._missing.add(name)
             return None
-        reader, last = RowReader(found), False
+        reader, last = ListReader(found), False
         for begin in range(0, rows, 1 << 16):
             last = bool(reader.integers(min(1 << 16, rows - begin))[-1])
         return last
 
-    def _metadata(self, lists: dict[str, Rows]) -> dict[str, Any]:
+    def _metadata(self, lists: dict[str, FeatureList]) -> dict[str, Any]:
         """Return the values of the episode as a whole."""
         known: dict[str, Any] = {}
         for path, feature in leaves_of(self._data.features):
@@ -300,7 +307,7 @@ class _Reader:
                 place = known
                 for key in path[:-1]:
                     place = place.setdefault(key, {})
-                values = values_of(RowReader(lists[name]), feature, 1)
+                values = values_of(ListReader(lists[name]), feature, 1)
                 value = next(iter(values), None)
                 if isinstance(value, bytes) and not self._ours:
                     value = value.decode(errors="replace")
@@ -308,13 +315,13 @@ class _Reader:
         return known
 
     def _parts(
-        self, shard: Path, columns: Columns, lists: dict[str, Rows], rows: int, steps: int
+        self, shard: Path, columns: Columns, lists: dict[str, FeatureList], rows: int, steps: int
     ) -> Iterator[NewSteps]:
         if (rewards := self._rewards(lists)) is None:
             self._missing.add("rewards")
-        infos = RowReader(lists["steps/info"]) if self._ours and "steps/info" in lists else None
+        infos = ListReader(lists["steps/info"]) if self._ours and "steps/info" in lists else None
         notes = {
-            name: reader_of(RowReader(lists[key]), feature, self._ours)
+            name: reader_of(ListReader(lists[key]), feature, self._ours)
             for name, (key, feature) in self._notes.items()
             if key in lists
         }
@@ -330,7 +337,7 @@ class _Reader:
                 if lead is not None:
                     observations, lead = trees.joined(lead, observations), None
                 given = np.full(count, np.nan) if rewards is None else rewards(count)
-                told = all_from_json(infos.values(count, MOST_BYTES)) if infos else None
+                told = all_from_json(infos.values(count)) if infos else None
                 annotations = {name: read(count) for name, read in notes.items()}
                 if self._ours:
                     marked = ((name, _marked(found)) for name, found in annotations.items())

@@ -10,7 +10,6 @@ from gym_trace.data.values import is_utf8
 from gym_trace.exchange.formats.foreign import Values
 
 _JSON = b"\0"  # which JSON begins with where text would be expected
-MOST_BYTES = 64 << 20  # of one value
 
 
 def packed(values: Iterable[Any]) -> Iterator[bytes]:
