@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import Space
@@ -13,7 +14,7 @@ from gymnasium import Space
 from gym_trace.data.layout import Layout, Leaf, PlainSpace, taken_apart
 from gym_trace.data.packing import pack, pack_lenient
 from gym_trace.data.schema import IMPORTED_FROM, Layouts, WriterSchema
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, densified
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.envs.spaces import describe
 from gym_trace.errors import CorruptTrace, UnreadableRecording
@@ -55,6 +56,7 @@ class NewEpisode(NamedTuple):
     has_final_observation: whether the last row of observations is the one after the last step; otherwise it is a
         placeholder: NaN, 0 or "".
     identity: the text of Source.identity(); it overrides all other fields.
+    number: its id in the writer, at least the one before + 1; None: the next one.
     """
 
     steps: int
@@ -65,6 +67,7 @@ class NewEpisode(NamedTuple):
     reset_info: dict[str, Any] | None = None
     identity: str | None = None
     has_final_observation: bool = True
+    number: int | None = None
 
 
 @dataclass
@@ -126,6 +129,7 @@ def imported(
     facts: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
     steps: int = 0,
+    writer: str | None = None,
 ) -> Imported:
     """Return the episodes of another format as the content of a trace.
 
@@ -135,14 +139,38 @@ def imported(
         schema: of the writer of all episodes without one in their identity; see new_schema().
         about: the text of Source.about, if the format stored it; restores the original writers.
         steps: in all, if that is known.
+        writer: the id of the writer of `schema`; None, or an invalid one: a new id.
 
     Raises UnreadableRecording, also while the episodes are read.
     """
     known = {} if about is None else read_about(about)
     schemas = {name: said for name, said in known.get("writers", {}).items() if is_writer_id(name)}
     builder = _Builder(schemas, schema)
+    if writer is not None:
+        builder.add_writer(writer if is_writer_id(writer) else new_writer_id())
     given = known.get("facts") or facts or {}
     return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, dict(given), list(notes))
+
+
+def together(parts: Sequence[Imported]) -> Imported:
+    """Return several contents as one, whose writers are written one after the other."""
+
+    def segments() -> Iterator[tuple[str, Segment | None]]:
+        for part in parts:
+            yield from part.segments
+            for name in part.schemas:
+                yield name, None
+
+    return Imported(
+        " and ".join(dict.fromkeys(part.kind for part in parts)),
+        cast(dict[str, Schema], ChainMap(*(part.schemas for part in parts))),  # more while they are read
+        segments(),
+        sum(part.total for part in parts),
+        lambda: sum(part.done() for part in parts),
+        {key: value for part in parts for key, value in part.facts.items()},
+        [note for part in parts for note in part.notes],
+        [file for part in parts for file in part.beside],
+    )
 
 
 class _Builder:
@@ -164,8 +192,9 @@ class _Builder:
             writer = known.get("writer")
             if writer not in self._schemas:
                 writer = self._own_writer()
-                known |= {"episode_id": self._next_id, "lane": 0, "first_step": 0, "is_part": False}
-                self._next_id += 1
+                number = self._next_id if episode.number is None else episode.number
+                known |= {"episode_id": number, "lane": 0, "first_step": 0, "is_part": False}
+                self._next_id = number + 1
             try:
                 yield from self._pieces(writer, episode, known)
             except (wire.OutOfRange, OverflowError) as error:
@@ -173,11 +202,13 @@ class _Builder:
         for (writer, _), end in self._ends.items():
             yield writer, end
 
+    def add_writer(self, name: str) -> str:
+        """Add the writer of episodes without a known one."""
+        self._own, self._schemas[name] = name, self._schema
+        return name
+
     def _own_writer(self) -> str:
-        if self._own is None:
-            self._own = new_writer_id()
-            self._schemas[self._own] = self._schema
-        return self._own
+        return self.add_writer(new_writer_id()) if self._own is None else self._own
 
     def _layouts_of(self, writer: str) -> Layouts:
         if writer not in self._layouts:
@@ -292,7 +323,7 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Colu
     columns = _of_tree(layouts.observations, steps.observations)
     if count:
         columns |= _of_tree(layouts.actions, steps.actions)
-        columns[("rewards",)] = _rows(steps.rewards)
+        columns[("rewards",)] = _rows(steps.rewards, is_typed=True)
         if steps.infos is not None:
             columns[("infos",)] = _values(steps.infos)
         columns |= {("annotations", name): _rows(values) for name, values in steps.annotations.items()}
@@ -306,7 +337,7 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Colu
 
 def _of_tree(layout: Layout, tree: Any) -> Columns:
     if isinstance(layout, Leaf):
-        return {layout.path: _rows(tree)}
+        return {layout.path: _rows(tree, layout.dtype is not None)}
     keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
     kind, found = (tuple, range(len(tree))) if layout.keys is None else (dict, tree)
     if isinstance(tree, kind) and set(found) == set(keys):
@@ -316,11 +347,16 @@ def _of_tree(layout: Layout, tree: Any) -> Columns:
         return columns
     leaves = list(layout.leaves())  # values that have another structure than their space, a row each
     split = list(zip(*(taken_apart(layout, row) for row in tree))) or [()] * len(leaves)
-    return {leaf.path: _rows(list(values)) for leaf, values in zip(leaves, split)}
+    return {leaf.path: _rows(list(values), leaf.dtype is not None) for leaf, values in zip(leaves, split)}
 
 
-def _rows(values: Any) -> Rows:
-    """Typed if it is an array of numbers of the byte order of the machine, otherwise a value of any kind a row."""
+def _rows(values: Any, is_typed: bool = False) -> Rows:
+    """Return an array of numbers in native byte order unchanged, other rows as one packed value per row.
+
+    is_typed: first join a list of numbers of one dtype and shape.
+    """
+    if is_typed and isinstance(values, list) and (joined := densified(values)) is not None:
+        values = joined
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufc" and values.ndim and values.dtype.isnative:
         return np.ascontiguousarray(values)
     return _values(values)

@@ -71,7 +71,7 @@ REFERENCE = {"__type": "ndarray", "npyfile": "a.bin", "npyoff": 0, "shape": [2],
         ({"npyoff": 1 << 70}, "offset"),
         ({"npyoff": None}, "offset None"),
         ({"shape": [1 << 40]}, "truncated"),
-        ({"shape": [1 << 61, 1 << 61, 0]}, "for 2305843009213693952 rewards"),
+        ({"shape": [1 << 61, 1 << 61, 0]}, "shape"),
         ({"shape": [-1]}, "shape"),
         ({"shape": [True]}, "shape"),
         ({"shape": None}, "shape"),
@@ -109,7 +109,7 @@ def test_references_that_lead_astray_are_refused(change: dict[str, Any], complai
 def test_rows_without_end_are_refused_at_once(tmp_path: Path) -> None:
     path = OldRecorder(tmp_path / "old").batch(rows(np.zeros((3, 1))))
     episode = json.loads(path.read_text())["episodes"][0]
-    for name, count in (("observations", 1 << 61), ("actions", (1 << 61) - 1), ("rewards", (1 << 61) - 1)):
+    for name, count in (("observations", 1 << 50), ("actions", (1 << 50) - 1), ("rewards", (1 << 50) - 1)):
         episode[name] |= {"shape": [count, 0], "size": 0}
     path.write_text(json.dumps({"episodes": [episode]}))
     assert "rewards without elements" in refusal(tmp_path / "old")

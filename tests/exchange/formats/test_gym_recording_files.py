@@ -13,7 +13,6 @@ from old_recordings import LEGACY, RECORDINGS, OldRecorder, imported, rows
 from gym_trace import import_trace, open_trace
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.legacy.gym_recording import StoredArray
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -162,14 +161,3 @@ def test_a_file_of_episodes_that_is_named_very_often_is_refused(tmp_path: Path) 
     manifest.write_text(json.dumps({"batches": known["batches"] * 50}))
     with pytest.raises(UnreadableRecording, match="or its arrays are named so often"):
         import_trace(path, tmp_path / "t")
-
-
-def test_arrays_in_fortran_order_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.exchange.formats.legacy.gym_recording._PIECE_ROWS", 2)
-    array = np.asfortranarray(np.arange(60.0).reshape(20, 3))
-    OldRecorder(tmp_path / "old", "npy").batch(rows(array))
-    read, whole = [], StoredArray.whole
-    monkeypatch.setattr(StoredArray, "whole", lambda one: read.append(one) or whole(one))
-    ((observations, _, _),) = imported(tmp_path / "old", tmp_path / "t")
-    assert np.array_equal(observations, array)
-    assert len({*map(id, read)}) == len(read) == 1

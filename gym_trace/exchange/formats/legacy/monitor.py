@@ -9,7 +9,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +17,10 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceNotFound
-from gym_trace.exchange.formats.legacy.old_files import NewWriter, OldDirectory, malformed, plain_name
+from gym_trace.exchange.formats.imported import Imported, Schema, new_schema
+from gym_trace.exchange.formats.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.format import wire
-from gym_trace.format.directory import find_writers
+from gym_trace.format.directory import find_writers, is_writer_id, new_writer_id
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.ring.segment import Segment
 from gym_trace.playback.episode_columns import complete_rows
@@ -30,13 +30,14 @@ from gym_trace.recording.reset_record import NOTHING
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.statistics.summary import by_episode
 
+_KIND = "OpenAI Gym Monitor"
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
 _SPLITS = {"t": "train", "e": "eval", None: ""}
-_NO_OUTCOME = 0  # that done was said, but not whether it was terminated or truncated
+_NO_OUTCOME = 0  # done was set, without terminated or truncated
 _SEGMENT = 8192  # episodes
-_MAX_MANIFEST = 4 << 20  # bytes; every batch of the trace has all of it
+_MAX_MANIFEST = 4 << 20  # bytes; each batch of the trace stores all of it
 _NOTHING_KNOWN = {"type": "Tuple", "spaces": []}  # a space whose values have no columns
-_LATEST = 1 << 33  # seconds: what is later cannot be said in ns
+_LATEST = 1 << 33  # seconds; later times do not fit int64 nanoseconds
 
 NOTE = (
     "imported from OpenAI Gym's Monitor, which kept statistics alone: an episode has no steps, its length is its "
@@ -98,11 +99,8 @@ class _Results(NamedTuple):
 class MonitorRun:
     """The files of one Monitor: its manifest, its statistics (stats), and their content.
 
-    open_type: of an episode that did not come to its end, or None.
+    open_type: type of an incomplete last episode, or None.
     """
-
-    kind = "OpenAI Gym Monitor"
-    files = 1
 
     def __init__(self, directory: OldDirectory, manifest: str):
         path = directory.path / manifest
@@ -131,60 +129,60 @@ class MonitorRun:
         )
         self.open_type: str | None = types[count] if len(types) > count else None
 
-    def writers(self, on_file: Callable[[], None]) -> Iterator[NewWriter]:
-        """The writers of a trace that it becomes, one for training, one for evaluation. on_file: called at the end."""
+    def imported(self) -> Imported:
+        """Return the content of the writers that it becomes: one for training, one for evaluation."""
         name = self.manifest.removesuffix(_SUFFIX).removesuffix(".manifest").replace(".manifest.", ".monitor.", 1)
         kinds = list(dict.fromkeys(self.results.types)) or [self.open_type]
+        writers, schemas = {}, {}
         for kind in kinds:
             split = _SPLITS[kind]
-            places = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
-            yield NewWriter(name if len(kinds) == 1 else f"{name}.{split}", self._schema(split), self._segments(places))
-        on_file()
+            writer = name if len(kinds) == 1 else f"{name}.{split}"
+            writer = writer if is_writer_id(writer) else new_writer_id()
+            writers[writer] = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
+            schemas[writer] = self._schema(split)
+        segments = ((writer, one) for writer, numbers in writers.items() for one in self._segments(numbers))
+        return Imported(_KIND, schemas, segments, 1, lambda: 1, notes=[NOTE])
 
-    def _schema(self, split: str) -> dict[str, Any]:
+    def _schema(self, split: str) -> Schema:
         env_info = self.results.env_info
         env_id, version = (
             found if isinstance(env_info, dict) and isinstance(found := env_info.get(name), str) else None
             for name in ("env_id", "gym_version")
         )
-        return {
-            "split": split,
-            "observation_space": _NOTHING_KNOWN,
-            "action_space": _NOTHING_KNOWN,
-            "environment": {"id": env_id, "note": NOTE},
-            "versions": {} if version is None else {"gym": version},
-            "recorder": {"statistics_only": True},
-            "metadata": {
-                "imported_from": self.kind,
-                "manifest": self.manifest,
-                "stats": self.stats,
-                "env_info": env_info,
-                "initial_reset_timestamp": self.results.initial_reset,
-                "open_episode_type": self.open_type,
-                "videos": [list(pair) for pair in self.results.videos],
-            },
+        metadata = {
+            "imported_from": _KIND,
+            "manifest": self.manifest,
+            "stats": self.stats,
+            "env_info": env_info,
+            "initial_reset_timestamp": self.results.initial_reset,
+            "open_episode_type": self.open_type,
+            "videos": [list(pair) for pair in self.results.videos],
         }
+        schema = new_schema(_KIND, _NOTHING_KNOWN, _NOTHING_KNOWN, {"id": env_id, "note": NOTE}, metadata, split)
+        schema["versions"] = {} if version is None else {"gym": version}
+        schema["recorder"]["statistics_only"] = True
+        return schema
 
-    def _segments(self, places: list[int]) -> Iterator[Segment]:
-        for begin in range(0, len(places), _SEGMENT):
-            table = self._fragments(places[begin : begin + _SEGMENT])
+    def _segments(self, numbers: list[int]) -> Iterator[Segment]:
+        for begin in range(0, len(numbers), _SEGMENT):
+            table = self._fragments(numbers[begin : begin + _SEGMENT])
             yield Segment(table, {("starts",): [NOTHING] * len(table)}, table.nbytes + len(table))
 
-    def _fragments(self, places: list[int]) -> Array:
-        """An episode without steps is one fragment, which begins where the steps that are not here end."""
+    def _fragments(self, numbers: list[int]) -> Array:
+        """Return one fragment per episode: no steps, and first_step is the number of the steps that were not kept."""
         results = self.results
         first = results.timestamps[:1] if results.initial_reset is None else [results.initial_reset]
         begins = [*first, *results.timestamps]  # at the earliest: where the one before ended
-        table = np.zeros(len(places), wire.FRAGMENT)
-        table["episode"] = places
-        table["first_step"] = [results.lengths[i] for i in places]
-        table["reward_sum"] = [results.rewards[i] for i in places]
+        table = np.zeros(len(numbers), wire.FRAGMENT)
+        table["episode"] = numbers
+        table["first_step"] = [results.lengths[i] for i in numbers]
+        table["reward_sum"] = [results.rewards[i] for i in numbers]
         table["flags"] = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
         table["outcome"] = _NO_OUTCOME
         table["seed"] = wire.NO_SEED
-        starts = [_ns(begins[i]) for i in places]
+        starts = [_ns(begins[i]) for i in numbers]
         table["start_time"] = starts
-        table["duration"] = [_ns(results.timestamps[i]) - start for i, start in zip(places, starts)]
+        table["duration"] = [_ns(results.timestamps[i]) - start for i, start in zip(numbers, starts)]
         return table
 
 
@@ -266,15 +264,15 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
-    with closing(OldDirectory(directory)) as old:
-        if any(map(is_manifest, old.names)):
-            return [_below(old.path, run.results) for run in find_runs(old)]
-        if find_writers(LocalStorage(old.path)):
-            return _of_trace(open_trace(old.path))
-        raise TraceNotFound(
-            f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
-            "import recordings of gym_recording first"
-        )
+    old = OldDirectory(directory)
+    if any(map(is_manifest, old.names)):
+        return [_below(old.path, run.results) for run in find_runs(old)]
+    if find_writers(LocalStorage(old.path)):
+        return _of_trace(open_trace(old.path))
+    raise TraceNotFound(
+        f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
+        "import recordings of gym_recording first"
+    )
 
 
 def _below(directory: Path, results: _Results) -> _Results:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from gym_trace.data.values import ABSENT
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
+from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema, together
 from gym_trace.exchange.formats.rlds.columns import Columns, Read, reader_of, space_of, values_of
 from gym_trace.exchange.formats.rlds.examples import (
     FeatureList,
@@ -137,11 +136,10 @@ class _DataSet:
         for split in self.splits:
             schema = new_schema(_KIND, *spaces, {}, {"data_set": version}, split.name)
             reader = _Reader(self, layouts, last_step == "step")
-            parts.append((imported(_KIND, reader.episodes(split), schema, facts=facts), reader))
-        notes = self.notes
-        segments = chain.from_iterable(_noting(part.segments, reader, notes) for part, reader in parts)
-        schemas = cast(dict[str, Schema], ChainMap(*(part.schemas for part, _ in parts)))  # more while they are read
-        return Imported(_KIND, schemas, segments, 0, lambda: sum(part.done() for part, _ in parts), facts, notes)
+            parts.append(imported(_KIND, reader.episodes(split), schema, facts=facts))
+        found = together(parts)
+        found.notes = self.notes
+        return found
 
     def _last_step(self, layouts: Layouts) -> str:
         """Find out what the last steps are, by the first episodes."""
@@ -171,11 +169,6 @@ def _shard_names(template: Any, dataset: str, split: str, count: int) -> list[st
     return names
 
 
-def _noting(segments: Iterator[Any], reader: _Reader, notes: list[str]) -> Iterator[Any]:
-    yield from segments
-    notes += reader.notes()
-
-
 class _Reader:
     """Makes episodes of records."""
 
@@ -196,8 +189,10 @@ class _Reader:
             for path, leaf in leaves_of(beside)
         }
 
-    def notes(self) -> Iterator[str]:
-        """Return notes on what the source lacks, and on what a trace cannot store."""
+    def _notes_at_end(self) -> Iterator[str]:
+        """Yield what the source lacks, and what a trace cannot store."""
+        if self._ours:
+            return
         for name in sorted(self._missing):
             yield f"no {name}: {_INSTEAD[name]}"
         if self._empty:
@@ -227,6 +222,7 @@ class _Reader:
         if found != split.episodes:
             told = f"{found} episodes, but dataset_info.json declares {split.episodes}"
             raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
+        self._data.notes += self._notes_at_end()
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, FeatureList]]]:
         for shard in split.shards:
