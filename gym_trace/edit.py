@@ -8,6 +8,6 @@ from gym_trace.tools.editing.drop import drop_columns as drop
 from gym_trace.tools.editing.episodes import filter_trace as filter
 from gym_trace.tools.editing.episodes import merge_traces as merge
 from gym_trace.tools.editing.episodes import split_trace as split
-from gym_trace.tools.editing.writer_copy import EditReport
+from gym_trace.tools.editing.rewrite import EditReport
 
 __all__ = ["EditReport", "annotate", "compact", "drop", "filter", "merge", "split"]

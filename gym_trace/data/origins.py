@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import zstandard
@@ -90,11 +90,24 @@ def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any
     return {**schema, ORIGINS: packed_origins(described)}
 
 
-def of_origins(schema: dict[str, Any], numbers: Container[int]) -> dict[str, Any]:
-    """Return the schema record without the origins that are not in numbers."""
+def changed_schema(
+    schema: dict[str, Any],
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    numbers: Container[int] | None = None,
+) -> dict[str, Any]:
+    """Return a schema record with another one for each of its writers.
+
+    change: makes the schema of a writer; it is called for each origin, or for the only writer.
+    numbers: of the origins that stay; None: all. Raises CorruptTrace.
+    """
+    if ORIGINS not in schema:
+        return change(schema)
     origins = origins_of(schema, str(schema["writer"]))
-    kept = [origin if number in numbers else None for number, origin in enumerate(origins)]
-    return schema if kept == origins else with_origins(kept, str(schema["writer"]))
+    changed = [
+        origin._replace(schema=change(origin.schema)) if origin and (numbers is None or number in numbers) else None
+        for number, origin in enumerate(origins)
+    ]
+    return schema if changed == origins else with_origins(changed, str(schema["writer"]))
 
 
 def packed_origins(described: list[Any]) -> bytes:

@@ -99,6 +99,11 @@ class Chunk:
     def __contains__(self, path: Path) -> bool:
         return path in self._blobs
 
+    def only(self, wanted: Callable[[Path], bool]) -> Chunk:
+        """Return a chunk with some of these columns."""
+        blobs = {path: blob for path, blob in self._blobs.items() if wanted(path)}
+        return Chunk(blobs, self.described, self.located)
+
     def encoded(self, path: Path) -> tuple[Column, Piece]:
         """Return a column as stored. Call it before the column is decoded."""
         return self._blobs[path]

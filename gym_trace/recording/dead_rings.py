@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,13 @@ from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.format.manifest import reopened
+from gym_trace.format.rewrite import LEVEL, SourceChunk, rewrite
 from gym_trace.format.ring.recovered import read_ring
 from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Appender, Storage
 
 _PATIENCE = 2.0  # seconds, with readers who ask for a moment whether the writer lives
-_LEVEL = 3  # of zstd, for the tables of the index
 _REPAIR = "'gym-trace repair' keeps what can be read of it while this machine runs"
 
 
@@ -112,7 +114,7 @@ def _write(
     if schema is None:
         raise CorruptTrace("the schema is lost, and with it what the columns mean", files.where)
     said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
-    writer = BatchFiles(storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
+    writer = BatchFiles(storage, {**said, "writer": files.writer}, LEVEL, fsync=False, manifest=manifest)
     try:
         writer.go_on(tail.number, begun)
         _add(writer, tail)
@@ -144,21 +146,23 @@ def _schema(files: WriterFiles) -> dict[str, Any] | None:
 
 
 def _add(writer: BatchFiles, tail: RingTail) -> None:
-    """Appends the chunks of a ring. Only with the last one they count, so that nothing is there twice before it."""
-    pending = unpack(tail.ring.pending)
+    """Append the chunks of a ring. They count once the last one is there, so that no step is there twice before it."""
     if not tail.slabs:
         return
-    (first, _), (final, _) = tail.slabs[0], tail.slabs[-1]
-    chunks = 0 if tail.batch is None else len(tail.batch.chunks)
-    begin = 0
-    for number in range(chunks):
-        assert tail.batch is not None
-        end = begin + int(tail.batch.chunks["fragments"][number])
-        chunk = tail.batch.read_chunk(number, lambda path: path != ("fragments",))
-        is_last = number == chunks - 1
-        slab = (final, False) if is_last else (first, True)
-        columns = {path: chunk.encoded(path) for path in chunk.columns}
-        writer.write(tail.batch.fragments[begin:end], columns, slab, pending if is_last else ())
-        begin = end
+    pending, final = unpack(tail.ring.pending), (tail.slabs[-1][0], False)
+    chunks = list(_chunks_of(tail, final, pending))
+    rewrite(chunks, writer, is_one_batch=True)
     if not chunks and pending:
-        writer.write(np.zeros(0, wire.FRAGMENT), {}, (final, False), pending)
+        writer.write(np.zeros(0, wire.FRAGMENT), {}, final, pending)
+
+
+def _chunks_of(tail: RingTail, final: tuple[int, bool], pending: Any) -> Iterator[SourceChunk]:
+    """Yield the chunks of a ring. final: slab of the last one."""
+    batch, begin = tail.batch, 0
+    for number, count in enumerate(batch.chunks["fragments"].tolist() if batch is not None else ()):
+        assert batch is not None
+        is_last = number == len(batch.chunks) - 1
+        slab = final if is_last else (tail.slabs[0][0], True)
+        table, read = batch.fragments[begin : begin + count], partial(batch.read_chunk, number)
+        yield SourceChunk(table, read, slab=slab, pending=pending if is_last else ())
+        begin += count

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.columns import Path
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import DROPPED, line
-from gym_trace.format.ring.segment import rows_of_part
-from gym_trace.storage.protocol import Storage
+from gym_trace.format.rewrite import SourceChunk, rewrite
+from gym_trace.storage.protocol import Reader, Storage
 
 NAN = "nan"
 KeepIf = Callable[[dict[str, Any]], bool]
@@ -170,7 +171,10 @@ class NewestBatches(BatchFiles):
         rest.go_on(number, None)
         try:
             batch = BatchReader(self._storage, name, warns=False)
-            has_rest = _copy(batch, rest, wanted)
+            for damage in batch.damage:
+                raise damage.error()
+            with batch.open() as file:
+                has_rest = rewrite(_kept_chunks(batch, file, wanted), rest, is_one_batch=True) > 0
         except CorruptTrace as error:
             _log.warning("%s; kept as it is", error)
             rest.discard()
@@ -183,24 +187,16 @@ class NewestBatches(BatchFiles):
             self._storage.sync()
 
 
-def _copy(batch: BatchReader, target: BatchFiles, wanted: Array) -> bool:
-    """Copy the wanted episodes of a batch; return True if there are any. Raises CorruptTrace, OSError."""
-    for damage in batch.damage:
-        raise damage.error()
+def _kept_chunks(batch: BatchReader, file: Reader, wanted: Array) -> Iterator[SourceChunk]:
+    """Yield the chunks of a batch with wanted episodes. file: this batch, open."""
     is_wanted = np.isin(batch.fragments["episode"].astype(np.int64), wanted)
-    if not is_wanted.any():
-        return False
     begin = 0
-    with batch.open() as file:
-        for number, count in enumerate(batch.chunks["fragments"].tolist()):
-            table, kept = batch.fragments[begin : begin + count], is_wanted[begin : begin + count]
-            begin += count
-            if kept.all():
-                target.copy_chunk(table, batch.stored_chunk(file, number))
-            elif kept.any():
-                chunk = batch.read_chunk(number, lambda path: True)
-                target.write(*rows_of_part(chunk, table, kept, np.zeros(count, np.bool_)))
-    return True
+    for number, count in enumerate(batch.chunks["fragments"].tolist()):
+        table, kept = batch.fragments[begin : begin + count], is_wanted[begin : begin + count]
+        begin += count
+        if kept.any():
+            read, stored = partial(batch.read_chunk, number), partial(batch.stored_chunk, file, number)
+            yield SourceChunk(table, read, kept, stored=stored)
 
 
 def _has_nan(rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Segments: decoded rows as fragments and columns, also those of a chunk. Snapshots of single values."""
+"""Segments: decoded rows as fragments and columns. Snapshots of single values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack
 from gym_trace.data.values import Array, Packed, unstored
-from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.columns import MSGPACK, STEP_COLUMNS
-from gym_trace.format.wire import ENDS, LEADS, STARTS
+from gym_trace.format.wire import ENDS, STARTS
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
 ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: no copy needed
@@ -39,44 +37,6 @@ def size_of(rows: AnyRows) -> int:
     if isinstance(rows, DeltaRows):
         return len(rows) * rows.row_size
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
-
-
-def part_of(chunk: Chunk, fragments: Array, kept: Array, bare: Array) -> Segment:
-    """Return the kept fragments of a chunk, with their rows, as a segment; see rows_of_part()."""
-    table, columns = rows_of_part(chunk, fragments, kept, bare)
-    return Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))
-
-
-def rows_of_part(chunk: Chunk, fragments: Array, kept: Array, bare: Array) -> tuple[Array, Columns]:
-    """Return the kept fragments of a chunk, and their rows. bare: fragments that are kept without their rows.
-
-    Raises CorruptTrace, UnsupportedTrace.
-    """
-    steps = fragments["steps"].astype(np.int64)
-    masks = dict.fromkeys(STEP_COLUMNS, np.repeat(kept, steps))
-    masks["observations"] = np.repeat(kept, steps + (fragments["flags"] & LEADS > 0))
-    masks["starts"] = (kept | bare)[fragments["flags"] & STARTS > 0]
-    columns: Columns = {}
-    for path, column in chunk.columns.items():
-        if path == ("fragments",):
-            continue
-        mask = masks.get(str(path[0]))
-        if mask is None:
-            raise UnsupportedTrace(f"column {path[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
-        if column.rows != len(mask):
-            raise chunk.located(CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows"))
-        if mask.any() and column.dtype == MSGPACK:
-            columns[path] = [value for value, is_kept in zip(chunk.packed(path), mask.tolist()) if is_kept]
-        elif mask.any():
-            rows = chunk.array(path)
-            columns[path] = rows if mask.all() else rows[mask]
-    if _STARTS not in columns and masks["starts"].any():  # a chunk may have none, and be joined to one that has
-        columns[_STARTS] = [pack({})] * int(np.count_nonzero(masks["starts"]))
-    table = fragments.copy()
-    table["flags"][bare] &= np.uint32(STARTS | ENDS)
-    table["steps"][bare] = 0
-    table["reward_sum"][bare] = 0
-    return table[kept | bare], columns
 
 
 def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:

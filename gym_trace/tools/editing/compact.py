@@ -10,25 +10,25 @@ import numpy as np
 
 from gym_trace.data.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
 from gym_trace.data.packing import pack_lenient
-from gym_trace.data.values import Array
-from gym_trace.errors import InvalidOption, TraceError, UnsupportedTrace
-from gym_trace.format import wire
-from gym_trace.format.batch_files import BatchFiles
-from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.columns import MSGPACK
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers, new_writer_id
-from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
-from gym_trace.format.ring.segment import part_of
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 from gym_trace.tools.editing.in_place import edited, report_for
+from gym_trace.tools.editing.rewrite import (
+    EditReport,
+    Output,
+    Progress,
+    Selection,
+    entries_of,
+    joined_sources,
+    rewrite,
+    source_of,
+)
 from gym_trace.tools.editing.sources import TraceOrPath, opened
-from gym_trace.tools.editing.writer_copy import LEVEL, EditReport, Progress, chunks_of, copy_videos, entries_of, finish
 
-_KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations", "states")
-_FULL = 2  # a chunk of at least 1/_FULL of the largest size is copied as it is
 _MOST_SCHEMA = 4 << 20  # bytes of the schemas of all origins in one file, which each of its batches repeats
 
 
@@ -60,13 +60,23 @@ def compact_trace(
     source = opened(trace)
     check_editable(source, "compact")
     report = report_for(source, destination, in_place)
-    report.episodes, report.steps = len(source), int(source.episodes["steps"].sum())
-    report.writers = source.writers
+    selections = [
+        Selection(source, reader, np.ones(len(reader.parts), np.bool_), np.full(len(reader.parts), -1))
+        for reader in source.readers
+    ]
     with edited(report, [source], in_place) as storage:
-        _write(source, storage, on_progress)
-        if not in_place:
-            copy_videos(source.readers, storage)
+        existing = {files.writer for files in find_writers(storage)}
+        rewrite(
+            [_output_of(group, existing) for group in _groups(selections)],
+            storage,
+            report,
+            fills_chunks=True,
+            counts_steps=True,
+            copies_videos=not in_place,
+            on_progress=on_progress,
+        )
         check_same(storage, source)
+    report.writers = source.writers
     return report
 
 
@@ -86,83 +96,38 @@ def check_same(storage: Storage, source: Trace) -> None:
         raise TraceError(f"{source.directory}: the new trace differs from it; this should never happen")
 
 
-def _write(trace: Trace, storage: Storage, on_progress: Progress | None) -> None:
-    total, done = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers), 0
-    for group in _groups(trace.readers):
-        for steps in _written(group, storage):
-            done += steps
-            if on_progress is not None:
-                on_progress(done, total)
-
-
-def _groups(readers: Iterable[WriterReader]) -> Iterator[list[WriterReader]]:
+def _groups(selections: Iterable[Selection]) -> Iterator[list[Selection]]:
     """Group writers with the same columns, in their order; each group becomes one file."""
-    groups: dict[Any, list[WriterReader]] = {}
+    groups: dict[Any, list[Selection]] = {}
     sizes: dict[Any, int] = {}
-    for number, reader in enumerate(readers):
+    for number, one in enumerate(selections):
+        reader = one.reader
         key: Any = number  # by itself
         if not len(reader.fragments) or int(reader.fragments["episode"].max()) >> ID_BITS == 0:
             spaces = [reader.about_or_empty.raw.get(name) for name in ("observation_space", "action_space")]
-            key = pack_lenient(spaces)[0], _first_form(reader)
+            key = pack_lenient(spaces)[0], _columns_of(reader)
             size = len(pack_lenient([reader.about_or_empty.raw, list(reader.files.entries())])[0])
             if key in groups and (sizes[key] + size > _MOST_SCHEMA or len(groups[key]) == MOST_ORIGINS):
                 yield groups.pop(key)
             sizes[key] = size + (sizes[key] if key in groups else 0)
-        groups.setdefault(key, []).append(reader)
+        groups.setdefault(key, []).append(one)
     yield from groups.values()
 
 
-def _first_form(reader: WriterReader) -> frozenset[ColumnPath]:
-    """The columns of a writer's first chunk, but for the values of their rows."""
+def _columns_of(reader: WriterReader) -> frozenset[ColumnPath]:
+    """Return the columns that have rows in the first chunk of a writer."""
     rows = reader.read_chunk(0, frozenset()).rows if reader.chunk_count else {}
     return frozenset(path for path, count in rows.items() if count and path[0] != "starts")
 
 
-def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
-    """Write a file with the episodes of these writers; yield the steps of each chunk once it is added."""
-    (first, *others), taken = group, {files.writer for files in find_writers(storage)}
-    is_alone = not others and first.writer not in taken
-    if is_alone:
+def _output_of(group: list[Selection], existing: set[str]) -> Output:
+    """Return the file of these writers. existing: ids that name other files."""
+    first = group[0].reader
+    if len(group) == 1 and first.writer not in existing:
+        existing.add(first.writer)
         schema = {key: value for key, value in first.about_or_empty.raw.items() if key not in ("batch", "type")}
         schema["writer"] = first.writer  # the name of the files is what counts
-    else:
-        origins = [Origin(one.writer, one.about_or_empty.raw, entries_of(one)) for one in group]
-        schema = with_origins(origins, new_writer_id())
-    writer = BatchFiles(storage, schema, LEVEL, fsync=False)
-    try:
-        chunks, pending = chunks_of(writer), []
-        for number, reader in enumerate(group):
-            mark = np.uint64(0 if is_alone else number << ID_BITS)
-            for chunk in range(reader.chunk_count):
-                begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
-                fragments = reader.fragments[begin:end].copy()
-                fragments["episode"] |= mark
-                kept = ~reader.is_headless[begin:end]
-                _add(writer, chunks, fragments, kept, reader.read_chunk(chunk), reader.has_own_files)
-                yield int(fragments["steps"].sum())
-            pending += [one._replace(episode=one.episode | int(mark)).described() for one in reader.pending]
-        chunks.write()
-        if pending:
-            writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=pending)
-        finish(writer, storage, entries_of(first) if is_alone else [{"type": "closed"}])
-    finally:
-        writer.abandon()
-
-
-def _add(writer: BatchFiles, chunks: ChunkWriter, fragments: Array, kept: Array, chunk: Chunk, is_stored: bool) -> None:
-    """Add the kept fragments of a chunk; copy it if it is well filled.
-
-    is_stored: it is a chunk of a file. Raises CorruptTrace.
-    """
-    if unknown := sorted({str(path[0]) for path in chunk.rows} - {*_KNOWN}):
-        raise UnsupportedTrace(f"column {unknown[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
-    stored = [path for path in chunk.columns if path != ("fragments",)]
-    columns = [chunk.columns[path] for path in stored]
-    is_large = any(column.dtype != MSGPACK and column.row_size >= wire.LARGE_ROW for column in columns)
-    most = LARGE_CHUNK if is_large else SMALL_CHUNK
-    if is_stored and kept.all() and sum(column.full_size for column in columns) * _FULL >= most:
-        chunks.write()
-        writer.write(fragments, {path: chunk.encoded(path) for path in stored})
-        writer.seal_if_due()
-    else:
-        chunks.add(part_of(chunk, fragments, kept, np.zeros(len(fragments), np.bool_)))
+        return Output(schema, [source_of(group[0])], entries_of(first), group)
+    origins = [Origin(one.reader.writer, one.reader.about_or_empty.raw, entries_of(one.reader)) for one in group]
+    sources = joined_sources(source_of(one, number) for number, one in enumerate(group))
+    return Output(with_origins(origins, new_writer_id()), sources, [{"type": "closed"}], group)

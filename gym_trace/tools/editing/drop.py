@@ -6,22 +6,19 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
+from gym_trace.data.origins import changed_schema
 from gym_trace.data.packing import pack_lenient, unpack
 from gym_trace.data.schema import as_map
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import InvalidOption
 from gym_trace.format.columns import Path as ColumnPath
-from gym_trace.format.directory import find_writers
-from gym_trace.playback.trace import Trace, storage_of
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.format.rewrite import ColumnEdits
+from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 from gym_trace.tools.editing.compact import check_editable, check_same
 from gym_trace.tools.editing.in_place import edited, report_for
-from gym_trace.tools.editing.sources import TraceOrPath, opened
-from gym_trace.tools.editing.writer_copy import EditReport, Progress, WriterCopy, copy_videos, schema_of
+from gym_trace.tools.editing.rewrite import EditReport, Progress, rewrite
+from gym_trace.tools.editing.sources import TraceOrPath, opened, outputs_of, selections_of
 
 DROPPABLE = ("infos", "annotations")
 
@@ -53,28 +50,16 @@ def drop_columns(
     check_editable(source, "drop columns of")
     dropped = _dropped(source, [columns] if isinstance(columns, str) else list(columns))
     report = report_for(source, destination, in_place)
-    stored = [WriterReader(files) for files in find_writers(storage_of(source))]
-    total, done = sum(int(reader.fragments["steps"].sum()) for reader in stored), 0
 
-    def advance(_: int, steps: int) -> None:
-        nonlocal done
-        done += steps
-        if on_progress is not None:
-            on_progress(done, total)
+    def path_of(path: ColumnPath) -> ColumnPath | None:
+        return None if {path[:1], path[:2]} & dropped else path
 
-    def is_wanted(path: ColumnPath) -> bool:
-        return not {path[:1], path[:2]} & dropped
-
-    has_infos = is_wanted(("infos",))
+    edits = ColumnEdits(path_of, _without_info if ("infos",) in dropped else None)
+    outputs = outputs_of(selections_of(source)[0], report)
+    if ("infos",) in dropped:
+        outputs = [one._replace(schema=changed_schema(one.schema, _without_infos)) for one in outputs]
     with edited(report, [source], in_place) as storage:
-        for reader in stored:
-            schema = schema_of(reader) if has_infos else _without_infos(schema_of(reader))
-            start_of = None if has_infos else _without_info
-            with WriterCopy(storage, schema, report, advance, is_wanted, start_of) as copy:
-                copy.add(reader, np.ones(len(reader.parts), np.bool_))
-                copy.close()
-        if not in_place:
-            copy_videos(source.readers, storage)
+        rewrite(outputs, storage, report, edits, counts_steps=True, copies_videos=not in_place, on_progress=on_progress)
         check_same(storage, source)
     report.writers = source.writers
     return report
@@ -121,15 +106,6 @@ def _without_info(start: bytes) -> bytes:
 
 
 def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a writer's metadata as if it had not recorded infos, also in its origins."""
-    said = dict(schema)
-    if as_map(said.get("recorder")).get("record_infos"):
-        said["recorder"] = {**as_map(said["recorder"]), "record_infos": False}
-    if ORIGINS in said:
-        said[ORIGINS] = packed_origins(
-            [
-                {**one, "schema": _without_infos(as_map(one["schema"]))} if "schema" in as_map(one) else one
-                for one in unpacked_origins(said[ORIGINS])
-            ]
-        )
-    return said
+    """Return a writer's metadata as if it had not recorded infos."""
+    recorder = as_map(schema.get("recorder"))
+    return {**schema, "recorder": {**recorder, "record_infos": False}} if recorder.get("record_infos") else schema

@@ -21,8 +21,8 @@ from gym_trace.printable import shown
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import StagedStorage, new_directory
 from gym_trace.tools.editing.in_place import edited, report_for, writing
-from gym_trace.tools.editing.sources import TraceOrPath, groups_of, opened, taken_of, write_groups
-from gym_trace.tools.editing.writer_copy import EditReport, Progress
+from gym_trace.tools.editing.rewrite import EditReport, Progress, rewrite
+from gym_trace.tools.editing.sources import TraceOrPath, opened, outputs_of, selections_of
 
 BY = ("split", "writer", "outcome", "seed-hash")
 _MOST_PARTS = 1000
@@ -59,10 +59,10 @@ def filter_trace(
     source = opened(trace)
     source = source if episodes is None else source[episodes]
     report = report_for(source, destination, in_place)
-    taken, report.running = taken_of(source, np.ones(len(source), np.bool_))
-    groups = groups_of(taken, report)
+    selections, report.running = selections_of(source, np.ones(len(source), np.bool_))
+    outputs = outputs_of(selections, report)
     with edited(report, [source], in_place) as storage:
-        write_groups(storage, groups, report, on_progress)
+        rewrite(outputs, storage, report, copies_videos=not in_place, on_progress=on_progress)
     return report
 
 
@@ -88,14 +88,14 @@ def merge_traces(
     if isinstance(traces, (str, os.PathLike, Trace)) or not traces:
         raise InvalidOption("traces: pass a list of one or more")
     sources = list(map(opened, traces))
-    report, taken = EditReport(Path(destination)), []
+    report, selections = EditReport(Path(destination)), []
     for trace in sources:
-        more, running = taken_of(trace)
-        taken += more
+        more, running = selections_of(trace)
+        selections += more
         report.running += running
-    groups = groups_of(taken, report)
+    outputs = outputs_of(selections, report)
     with edited(report, sources) as storage:
-        write_groups(storage, groups, report, on_progress)
+        rewrite(outputs, storage, report, on_progress=on_progress)
     return report
 
 
@@ -138,19 +138,19 @@ def split_trace(
         raise InvalidOption('fractions: pass them with by="seed-hash", such as {"train": 0.8, "test": 0.2}')
     source = opened(trace)
     names, part = _by_hash(source, _checked(fractions), seed) if fractions else _by_value(source, by)
-    over = source.episodes["outcome"] != "running"
+    ended = source.episodes["outcome"] != "running"
     for number, name in enumerate(names):
-        if not (over & (part == number)).any():
-            raise InvalidOption(f"part {name!r} would get no episode of {over.sum()}; nothing was written")
+        if not (ended & (part == number)).any():
+            raise InvalidOption(f"part {name!r} would get no episode of {ended.sum()}; nothing was written")
     reports: dict[str, EditReport] = {}
     with new_directory(destination, source.directory) as staged:
         for number, name in enumerate(names):
-            taken, running = taken_of(source, part == number)
+            selections, running = selections_of(source, part == number)
             report = reports[name] = EditReport(Path(destination) / name, running=running)
             with writing(report):
                 storage = StagedStorage(staged / name)
                 storage.make()
-                write_groups(storage, groups_of(taken, report), report, on_progress)
+                rewrite(outputs_of(selections, report), storage, report, on_progress=on_progress)
                 if facts := source.facts:
                     write_facts(storage, facts)
     for report in reports.values():
@@ -174,10 +174,10 @@ def _by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
     """Return the names of the parts, and the part of each episode."""
     table = trace.episodes
     if by == "outcome":
-        over = table["outcome"] != "running"
-        outcomes, part = np.unique(table["outcome"][over], return_inverse=True)
-        of_episode = np.full(len(over), -1)
-        of_episode[over] = part
+        ended = table["outcome"] != "running"
+        outcomes, part = np.unique(table["outcome"][ended], return_inverse=True)
+        of_episode = np.full(len(ended), -1)
+        of_episode[ended] = part
         return outcomes.tolist(), of_episode
     of_writer = trace.writers if by == "writer" else [reader.split for reader in trace.readers]
     values = list(dict.fromkeys(of_writer[number] for number in np.unique(table["writer"]).tolist()))

@@ -19,7 +19,7 @@ from gym_trace.playback.trace import Trace, writable_storage_of
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage, alone, open_regular, open_to_others
 from gym_trace.storage.staging import DESCRIPTORS, StagedStorage, new_directory, replaced_file, sync_files, take
-from gym_trace.tools.editing.writer_copy import EditReport
+from gym_trace.tools.editing.rewrite import EditReport
 
 # Beside a trace called NAME, for as long as it is edited: the work directory .NAME.gym-trace-edit/ with
 #   trace     what is being built; once it has changed places with the trace, the old one

@@ -1,43 +1,38 @@
-"""The sources of an edit: the episodes selected from each writer, and the groups that are written as one writer."""
+"""The sources of an edit: the episodes selected from each writer, and the files to write them into."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 
 from gym_trace.data.episode import Episode, infos_of
-from gym_trace.data.origins import of_origins
+from gym_trace.data.origins import changed_schema
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
-from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.errors import TraceError
+from gym_trace.format.rewrite import are_alike
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.origins import OriginReader
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
-from gym_trace.storage.protocol import Storage
-from gym_trace.tools.editing.writer_copy import EditReport, Progress, WriterCopy, are_alike, copy_videos, schema_of
+from gym_trace.tools.editing.rewrite import (
+    EditReport,
+    Entries,
+    Output,
+    Selection,
+    entries_of,
+    joined_sources,
+    schema_of,
+    source_of,
+)
 
 _OF_THE_RESET = ("seed", "options", "rng_state", "reset_info", "pending_action")
 _OF_THE_STEPS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations", "states")
 TraceOrPath = Trace | str | os.PathLike[str]
-
-
-class Taken(NamedTuple):
-    """Selection from one writer of one trace.
-
-    Attributes:
-        reader: the writer.
-        rows: (episodes of the writer,) bool, which of them are taken.
-        places: (episodes of the writer,) int64, where each is in the trace; -1 for those that it does not have.
-    """
-
-    trace: Trace
-    reader: WriterReader
-    rows: Array
-    places: Array
 
 
 def opened(trace: TraceOrPath) -> Trace:
@@ -49,101 +44,93 @@ def opened(trace: TraceOrPath) -> Trace:
     return found
 
 
-def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], int]:
+def selections_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Selection], int]:
     """Return the selection of a trace or view by writer, and the count of running episodes that are skipped.
 
     chosen: (len(trace),) bool, which episodes; None: all that it has, and writers that have none.
     """
     writers, rows_of = trace.content["writer"], trace.rows
-    over = outcome_codes(trace.content) != Outcome.RUNNING
-    mine = over if chosen is None else over & chosen
-    taken = []
+    ended = outcome_codes(trace.content) != Outcome.RUNNING
+    mine = ended if chosen is None else ended & chosen
+    selections = []
     for number, reader in enumerate(trace.readers):
         here = np.flatnonzero(writers == number)
         rows = np.zeros(len(reader.parts), np.bool_)
-        places = np.full(len(rows), -1)
+        indices = np.full(len(rows), -1)
         rows[rows_of[here]] = mine[here]
-        places[rows_of[here]] = here
+        indices[rows_of[here]] = here
         if rows.any() or (chosen is None and not len(rows)):
-            taken.append(Taken(trace, reader, rows, places))
-    return taken, int(np.count_nonzero(~over if chosen is None else ~over & chosen))
+            selections.append(Selection(trace, reader, rows, indices))
+    return selections, int(np.count_nonzero(~ended if chosen is None else ~ended & chosen))
 
 
-class Group(NamedTuple):
-    """Sources of the files of one writer.
-
-    Attributes:
-        parts: the consecutive parts to read.
-        shares: of files that several writers share, what is taken of each of these; of others what parts are.
-    """
-
-    parts: list[Taken]
-    shares: list[Taken]
-
-
-def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
-    """Group selections by the files to write, each episode once. Origins that share files stay together if possible.
+def outputs_of(selections: list[Selection], report: EditReport) -> list[Output]:
+    """Return the files to write for these selections, with each episode once. Origins stay in one file if possible.
 
     Raises TraceError for an episode, or a writer, that differs between two traces.
     """
-    writers: dict[str, list[Taken]] = {}
-    for one in taken:
+    writers: dict[str, list[Selection]] = {}
+    for one in selections:
         writers.setdefault(one.reader.writer, []).append(one)
     for several in writers.values():
-        report.duplicates += _reconciled(several)
-    files: dict[int, tuple[Taken, list[Taken]]] = {}
+        report.duplicates += _deselect_duplicates(several)
+    files: dict[int, list[Selection]] = {}
     for several in writers.values():
         for one in several:
             if isinstance(one.reader, OriginReader):
-                stored, rows = one.reader.stored, np.zeros(len(one.reader.stored.parts), np.bool_)
-                whole, shares = files.setdefault(id(stored), (Taken(one.trace, stored, rows, rows), []))
-                whole.rows[one.reader.first_row :][: len(one.rows)] = one.rows
-                shares.append(one)
-    names, together, groups = set(writers), set(), []
-    for whole, shares in files.values():
-        origins = [reader for reader in whole.trace.whole.readers if isinstance(reader, OriginReader)]
-        theirs = {reader.writer for reader in origins if reader.stored is whole.reader}
+                files.setdefault(id(one.reader.stored), []).append(one)
+    names, together, outputs = set(writers), set[str](), []
+    for origins in files.values():
+        stored, everything = _stored(origins[0]), origins[0].trace.whole.readers
+        theirs = {one.writer for one in everything if isinstance(one, OriginReader) and one.stored is stored}
         alone = all(len(writers.get(writer, [])) < 2 for writer in theirs)
-        if alone and len(shares) > 1 and whole.reader.writer not in names:
-            names.add(whole.reader.writer)
+        if alone and len(origins) > 1 and stored.writer not in names:
+            names.add(stored.writer)
             together |= theirs
-            groups.append(Group([whole], shares))
-    return groups + [Group(several, several) for writer, several in writers.items() if writer not in together]
+            outputs.append(_output_of_origins(stored, origins))
+    return outputs + [_output_of_writer(several) for writer, several in writers.items() if writer not in together]
 
 
-def write_groups(
-    storage: Storage, groups: list[Group], report: EditReport, on_progress: Progress | None = None
-) -> None:
-    """Write the selections. Raises InvalidOption without one, and OSError."""
-    if not groups:
-        raise InvalidOption(f"{report.destination}: no episodes selected; nothing written")
-    done, total = 0, sum(one.reader.size for group in groups for one in group.parts)
-
-    def advance(size: int, _: int) -> None:
-        nonlocal done
-        done += size
-        if on_progress is not None:
-            on_progress(min(done, total), total)
-
-    for parts, shares in groups:
-        schema = schema_of(parts[0].reader)
-        if shares is not parts:
-            numbers = {one.reader.number for one in shares if isinstance(one.reader, OriginReader)}
-            schema = of_origins(schema, numbers)
-        with WriterCopy(storage, schema, report, advance) as copy:
-            for one in parts:
-                copy.add(one.reader, one.rows)
-            copy.close()
-        for share in shares:
-            episodes = set(share.reader.parts.column("episode_id", share.rows).tolist())
-            copy_videos([share.reader], storage, episodes)
-        report.writers += dict.fromkeys(share.reader.writer for share in shares)
+def _stored(one: Selection) -> WriterReader:
+    """Return the reader of the files that a writer is in."""
+    return one.reader.stored if isinstance(one.reader, OriginReader) else one.reader
 
 
-def _reconciled(several: list[Taken]) -> int:
+def _output_of_origins(stored: WriterReader, origins: list[Selection]) -> Output:
+    """Return the files of several origins, in which they keep their numbers."""
+    (source,) = joined_sources(source_of(one, one.reader.number) for one in origins)  # type: ignore[attr-defined]
+    schema = changed_schema(schema_of(stored), numbers=source.numbers)
+    return Output(schema, [source._replace(numbers=None)], _closing_entries([(stored, None)]), origins)
+
+
+def _output_of_writer(parts: list[Selection]) -> Output:
+    """Return the files of one writer, of which several traces may have parts."""
+    readers = [(one.reader, set(one.reader.parts.column("episode_id", one.rows).tolist())) for one in parts]
+    return Output(schema_of(parts[0].reader), list(map(source_of, parts)), _closing_entries(readers), parts)
+
+
+def _closing_entries(readers: Iterable[tuple[WriterReader, Collection[int] | None]]) -> Entries:
+    """Return the last lines of a manifest. readers: with the ids of the episodes whose videos are kept; None: all.
+
+    A writer that died stays known to have died: there is no "closed" line.
+    """
+    kept: Entries = []
+    has_died = False
+    for reader, ids in readers:
+        entries = entries_of(reader)
+        kept += [
+            entry for entry in entries if ids is None or entry.get("type") != "video" or entry.get("episode") in ids
+        ]
+        has_died |= not reader.alive and all(entry.get("type") != "closed" for entry in entries)
+    if has_died:
+        return [entry for entry in kept if entry.get("type") != "closed"]
+    return [*kept, {"type": "closed"}]
+
+
+def _deselect_duplicates(several: list[Selection]) -> int:
     """Deselect repeated episodes of a writer; return their number. Raises TraceError where they differ."""
     first = several[0]
-    known: dict[tuple[int, int], list[tuple[Taken, int]]] = {}  # runs of one episode may begin with the same step
+    known: dict[tuple[int, int], list[tuple[Selection, int]]] = {}  # runs of one episode may begin with the same step
     places, told, lengths = _Places(), dict[int, list[bytes]](), dict[int, Array]()
     duplicates = 0
     for number, one in enumerate(several):
@@ -217,14 +204,14 @@ class _Places:
         return self._of[id(reader)]
 
 
-def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
+def _compare(one: Selection, row: int, other: Selection, other_row: int) -> None:
     """Raise TraceError unless an episode is the same in both traces, to the bit."""
     (a,), (b,) = one.reader.parts.table(slice(row, row + 1)), other.reader.parts.table(slice(other_row, other_row + 1))
     names = [
         name for name in a.dtype.names if name not in ("index", "writer") and a[name].tobytes() != b[name].tobytes()
     ]
     if not names:
-        pair = one.trace[int(one.places[row])], other.trace[int(other.places[other_row])]
+        pair = one.trace[int(one.indices[row])], other.trace[int(other.indices[other_row])]
         names = [name for name in (*_OF_THE_RESET, *_OF_THE_STEPS) if not _same(pair, name)]
         names += [] if pack_lenient(infos_of(pair[0]))[0] == pack_lenient(infos_of(pair[1]))[0] else ["infos"]
     if names:

@@ -21,6 +21,7 @@ from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decod
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
+from gym_trace.format.rewrite import LEVEL, SourceChunk, rewrite
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import TraceLike, storage_of
 from gym_trace.storage.protocol import ReadStorage, Storage
@@ -172,19 +173,20 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     writer = None
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts
-        writer = BatchFiles(storage, schema, level=3, fsync=False)
+        writer = BatchFiles(storage, schema, LEVEL, fsync=False)
     try:
         mender = _Mender(examination)
-        for fragments, chunk in examination.chunks():
-            if writer is not None:
-                writer.write(*mender.mended(fragments, chunk))
-                writer.seal_if_due()
+        mended = (mender.mended(fragments, chunk) for fragments, chunk in examination.chunks())
+        if writer is not None:
+            rewrite(mended, writer)
+        else:
+            assert not list(mended)  # without a schema, no chunk is readable
         examination.finish()
         if writer is not None:
             stops, pending = mender.stops(), [action.described() for action in examination.pending]
             if len(stops) or pending:
                 writer.write(stops, {}, pending=pending)
-            writer.close(_closing_words(examination.files))
+            writer.close(_closing_fields(examination.files))
             report.writers += [origin.writer for origin in examination.origins if origin] or [writer.writer]
     finally:
         if writer is not None:
@@ -194,7 +196,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     report.salvaged += examination.salvaged
 
 
-def _closing_words(files: WriterFiles) -> dict[str, Any]:
+def _closing_fields(files: WriterFiles) -> dict[str, Any]:
     """Return what the last line of the manifest adds to the batches, such as counts of reward classes."""
     last: dict[str, Any] = {}
     for entry in files.entries():
@@ -223,21 +225,19 @@ class _Mender:
         self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
 
-    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, RowsOrEncoded]]:
-        """A chunk to be written: its fragments, and its columns."""
+    def mended(self, fragments: Array, chunk: Chunk) -> SourceChunk:
+        """Return a chunk to write, consistent with those before it."""
         broken, orphans = self._follow(fragments)
-        columns: dict[ColumnPath, RowsOrEncoded] = {
-            path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)
-        }
+        changed: dict[ColumnPath, RowsOrEncoded] = {}
         if orphans:
             bounds = step_offsets(fragments)[1]
-            for path in columns:
+            for path in chunk.columns:
                 if path[0] in STEP_COLUMNS:
-                    columns[path] = _without(*chunk.encoded(path), bounds[orphans])
+                    changed[path] = _without(*chunk.encoded(path), bounds[orphans])
             sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
             fragments = self._adopted(fragments, orphans, sums)
         if not self._examination.origins:
-            return np.concatenate([_bare_stops(broken), fragments]), columns
+            return _whole(np.concatenate([_bare_stops(broken), fragments]), chunk, changed)
         numbers = fragments["episode"] >> np.uint64(ID_BITS)
         over = [
             (episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < int(numbers.max(initial=0))
@@ -247,7 +247,7 @@ class _Mender:
         over = [(episode, run) for episode, run in over if run.goes_on]
         # Fragments of an origin lie together: what ends with it comes before those of the next one.
         joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(over)])
-        return joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], columns
+        return _whole(joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], chunk, changed)
 
     def stops(self) -> Array:
         """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
@@ -293,6 +293,11 @@ class _Mender:
         empty = [i for i in orphans if not fragments["steps"][i]]
         fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # said at the step that is left out
         return fragments
+
+
+def _whole(table: Array, chunk: Chunk, changed: dict[ColumnPath, RowsOrEncoded]) -> SourceChunk:
+    """Return a chunk that was read, to be rewritten with another table."""
+    return SourceChunk(table, lambda wanted: chunk.only(wanted), changed=changed)
 
 
 def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:

@@ -183,7 +183,7 @@ def test_small_chunks_and_batches_of_one_writer_become_few_and_large_ones_are_co
     assert (len(reader.batches), reader.chunk_count, reader.has_own_files) == (1, 1, True)
     assert contents(tmp_path / "c") == contents(tmp_path / "t")
     with (
-        mock.patch("gym_trace.tools.editing.compact._FULL", 1 << 30),
+        mock.patch("gym_trace.format.rewrite._WELL_FILLED", 1 << 30),
         mock.patch("gym_trace.format.batch_reader.Chunk.array", side_effect=AssertionError("decoded")),
     ):
         edit.compact(tmp_path / "t", tmp_path / "copied")

@@ -207,7 +207,7 @@ def test_where_directories_cannot_change_places_it_is_said_before_the_work_is_do
     missing = OSError(errno.ENOTSUP, "this system cannot swap two directories atomically")
     with (
         mock.patch("gym_trace.tools.editing.in_place.exchange", side_effect=missing),
-        mock.patch("gym_trace.tools.editing.compact._write", side_effect=AssertionError),
+        mock.patch("gym_trace.tools.editing.compact.rewrite", side_effect=AssertionError),
         pytest.raises(InvalidOption, match="write to a new directory instead"),
     ):
         edit.compact(tmp_path / "t", in_place=True)
