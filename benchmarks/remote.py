@@ -57,8 +57,8 @@ def main() -> None:
     local = gym_trace.open_trace(given.trace)
     chosen = np.linspace(0, len(local) - 1, given.episodes).astype(int).tolist()
     print(f"{given.trace.name}: {total / 1e6:.1f} MB, {len(local)} episodes, {given.latency:g} ms before each answer")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from web import serving
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+    from faulty_server import serving
 
     with serving(given.latency / 1e3) as web, tempfile.TemporaryDirectory() as folder:
         url = f"{web.url}/trace"

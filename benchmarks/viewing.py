@@ -245,7 +245,7 @@ const shown = row => new Promise(resolve => {
 @contextmanager
 def tab(client: Client) -> Iterator[Any]:
     """A browser that shows the first episode of a server, once its first picture is there. None without Chromium."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     import browser
 
     if reason := browser.missing():

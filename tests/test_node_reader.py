@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numbered_env
 import numpy as np
 import pytest
 import rings
-import telltale
 from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
@@ -116,7 +116,7 @@ def test_node_reader_reads_rings_as_they_are_recorded(reader: Path, tmp_path: Pa
 
 
 def test_node_reader_restores_damaged_bytes_by_parity(reader: Path, tmp_path: Path) -> None:
-    batch = telltale.record(tmp_path / "intact", parity=True)
+    batch = numbered_env.record(tmp_path / "intact", parity=True)
     data = batch.read_bytes()
     covered, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
     stretch = (groups - 1) * block + 1
@@ -130,7 +130,7 @@ def test_node_reader_restores_damaged_bytes_by_parity(reader: Path, tmp_path: Pa
         damaged[begin:end] = bytes(byte ^ 0xA5 for byte in data[begin:end])
         (copies[-1] / batch.name).write_bytes(damaged)
     expected = describe_trace(tmp_path / "intact")
-    assert len(expected[0]["episodes"]) == len(telltale.LENGTHS)
+    assert len(expected[0]["episodes"]) == len(numbered_env.LENGTHS)
     for (begin, end), (writer,) in zip(places, read(reader, *copies), strict=True):
         seen = as_described(writer)
         assert seen["episodes"] == expected[0]["episodes"], f"bytes {begin} to {end}"
@@ -138,7 +138,7 @@ def test_node_reader_restores_damaged_bytes_by_parity(reader: Path, tmp_path: Pa
 
 
 def test_node_reader_restores_no_more_than_the_checksums_confirm(reader: Path, tmp_path: Path) -> None:
-    batch = telltale.record(tmp_path, parity=True)
+    batch = numbered_env.record(tmp_path, parity=True)
     data = bytearray(batch.read_bytes())
     _, block, groups = struct.unpack_from("<QII", data, len(data) - 64 + 40)
     begin = 3 * block

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import c_header
 import pytest
-from longer import LONG
+from long_tests import LONG
 from packaging.requirements import Requirement
 
 import gym_trace

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
-from bare import make_bare
+from bare_interpreter import make_bare
 from gym_trace_cli.main import COMMANDS
 from packaging.requirements import Requirement
 from snippets import blocks, run_page
@@ -125,7 +125,9 @@ def test_an_anchor_is_written_without_pytorch(python: str, tmp_path: Path) -> No
 def results_of(python: str, commands: Iterable[Sequence[str]], cwd: Path) -> list[tuple[int, str]]:
     """Run commands in one process; return the exit code and the output of each."""
     asked = json.dumps(list(commands))
-    done = cradle.run([python, "-c", SCRIPT, asked], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = forked_python.run(
+        [python, "-c", SCRIPT, asked], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return [tuple(result) for result in json.loads(done.stdout.splitlines()[-1])]
 
@@ -140,7 +142,7 @@ for module in (gym_trace, gym_trace.exchange, gym_trace.proof, gym_trace.trainin
         getattr(module, name)
 gym_trace.viewer.serve, gym_trace.edit.merge, gym_trace.playback.Trace, gym_trace.replay_env.ReplayEnv
 """
-    done = cradle.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = forked_python.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == ""
 
 
@@ -162,7 +164,7 @@ gym_trace.viewer.serve, gym_trace.edit.merge, gym_trace.playback.Trace, gym_trac
     ],
 )
 def test_a_name_that_needs_an_extra_names_it(used: str, error: str, extra: str, python: str, place: Path) -> None:
-    done = cradle.run([python, "-c", f"import gym_trace\n{used}"], cwd=place, capture_output=True, text=True)
+    done = forked_python.run([python, "-c", f"import gym_trace\n{used}"], cwd=place, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert re.match(rf"(gym_trace\.errors\.)?{error}: ", last)
     assert f"pip install '{extra}'" in last

@@ -1,6 +1,6 @@
 """Storage interface: a few named files, read in ranges and appended to.
 
-tests/storage_contract.py has the tests that every implementation passes.
+tests/helpers/storage_contract.py has the tests that every implementation passes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longer import LONG
+from forked_python import HELPERS
+from long_tests import LONG
 
 pytest.importorskip("pettingzoo")
 
@@ -24,20 +25,20 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 VICTIM = """
 import pickle, sys
 sys.path[:0] = sys.argv[4:]
-from agents_beside import chooser
+from agents_log import chooser
 from gym_trace.pettingzoo import record
-from tiny_agents import Meadow, Passing
+from agent_envs import Meadow, Passing
 
 kind, choose = {"Meadow": Meadow, "Passing": Passing}[sys.argv[1]], chooser(0)
 diary = open(sys.argv[3], "wb", buffering=0)
 
-class Diarist(kind):
+class LoggedEnv(kind):
     def step(self, action):
         acting = sorted(action) if kind is Meadow else [self.agent_selection] * (action is not None)
         pickle.dump(("asked", acting), diary)
         return super().step(action)
 
-env = record(Diarist(), sys.argv[2])
+env = record(LoggedEnv(), sys.argv[2])
 print("ready", flush=True)
 for seed in range(10**9):
     env.reset(seed=seed)
@@ -65,7 +66,7 @@ def entries(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["Meadow", "Passing"])
 def test_a_kill_at_any_moment_loses_no_step_of_any_agent(tmp_path: Path, kind: str) -> None:
-    chance, house = random.Random(kind), [str(Path(__file__).parents[place]) for place in (1, 2)]
+    chance, house = random.Random(kind), [HELPERS]
     for number in range(150 if LONG else 3):
         trace, diary = tmp_path / f"trace{number}", tmp_path / f"diary{number}"
         command = [sys.executable, "-c", VICTIM, kind, str(trace), str(diary), *house]

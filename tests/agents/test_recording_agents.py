@@ -14,13 +14,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 
 pytest.importorskip("pettingzoo")
 
-from agents_beside import check, chooser, play_aec, play_parallel, same
+from agent_envs import Meadow, Passing
+from agents_log import check, chooser, play_aec, play_parallel, same
 from runs import play
-from tiny_agents import Meadow, Passing
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError
@@ -233,7 +234,7 @@ def test_other_environments_and_options_are_rejected(tmp_path: Path, env: Any, o
 MORTAL = """
 import os, signal, sys
 sys.path[:0] = sys.argv[3:]
-from tiny_agents import Meadow, Passing
+from agent_envs import Meadow, Passing
 from gym_trace.pettingzoo import record
 
 KIND = Meadow if sys.argv[2] == "Meadow" else Passing
@@ -257,7 +258,7 @@ while True:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring")
 @pytest.mark.parametrize("kind", ["Meadow", "Passing"])
 def test_a_kill_in_mid_turn_loses_nothing_and_the_turn_is_known(tmp_path: Path, kind: str) -> None:
-    house = [str(Path(__file__).parents[place]) for place in (1, 2)]
+    house = [HELPERS]
     died = subprocess.run([sys.executable, "-c", MORTAL, str(tmp_path / "trace"), kind, *house], timeout=120)
     assert died.returncode == -signal.SIGKILL
     trace = open_trace(tmp_path / "trace")

@@ -17,8 +17,8 @@ from shell import run as command
 
 pytest.importorskip("pettingzoo")
 
-from agents_beside import assert_played_back, check, chooser, play_aec, play_parallel
-from tiny_agents import Meadow, Passing
+from agent_envs import Meadow, Passing
+from agents_log import assert_played_back, check, chooser, play_aec, play_parallel
 
 from gym_trace import (
     TraceRecordingWrapper,
@@ -55,15 +55,15 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 def test_an_environment_of_ones_own_is_made_again_with_trust_only(tmp_path: Path, kind: Any) -> None:
     made(tmp_path, kind)
-    with pytest.raises(EnvironmentUnavailable, match=f"import tiny_agents and call its {kind.__name__}"):
+    with pytest.raises(EnvironmentUnavailable, match=f"import agent_envs and call its {kind.__name__}"):
         list(verify_trace(tmp_path))
     assert {verdict.verdict for verdict in verify_trace(tmp_path, trust=True)} == {"identical"}
 
 
 def test_verify_takes_what_makes_the_environment(tmp_path: Path) -> None:
     made(tmp_path, Meadow)
-    assert "4 identical, bit for bit" in ok("verify", tmp_path, "--make", "tiny_agents:meadow").output
-    differs = command("verify", tmp_path, "--make", "tiny_agents:short_meadow")
+    assert "4 identical, bit for bit" in ok("verify", tmp_path, "--make", "agent_envs:meadow").output
+    differs = command("verify", tmp_path, "--make", "agent_envs:short_meadow")
     assert differs.exit_code == 3
     assert "observations/agents/place[0]" in differs.output
 
@@ -82,7 +82,7 @@ def test_an_environment_of_the_registry_of_pettingzoo_needs_no_trust(tmp_path: P
 
 
 def test_the_command_that_records_one_agent_says_how_to_record_many(tmp_path: Path) -> None:
-    result = command("record", "--make", "tiny_agents:Meadow", "-o", tmp_path / "trace", "--episodes", "1")
+    result = command("record", "--make", "agent_envs:Meadow", "-o", tmp_path / "trace", "--episodes", "1")
     assert result.exit_code == 1
     assert "gym_trace.pettingzoo.record()" in result.output
 
@@ -208,7 +208,7 @@ def test_commands_show_traces_of_agents(tmp_path: Path, kind: Any) -> None:
 def test_an_environment_of_agents_is_filmed_again(tmp_path: Path) -> None:
     pytest.importorskip("av")
     made(tmp_path / "trace", Meadow, 1)
-    ok("render", tmp_path / "trace", "--make", "tiny_agents:Meadow", "-o", tmp_path / "film.mp4")
+    ok("render", tmp_path / "trace", "--make", "agent_envs:Meadow", "-o", tmp_path / "film.mp4")
     assert (tmp_path / "film.mp4").stat().st_size
 
 

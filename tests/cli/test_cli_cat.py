@@ -19,10 +19,10 @@ from damage import flip
 from gym_trace_cli import show
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
-from odd_objects import array_for, reward_for, value_for
+from hostile_objects import array_for, reward_for, value_for
 from runs import place_of, record_lengths, record_nested, recorded
+from scripted_env import CountingEnv, Result, ScriptedEnv, bits
 from shell import ok, process, run, strict_json
-from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, export, open_trace
 from gym_trace.data.layout import Leaf
@@ -222,7 +222,7 @@ def test_json_lines_give_back_what_no_environment_should_say(seed: int, tmp_path
     episodes = []
     for _ in range(5):
         told = [
-            Told(odd_observation(random), reward_for(random), info=infos[random.integers(5)])
+            Result(odd_observation(random), reward_for(random), info=infos[random.integers(5)])
             for _ in range(int(random.integers(12)))
         ]
         episodes.append((odd_observation(random), told))
@@ -349,7 +349,7 @@ def test_csv_has_one_heading_and_says_if_it_does_not_fit(tmp_path: Path) -> None
 
 
 def test_a_csv_does_not_steer_the_terminal(tmp_path: Path) -> None:
-    env = ScriptedEnv(spaces.Text(9), spaces.Discrete(2), [("\x1b[31mred\n", [Told("\x9b", info={"\x1b": "\x7f"})])])
+    env = ScriptedEnv(spaces.Text(9), spaces.Discrete(2), [("\x1b[31mred\n", [Result("\x9b", info={"\x1b": "\x7f"})])])
     with TraceRecordingWrapper(env, tmp_path, record_infos=True) as recording:
         recording.reset()
         recording.step(0)
@@ -360,7 +360,7 @@ def test_a_csv_does_not_steer_the_terminal(tmp_path: Path) -> None:
 
 
 def test_csv_for_a_spreadsheet_has_no_formulas(tmp_path: Path) -> None:
-    env = ScriptedEnv(spaces.Text(9), spaces.Box(-9, 9, (), np.float64), [("=1+2", [Told("@SUM(A1)")])])
+    env = ScriptedEnv(spaces.Text(9), spaces.Box(-9, 9, (), np.float64), [("=1+2", [Result("@SUM(A1)")])])
     with TraceRecordingWrapper(env, tmp_path / "t") as recording:
         recording.reset()
         recording.annotate(note="-2+3", plain="a=b", number=-2.5)

@@ -10,8 +10,8 @@ import pytest
 from damage import flip
 from gym_trace_cli import show
 from gymnasium import spaces
+from scripted_env import CountingEnv, Result, ScriptedEnv
 from shell import ok, run, strict_json
-from zoo import CountingEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 
@@ -34,7 +34,7 @@ def mixed(tmp_path: Path) -> Path:
         place = np.array([step, np.nan if step == 2 else -step], float)
         return {"image": random.integers(0, 256, (6, 6, 3), dtype=np.uint8), "text": f"say {step}", "place": place}
 
-    script = [(seen(0), [Told(seen(step), float(step), step == 3) for step in (1, 2, 3)])] * 2
+    script = [(seen(0), [Result(seen(step), float(step), step == 3) for step in (1, 2, 3)])] * 2
     with TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(5), script), tmp_path / "mixed") as env:
         for _ in range(2):
             env.reset(seed=0)

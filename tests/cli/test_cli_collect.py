@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collected import children, whole_episodes
-from longer import LONG
+from long_tests import LONG
 from shell import HEARING, ok, process, run, wait_for
+from worker_episodes import children, whole_episodes
 
 from gym_trace import check_trace, open_trace
 from gym_trace.recording.processes.run_log import EVENTS

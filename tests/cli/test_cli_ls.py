@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from gym_trace_cli import ls, show
 from runs import manifest_entries, recorded
+from scripted_env import CountingEnv
 from shell import ok, run, strict_json
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.format import wire

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from numbered_env import STEPS, record
 from runs import batch_reader
 from shell import run
-from telltale import STEPS, record
 
 
 def break_chunk(batch, number):

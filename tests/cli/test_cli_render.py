@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 from click.testing import Result
-from painted import painted
+from rendered_env import make_rendered
 from shell import ok, run
 from terminals import console
 
@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    env = TraceRecordingWrapper(painted(length=9, pictures=True), "t")
+    env = TraceRecordingWrapper(make_rendered(length=9, pictures=True), "t")
     for episode, length in enumerate([4, 2, 9, 1, 3]):  # the return is half of it
         env.reset(seed=episode)
         for _ in range(length):
@@ -104,7 +104,7 @@ def test_an_impossible_rendering_is_an_error_in_one_line(tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("always:episode 0")
 def test_nothing_rendered_is_an_error() -> None:
-    env = TraceRecordingWrapper(painted(), "filtered", frame_filter=lambda step: step > 2)
+    env = TraceRecordingWrapper(make_rendered(), "filtered", frame_filter=lambda step: step > 2)
     env.reset()
     for _ in range(6):
         env.step(0)
@@ -115,7 +115,7 @@ def test_nothing_rendered_is_an_error() -> None:
 
 
 def test_a_module_that_is_not_loaded_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(gymnasium.registry, "Painted-v0")
+    monkeypatch.delitem(gymnasium.registry, "Rendered-v0")
     assert "not registered" in refused("-o", "v.mp4", "--episodes", "0")
     assert made("-o", "v.cast", "--episodes", "0", "--trust") == ["v.cast"]
 

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cradle
+import forked_python
 import pytest
-from longer import LONG
+from long_tests import LONG
 from runs import recorded
 from shell import wait_for
 from terminals import written
@@ -48,7 +48,7 @@ def test_a_signal_ends_a_command_and_nothing_is_left(tmp_path: Path, command: st
     recorded(tmp_path / "t", episodes=2)
     patched, words = COMMANDS[command]
     script = HANGING.replace("{patched}", patched)
-    running = cradle.Popen(
+    running = forked_python.Popen(
         [sys.executable, "-c", script, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     wait_for(lambda: (tmp_path / "hangs").exists() or running.poll() is not None)
@@ -65,7 +65,9 @@ def test_a_signal_leaves_a_cursor_to_be_seen(tmp_path: Path, number: signal.Sign
     ours, theirs = pty.openpty()
     script = HANGING.replace("{patched}", SYNC)
     command = [sys.executable, "-c", script, "repair", "t", "-o", "new"]
-    running = cradle.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    running = forked_python.Popen(
+        command, cwd=tmp_path, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    )
     os.close(theirs)
     wait_for(lambda: (tmp_path / "hangs").exists() or running.poll() is not None)
     running.send_signal(number)
@@ -126,7 +128,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", WORDS)
 def test_a_signal_whose_exception_python_swallows_ends_a_command_all_the_same(number: signal.Signals) -> None:
     script = [sys.executable, "-c", f"import signal; signal.signal({number}, signal.default_int_handler)\n{SWALLOWING}"]
-    ended = cradle.run([*script, str(int(number))], capture_output=True)
+    ended = forked_python.run([*script, str(int(number))], capture_output=True)
     assert (ended.returncode, ended.stderr) == (128 + number, b"")
 
 
@@ -151,4 +153,4 @@ with ended_by_signals():
 
 
 def test_processes_forked_by_an_environment_end_by_sigterm() -> None:
-    assert cradle.run([sys.executable, "-c", FORKING], timeout=60).returncode == 0
+    assert forked_python.run([sys.executable, "-c", FORKING], timeout=60).returncode == 0

@@ -10,16 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cradle
+import click.testing
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
-from click.testing import Result
 from damage import flip
+from forked_python import HELPERS
 from gym_trace_cli import info, show
 from gymnasium import spaces
+from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
 from shell import ok, run, strict_json
-from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
 from gym_trace.data.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -27,7 +28,7 @@ from gym_trace.storage.local import LocalStorage
 
 KILLED = """
 import os, sys
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])
 env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)
@@ -85,7 +86,7 @@ def test_stats_draws_on_a_terminal(cartpole: Path, monkeypatch: pytest.MonkeyPat
 def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     rows = np.array([[1, np.nan], [np.inf, 2]])
-    script = [(rows[0], [Told(rows[1], float("nan"), True)])]
+    script = [(rows[0], [Result(rows[1], float("nan"), True)])]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     summary = _json("stats", tmp_path, "--columns", "--by", "outcome")
     assert summary["return"]["nan"] == 1
@@ -94,7 +95,7 @@ def test_stats_as_json_is_one_document_without_nan(tmp_path: Path) -> None:
 
 def test_stats_shows_nan_beside_the_moments(tmp_path: Path) -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    script = [(np.array([np.nan]), [Told(np.array([2.0]), float("nan"), True)])]
+    script = [(np.array([np.nan]), [Result(np.array([2.0]), float("nan"), True)])]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "return: skipped 1 episode with NaN" in output.splitlines()
@@ -132,7 +133,7 @@ def test_stats_of_an_empty_trace(tmp_path: Path, options: list[str], monkeypatch
 
 def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
     space = spaces.Dict({"state": spaces.Discrete(1000), "wide": spaces.Box(0, 1, (100,), np.float64)})
-    steps = [Told({"state": i, "wide": np.zeros(100)}, terminated=i == 99) for i in range(100)]
+    steps = [Result({"state": i, "wide": np.zeros(100)}, terminated=i == 99) for i in range(100)]
     script = [({"state": 500, "wide": np.zeros(100)}, steps)]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     lines = _output("stats", tmp_path, "--columns").splitlines()
@@ -143,7 +144,7 @@ def test_stats_cuts_long_lists_short_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:observations")
 def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> None:
-    script = [(0, [Told("text", "reward", terminated=True)])]
+    script = [(0, [Result("text", "reward", terminated=True)])]
     _record(tmp_path, ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), 1)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
@@ -154,7 +155,7 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = spaces.Dict({ESCAPE: spaces.Text(30)})
-    script = [({ESCAPE: ESCAPE}, [Told({ESCAPE: "\ud800"}, terminated=True)])]
+    script = [({ESCAPE: ESCAPE}, [Result({ESCAPE: "\ud800"}, terminated=True)])]
     env = ScriptedEnv(space, spaces.Discrete(2), script)
     env.render_mode = ESCAPE
     _record(tmp_path, env, 1, split=ESCAPE, metadata={ESCAPE: [ESCAPE]})
@@ -217,7 +218,7 @@ def test_info_counts_seeds_also_of_those_too_large_for_the_table(tmp_path: Path)
 
 def test_info_shows_a_space_that_cannot_be_rebuilt_as_it_was_recorded(tmp_path: Path) -> None:
     space = spaces.Dict({"a": spaces.Tuple([OddSpace(), spaces.Discrete(3)])})
-    script = [(space.sample(), [Told(space.sample(), terminated=True)])]
+    script = [(space.sample(), [Result(space.sample(), terminated=True)])]
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     odd = without_addresses(repr(space["a"][0]))
     assert _json("info", tmp_path)["observation_space"] == f"Dict('a': Tuple({odd}, Discrete(3)))"
@@ -242,8 +243,8 @@ def test_info_shows_the_function_that_made_the_environment(here: Path) -> None:
 
 
 def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    killed = cradle.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environ, check=False)
+    environ = {**os.environ, "PYTHONPATH": HELPERS}
+    killed = forked_python.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environ, check=False)
     assert killed.returncode == -signal.SIGKILL
     with open(next(tmp_path.glob("*.part")), "ab") as file:
         file.write(b"\xf7GTREC\r\n torn")
@@ -265,7 +266,7 @@ def test_info_names_damage_and_what_to_do(cartpole: Path) -> None:
     assert "gym-trace check" in output
 
 
-def _follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: Any, *options: str) -> Result:
+def _follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: Any, *options: str) -> click.testing.Result:
     monkeypatch.setattr(info, "time", SimpleNamespace(sleep=sleep))
     return run("info", tmp_path, "--follow", *options)
 

@@ -29,8 +29,8 @@ def clock(length=10):
     return Clock(length)
 
 def painted(render_mode=None):
-    import painted
-    return painted.painted(length=4, render_mode=render_mode)
+    import rendered_env
+    return rendered_env.make_rendered(length=4, render_mode=render_mode)
 
 def halved(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
@@ -135,7 +135,7 @@ def test_a_function_that_makes_the_environment_can_be_named_everywhere(tmp_path:
     ok("replay", "painted", "--human", "--speed", 1000, "--make", "factories:painted")
     pytest.importorskip("PIL")
     ok("render", "painted", "-o", "film.gif", "--make", "factories:painted")
-    ok("render", "painted", "-o", "again.gif", "--env", "painted:Painted-v0", "--env-arg", "length=4")
+    ok("render", "painted", "-o", "again.gif", "--env", "rendered_env:Rendered-v0", "--env-arg", "length=4")
     assert "render_mode='rgb_array'" in run("render", trace, "-o", "none", "--make", "factories:clock").stderr
 
 

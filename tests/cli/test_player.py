@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gym_trace_cli.player.player import Player
 from gymnasium import spaces
-from painted import painted
+from rendered_env import make_rendered
 from terminals import Scripted
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
@@ -91,7 +91,7 @@ def test_steps_that_are_rendered_can_be_looked_at_in_any_order(
     order = [0, 1, 4, 2, 2, 6, 0, 5, 6]
     script = Script(order)
     with pytest.raises(Script.Over):
-        view_rendered(record(tmp_path, painted(), 2), 1, script, Making())
+        view_rendered(record(tmp_path, make_rendered(), 2), 1, script, Making())
     assert script.seen == [(step, f"step {step}\n\x1b[41m@\x1b[0m{'.' * step}\n") for step in order]
     assert set(script.verdicts) == {"identical"}
     assert script.fps == 20
@@ -100,24 +100,24 @@ def test_steps_that_are_rendered_can_be_looked_at_in_any_order(
 def test_pictures_that_are_rendered_are_those_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = record(tmp_path, painted())
-    monkeypatch.setattr("painted.PaintedEnv.metadata", {"render_modes": ["rgb_array"], "render_fps": 20})
+    trace = record(tmp_path, make_rendered())
+    monkeypatch.setattr("rendered_env.RenderedEnv.metadata", {"render_modes": ["rgb_array"], "render_fps": 20})
     script = Script([3, 0])
     with pytest.raises(Script.Over):
         view_rendered(trace, 0, script, Making())
-    picture: Any = painted().unwrapped
+    picture: Any = make_rendered().unwrapped
     assert [(frame == picture.picture(step)).all() for step, frame in script.seen] == [True, True]
 
 
 def test_observations_can_be_seeked_in_any_order(tmp_path: Path) -> None:
-    trace = record(tmp_path / "a", painted(pictures=True))
+    trace = record(tmp_path / "a", make_rendered(pictures=True))
     script = Script([5, 0, 6, 1])
     with pytest.raises(Script.Over):
         view_observed(trace, 0, script)
     assert all((frame == trace[0].observations[step]).all() for step, frame in script.seen)
     script = Script([2, 0])
     with pytest.raises(Script.Over):
-        view_observed(record(tmp_path / "b", painted()), 0, script)
+        view_observed(record(tmp_path / "b", make_rendered()), 0, script)
     assert [[(name, value.tolist()) for name, value in frame] for _, frame in script.seen] == [
         [("observation", [2, 2])],
         [("observation", [0, 0])],
@@ -125,7 +125,7 @@ def test_observations_can_be_seeked_in_any_order(tmp_path: Path) -> None:
 
 
 def test_keys_go_through_steps_and_episodes(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(), 3)
+    trace = record(tmp_path, make_rendered(), 3)
     keys = ["next", "right", "end", "right", "home", "left", "down", "next", "up", "up", "down", "down", "down", "quit"]
     player, scripted = played(trace, keys)
     assert steps(scripted) == [
@@ -137,13 +137,13 @@ def test_keys_go_through_steps_and_episodes(tmp_path: Path) -> None:
 
 
 def test_next_goes_on_behind_the_end_of_an_episode_and_ends_with_the_last(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(length=1), 2)
+    trace = record(tmp_path, make_rendered(length=1), 2)
     _, scripted = played(trace, ["next"] * 10)
     assert steps(scripted) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_without_keys_all_is_played_to_the_end(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(), 2)
+    trace = record(tmp_path, make_rendered(), 2)
     player, scripted = played(trace, itertools.repeat(None), paused=False)
     assert player.played == {0, 1}
     assert "episode 1 (2 of 2)" in scripted.drawn.text
@@ -152,7 +152,7 @@ def test_without_keys_all_is_played_to_the_end(tmp_path: Path) -> None:
 
 
 def test_speed_and_pauses_are_shown(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted())
+    trace = record(tmp_path, make_rendered())
     _, scripted = played(trace, ["slower", "slower", "pause", "faster", "pause", "quit"])
     titles = [screen.split("\n")[0] for screen in scripted.screens]
     assert ["paused" in title for title in titles] == [True, True, True, False, False, True]
@@ -161,7 +161,7 @@ def test_speed_and_pauses_are_shown(tmp_path: Path) -> None:
 
 
 def test_words_say_return_reward_and_action_at_any_step(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted())
+    trace = record(tmp_path, make_rendered())
     _, scripted = played(trace, ["next", "next", "left"])
     told = [screen.split("\n")[-4:-2] for screen in scripted.screens]
     actions = trace[0].actions.tolist()
@@ -174,14 +174,14 @@ def test_words_say_return_reward_and_action_at_any_step(tmp_path: Path) -> None:
 
 
 def test_pictures_that_were_observed_need_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = record(tmp_path, painted(pictures=True))
+    trace = record(tmp_path, make_rendered(pictures=True))
     monkeypatch.setattr("gym_trace.tools.replay.making.make_environment", None)
     _, scripted = played(trace, ["end"])
     assert "▀" in scripted.drawn.text
 
 
 def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = record(tmp_path, painted(), 2)
+    trace = record(tmp_path, make_rendered(), 2)
     made: list[Any] = []
 
     def fails(*args: Any) -> None:
@@ -202,7 +202,7 @@ def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeyp
 def test_a_renderer_that_breaks_in_the_midst_leaves_numbers_from_there_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = record(tmp_path, painted(breaks_at=3))
+    trace = record(tmp_path, make_rendered(breaks_at=3))
     _, scripted = played(trace, ["next"] * 4)
     assert ["observation" in screen for screen in scripted.screens] == [False, False, False, True, True]
     assert "the screen is broken" in scripted.screens[3]
@@ -210,14 +210,14 @@ def test_a_renderer_that_breaks_in_the_midst_leaves_numbers_from_there_on(
 
 
 def test_parts_of_episodes_are_shown_as_numbers_with_the_steps_they_have(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(), frame_filter=lambda step: step > 3)
+    trace = record(tmp_path, make_rendered(), frame_filter=lambda step: step > 3)
     _, scripted = played(trace, ["next"])
     assert "earlier steps were filtered out" in scripted.screens[0].replace("\n", " ")
     assert [step for _, step in steps(scripted)] == [trace[0].first_step, trace[0].first_step + 1]
 
 
 def test_a_replay_that_differs_is_said_to(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(offset=1))
+    trace = record(tmp_path, make_rendered(offset=1))
     scripted = Scripted(["next"])
     making = Making(env_kwargs={"offset": 0})
     Player(trace, [0], None, 1.0, True).run(scripted, making)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_a_replay_that_differs_is_said_to(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = record(tmp_path, painted(pictures=True), 3)
+    trace = record(tmp_path, make_rendered(pictures=True), 3)
 
     def broken(self: Any, number: int, *args: Any) -> Any:
         raise CorruptTrace("checksum mismatch")
@@ -236,7 +236,7 @@ def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeyp
 
 
 def test_an_empty_episode_is_one_frame(tmp_path: Path) -> None:
-    with TraceRecordingWrapper(painted(), tmp_path) as env:
+    with TraceRecordingWrapper(make_rendered(), tmp_path) as env:
         env.reset(seed=1)
     _, scripted = played(open_trace(tmp_path), ["end", "home", "left", "next", "next"])
     assert steps(scripted) == [(0, 0)] * 4
@@ -275,7 +275,7 @@ def test_odd_observations_rewards_and_actions_are_shown_and_steer_nothing(tmp_pa
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (20, 6), (5, 3), (1, 1)], ids=str)
 def test_every_size_of_terminal_is_large_enough(tmp_path: Path, size: tuple[int, int]) -> None:
-    for name, env in (("text", painted()), ("picture", painted(pictures=True))):
+    for name, env in (("text", make_rendered()), ("picture", make_rendered(pictures=True))):
         trace = record(tmp_path / name, env)
         for source in (None, "observations"):
             _, scripted = played(trace, ["next", "next"], source, size=size)
@@ -284,7 +284,7 @@ def test_every_size_of_terminal_is_large_enough(tmp_path: Path, size: tuple[int,
 
 
 def test_episodes_of_a_view_are_those_of_the_view(tmp_path: Path) -> None:
-    trace = record(tmp_path, painted(), 4)
+    trace = record(tmp_path, make_rendered(), 4)
     _, scripted = played(trace[[3, 1]], ["down"])
     assert "seed 3" in scripted.screens[0]
     assert "seed 1" in scripted.screens[1]
@@ -294,7 +294,7 @@ def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace_cli.player.player._LOOK_SECONDS", 0.0)
-    trace = record(tmp_path, painted(length=40), 3)
+    trace = record(tmp_path, make_rendered(length=40), 3)
     told: list[Any] = []
     monkeypatch.setattr(Player, "told", lambda self, verdict: told.append(verdict.index))
     _, scripted = played(trace, [], unasked=[*[None] * 9, "right", None, "down", None, None, None, "quit"])

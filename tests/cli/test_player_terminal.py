@@ -175,7 +175,7 @@ cli()
 
 @pytest.mark.usefixtures("trace")
 def test_answers_of_the_terminal_are_not_keys() -> None:
-    ok("record", "painted:Painted-v0", "-o", "p", "--episodes", 1, "--env-arg", "pictures=true")
+    ok("record", "rendered_env:Rendered-v0", "-o", "p", "--episodes", 1, "--env-arg", "pictures=true")
     with Console(sys.executable, "-c", PATIENT, "replay", "p", "--step", answer="") as player:
         player.wait_for("\x1b[c")
         player.send("\x1b[6;20;10t\x1b[?1;0;256S\x1b[?62;4;22c")

@@ -18,7 +18,7 @@ from gymnasium.spaces import GraphInstance
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
-from zoo import Lazy, bits, duplicate, spoil
+from scripted_env import Lazy, bits, duplicate, spoil
 
 from gym_trace.data.packing import pack, pack_lenient, unpack
 from gym_trace.data.returns import number_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from asking import TellingEnv, look_at, tried
-from zoo import CountingEnv, bits
+from echo_env import EchoEnv, check_echoes, try_steps
+from scripted_env import CountingEnv, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 
@@ -18,16 +18,16 @@ Autoreset: Any = gymnasium.wrappers.AutoResetWrapper if AT_ONCE else gymnasium.w
 
 
 def test_episodes_of_an_environment_that_resets_itself_are_those_of_one_that_does_not(tmp_path: Path) -> None:
-    bare, told = TellingEnv(3), []
+    bare, told = EchoEnv(3), []
     for actions in ((1, 2, 3), (4, 5, 6), (7,)):
         bare.reset()
         told += [bare._told(-1), *[bare.step(action)[0] for action in actions]]
-    env = TraceRecordingWrapper(Autoreset(TellingEnv(3)), tmp_path, record_infos=True)
+    env = TraceRecordingWrapper(Autoreset(EchoEnv(3)), tmp_path, record_infos=True)
     env.reset(seed=4)
     for action in (1, 2, 3, 4, 5, 6, 7) if AT_ONCE else (1, 2, 3, 0, 4, 5, 6, 0, 7):
         env.step(action)
     env.close()
-    assert look_at(tmp_path, infos=True) == [(0, 0, [1, 2, 3]), (1, 0, [4, 5, 6]), (2, 0, [7])]
+    assert check_echoes(tmp_path, infos=True) == [(0, 0, [1, 2, 3]), (1, 0, [4, 5, 6]), (2, 0, [7])]
     episodes = list(open_trace(tmp_path))
     assert bits(np.concatenate([episode.observations for episode in episodes])) == bits(np.array(told))
     assert [episode.outcome for episode in episodes] == ["terminated", "terminated", "closed"]
@@ -38,7 +38,7 @@ def test_episodes_of_an_environment_that_resets_itself_are_those_of_one_that_doe
 
 
 def test_the_agent_gets_the_same_values_as_without_a_recorder(tmp_path: Path) -> None:
-    bare, env = Autoreset(TellingEnv(3)), TraceRecordingWrapper(Autoreset(TellingEnv(3)), tmp_path)
+    bare, env = Autoreset(EchoEnv(3)), TraceRecordingWrapper(Autoreset(EchoEnv(3)), tmp_path)
     assert bits(env.reset()) == bits(bare.reset())
     for action in range(9):
         assert bits(env.step(action)) == bits(bare.step(action))
@@ -53,14 +53,14 @@ def test_filters_are_asked_of_each_episode_that_the_environment_begins_itself(tm
         return episode % 2 == 1
 
     env = TraceRecordingWrapper(
-        Autoreset(TellingEnv(3)), tmp_path, episode_filter=every_other, frame_filter=lambda step: step != 1
+        Autoreset(EchoEnv(3)), tmp_path, episode_filter=every_other, frame_filter=lambda step: step != 1
     )
     env.reset()
     for _ in range(12 if AT_ONCE else 15):
         env.step(env.unwrapped.asked % 3)  # type: ignore[attr-defined]
     env.close()
     assert asked == [0, 1, 2, 3, 4] if AT_ONCE else [0, 1, 2, 3]
-    assert look_at(tmp_path) == [(1, 0, [0]), (1, 2, [2]), (3, 0, [0]), (3, 2, [2])]
+    assert check_echoes(tmp_path) == [(1, 0, [0]), (1, 2, [2]), (3, 0, [0]), (3, 2, [2])]
 
 
 def test_wrappers_around_the_one_that_resets_change_nothing(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_episodes_that_the_environment_began_itself_can_be_verified(tmp_path: Pa
 
 
 def test_a_copy_made_before_the_environment_resets_itself_begins_with_the_next_episode(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(Autoreset(TellingEnv(2)), tmp_path)
+    env = TraceRecordingWrapper(Autoreset(EchoEnv(2)), tmp_path)
     env.reset()
-    tried(env, 1, 2)
+    try_steps(env, 1, 2)
     other = copy.deepcopy(env)
     env.close()
-    tried(other, *([3, 4] if AT_ONCE else [0, 3, 4]))
+    try_steps(other, *([3, 4] if AT_ONCE else [0, 3, 4]))
     other.close()
     assert sorted(actions for _, _, actions in look_at_actions(tmp_path)) == [[1, 2], [3, 4]]
 
@@ -109,7 +109,7 @@ def look_at_actions(directory: Path) -> list[tuple[int, int, list[int]]]:
 
 
 def test_a_reset_of_its_own_that_raises_is_tried_again_and_glues_nothing(tmp_path: Path) -> None:
-    class Failing(TellingEnv):
+    class Failing(EchoEnv):
         fails = 0
 
         def reset(self, **options: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_reset_of_its_own_that_raises_is_tried_again_and_glues_nothing(tmp_pat
 
     env = TraceRecordingWrapper(Autoreset(Failing(2)), tmp_path)
     env.reset()
-    tried(env, 1, 2, 0, 0, 3, 4)
+    try_steps(env, 1, 2, 0, 0, 3, 4)
     env.close()
     if not AT_ONCE:
-        assert look_at(tmp_path) == [(0, 0, [1, 2]), (1, 0, [3, 4])]
+        assert check_echoes(tmp_path) == [(0, 0, [1, 2]), (1, 0, [3, 4])]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from runs import play
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace

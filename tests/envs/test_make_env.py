@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 from runs import NESTED, record_lengths, record_nested
-from zoo import OddSpace, ScriptedEnv, Told, bits
+from scripted_env import OddSpace, Result, ScriptedEnv, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable
@@ -29,7 +29,7 @@ def test_spaces_come_back_equal(tmp_path: Path) -> None:
 def test_a_stand_in_names_a_custom_space_and_its_values_are_readable(tmp_path: Path) -> None:
     inner = spaces.Dict({"odd": OddSpace(), "even": spaces.Discrete(2)})
     first = inner.sample()
-    env = ScriptedEnv(inner, OddSpace(), [(copy.deepcopy(first), [Told(copy.deepcopy(first))])])
+    env = ScriptedEnv(inner, OddSpace(), [(copy.deepcopy(first), [Result(copy.deepcopy(first))])])
     wrapped = TraceRecordingWrapper(env, tmp_path)
     wrapped.reset()
     wrapped.step({"anything": 1})
@@ -135,7 +135,7 @@ def test_a_module_that_only_the_trace_names_is_not_imported_unless_allowed(
 
 def test_an_environment_without_a_spec_cannot_be_made_and_says_so(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1])
-    with pytest.raises(EnvironmentUnavailable, match=r"zoo\.CountingEnv"):
+    with pytest.raises(EnvironmentUnavailable, match=r"scripted_env\.CountingEnv"):
         open_trace(tmp_path).make_env()
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import ClipAction, FlattenObservation, RecordEpisodeStatistics, RescaleAction, TimeLimit
-from painted import painted
-from zoo import OddSpace, ScriptedEnv, Told
+from rendered_env import make_rendered
+from scripted_env import OddSpace, Result, ScriptedEnv
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
@@ -376,7 +376,7 @@ def test_minigrid_with_its_wrappers_is_verified_with_trust_and_replayed(tmp_path
 
 def test_a_replay_env_stands_in_for_spaces_that_it_cannot_have(tmp_path: Path) -> None:
     odd = OddSpace()
-    env = TraceRecordingWrapper(ScriptedEnv(odd, odd, [(odd.sample(), [Told(odd.sample())])]), tmp_path)
+    env = TraceRecordingWrapper(ScriptedEnv(odd, odd, [(odd.sample(), [Result(odd.sample())])]), tmp_path)
     env.reset()
     env.step(odd.sample())
     env.close()
@@ -394,14 +394,14 @@ def test_a_replay_env_stands_in_for_spaces_that_it_cannot_have(tmp_path: Path) -
 
 @pytest.mark.skipif(not IS_NEW, reason="needs gymnasium 1.0")
 def test_observations_made_of_renderings_are_verified(tmp_path: Path) -> None:
-    env = painted(render_mode="rgb_array")
+    env = make_rendered(render_mode="rgb_array")
     record(gymnasium.wrappers.AddRenderObservation(env), tmp_path, 4)
     assert verdicts(tmp_path) == {"identical"}
 
 
 @pytest.mark.parametrize("mode", ["human", "rgb_array_list"])
 def test_nobody_is_shown_what_is_verified(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    record(painted(render_mode=mode), tmp_path, 4)
+    record(make_rendered(render_mode=mode), tmp_path, 4)
     made: list[Any] = []
     make = gymnasium.make
     monkeypatch.setattr(gymnasium, "make", lambda *args, **kwargs: made.append(make(*args, **kwargs)) or made[-1])

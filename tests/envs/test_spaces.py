@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generated import any_space
+from generated_spaces import any_space
 from gymnasium import spaces
 from hypothesis import given
-from zoo import OddSpace, ScriptedEnv, Told, bits
+from scripted_env import OddSpace, Result, ScriptedEnv, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
@@ -115,7 +115,7 @@ def test_a_dict_space_with_integers_for_keys_has_typed_columns(tmp_path: Path) -
     values = [space.sample() for _ in range(4)]
     for plain in through_files(describe(space)):
         assert list(restore(plain)) == [0, -1, "left"]
-    env = ScriptedEnv(space, space, [(values[0], [Told(value) for value in values[1:]])])
+    env = ScriptedEnv(space, space, [(values[0], [Result(value) for value in values[1:]])])
     wrapped = TraceRecordingWrapper(env, tmp_path)
     wrapped.reset()
     for value in values[1:]:
@@ -232,7 +232,7 @@ def test_arrays_in_descriptions_keep_their_bits() -> None:
 
 def test_a_custom_space_says_what_it_was() -> None:
     plain = describe(OddSpace())
-    assert plain["class"] == "zoo.OddSpace"
+    assert plain["class"] == "scripted_env.OddSpace"
     assert "OddSpace" in plain["repr"]
 
 
@@ -241,6 +241,6 @@ def test_a_custom_space_among_others_leaves_the_others_as_they_are(tmp_path: Pat
     TraceRecordingWrapper(ScriptedEnv(space, OddSpace(), []), tmp_path).close()
     trace = open_trace(tmp_path)
     assert trace.observation_space["box"] == space["box"]
-    assert trace.observation_space["odd"] == StandIn("zoo.OddSpace") == trace.action_space
-    with pytest.raises(EnvironmentUnavailable, match=r"zoo\.OddSpace: cannot be sampled"):
+    assert trace.observation_space["odd"] == StandIn("scripted_env.OddSpace") == trace.action_space
+    with pytest.raises(EnvironmentUnavailable, match=r"scripted_env\.OddSpace: cannot be sampled"):
         trace.action_space.sample()

@@ -16,8 +16,8 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from runs import record_lengths
+from scripted_env import CountingEnv
 from shell import run
-from zoo import CountingEnv
 
 import gym_trace
 import gym_trace.replay_env

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.packing import pack

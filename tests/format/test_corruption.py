@@ -19,11 +19,12 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from forgery import Forgery, taken_apart
+from batch_forgery import Forgery, taken_apart
+from forked_python import HELPERS
 from hostile_forgeries import first, put_values, rows_of
-from longer import LONG
+from long_tests import LONG
+from numbered_env import all_steps, read_undamaged, record, steps_of
 from runs import batch_reader
-from telltale import all_steps, record, skimmed, steps_of
 
 from gym_trace import check_trace, open_trace
 from gym_trace.errors import TraceError
@@ -75,7 +76,7 @@ def test_a_flipped_byte_loses_at_most_one_chunk_and_check_locates_it(batch, mask
 
         assert read_strictly(batch.parent) in (None, all_steps()), context
 
-        left = steps_of(skimmed(batch.parent), damaged=True)
+        left = steps_of(read_undamaged(batch.parent), damaged=True)
         lost = next((steps for start, end, steps in chunks if start <= place < end), set())
         # The step after a lost one is lost, too: its first observation is missing.
         assert all_steps() - left <= lost | {(e, s + 1) for e, s in lost}, context
@@ -91,7 +92,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(batch):
         batch.write_bytes(whole[:length])
         context = f"{length} of {len(whole)} bytes"
         complete = set().union(*(steps for _, end, steps in chunks if end <= length))
-        assert steps_of(skimmed(batch.parent)) == complete, context
+        assert steps_of(read_undamaged(batch.parent)) == complete, context
         report = check_trace(batch.parent)
         assert report.steps == len(complete), context
         if batch.suffix == ".part":  # as after a killed writer
@@ -107,7 +108,7 @@ def test_bytes_at_the_end_of_a_sealed_batch_are_damage(tmp_path):
     batch.write_bytes(batch.read_bytes() + b"\0" * 64)
     assert check_trace(tmp_path / "t").damages
     assert read_strictly(tmp_path / "t") is None
-    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+    assert steps_of(read_undamaged(tmp_path / "t")) == all_steps()
 
 
 def test_zeros_at_the_end_of_an_open_batch_are_not_damage(tmp_path):
@@ -385,7 +386,7 @@ def test_malicious_files_raise_only_trace_errors_in_bounded_memory(hostile_trace
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+        env={**os.environ, "PYTHONPATH": HELPERS},
         check=False,
     )
     said = dict(json.loads(line) for line in process.stdout.splitlines())

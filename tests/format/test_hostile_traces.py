@@ -2,7 +2,7 @@
 
 The bounds were set after measuring; hostile_run.py reads with the smaller limits on tables and lists.
 
-`python tests/hostile_run.py` prints what each of them takes as a table.
+`python tests/helpers/hostile_run.py` prints what each of them takes as a table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import hostile_run
 import pytest
 from hostile_forgeries import FORGERIES
-from longer import LONG
+from long_tests import LONG
 
 SECONDS, SECONDS_A_MB = 30.0, 90.0  # of processor time, for all that reads a trace together: some thirty readings
 MEMORY, MEMORY_A_BYTE = 700 << 20, 150  # bytes

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import record_lengths
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
+from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
@@ -68,7 +68,7 @@ def test_constant_frames_and_varying_values_stay_below_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
 ) -> None:
     monkeypatch.setattr("gym_trace.format.ring.chunk_builder.most_bytes", lambda: 25_000)
-    steps = [Told(np.zeros((40, 41, 3), np.uint8), 1.0 if turn != "odd" or i % 2 else "odd") for i in range(60)]
+    steps = [Result(np.zeros((40, 41, 3), np.uint8), 1.0 if turn != "odd" or i % 2 else "odd") for i in range(60)]
     env = ScriptedEnv(spaces.Box(0, 255, (40, 41, 3), np.uint8), spaces.Discrete(2), [(steps[0].observation, steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path / "t", record_infos=True)
     wrapped.reset()
@@ -98,7 +98,7 @@ def test_a_slab_stays_below_the_limits_of_readers(
     """Constant frames of episodes without steps, and values without bytes."""
     monkeypatch.setattr(wire, "CHUNK_BYTES", 500_000)
     with small_blocks(rows=2000, chunk=400_000, values=8192):
-        told = Told(space.sample())
+        told = Result(space.sample())
         env = TraceRecordingWrapper(
             ScriptedEnv(space, spaces.Discrete(2), [(told.observation, [told] * steps)] * resets), tmp_path / "t"
         )
@@ -115,7 +115,9 @@ def test_a_slab_stays_below_the_limits_of_readers(
 
 def test_many_large_values_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_VALUES", 100_000)
-    steps = [Told("a" * size, size, info={"large": b"x" * size}) for size in (10, 20_000, 15_000, 0, 20_000, 20_000, 7)]
+    steps = [
+        Result("a" * size, size, info={"large": b"x" * size}) for size in (10, 20_000, 15_000, 0, 20_000, 20_000, 7)
+    ]
     env = ScriptedEnv(spaces.Text(20_000), spaces.Discrete(2), [("b" * 20_000, steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path / "t", record_infos=True)
     wrapped.reset()
@@ -227,12 +229,12 @@ def test_columns_have_the_byte_order_of_the_format(tmp_path: Path) -> None:
     vector = pytest.importorskip("gymnasium.wrappers.vector") and pytest.importorskip("gymnasium.vector")
     if not hasattr(vector, "AutoresetMode"):
         pytest.skip("vector environments need gymnasium 1.1")
-    from telling import Saying
+    from numbered_lanes import FixedResultEnv
 
     from gym_trace import TraceRecordingVectorWrapper
 
     rewards = np.array([1.5, 2.5, 3.5], ">f8")
-    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
+    env = TraceRecordingVectorWrapper(FixedResultEnv(rewards=rewards), tmp_path / "t")
     env.reset()
     env.annotate(value=np.arange(3, dtype=">i4"))
     env.step(np.zeros(3, np.int64))

@@ -13,8 +13,8 @@ import pytest
 from damage import with_parity
 from hypothesis import given
 from hypothesis import strategies as st
-from longer import LONG
-from telltale import record
+from long_tests import LONG
+from numbered_env import record
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.data.packing import pack

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from traces import REAL, record_real
 
-sys.path.append(str(Path(__file__).parents[1]))  # for what the other tests share
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for what the other tests share
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from shell import ok, run
 
 pytest.importorskip("torch")
@@ -229,7 +230,7 @@ def test_a_killed_script_leaves_a_log_of_all_finished_updates(tmp_path: Path) ->
         "log = UpdateLog('log', *t.regression(1))\n"
         "for number, batch in enumerate(t.batches(100000)):\n    log.update(**batch)\n    print(number, flush=True)\n"
     )
-    path = ":".join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    path = ":".join([str(Path(__file__).parent), HELPERS, *filter(None, sys.path)])
     env = {"PYTHONPATH": path, "PATH": ""}
     running = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env)
     assert running.stdout is not None

@@ -21,8 +21,8 @@ from zlib import crc32
 import gymnasium
 import numpy as np
 import pytest
-from forgery import taken_apart
-from longer import LONG
+from batch_forgery import taken_apart
+from long_tests import LONG
 from shell import ok, run
 
 pytest.importorskip("torch")

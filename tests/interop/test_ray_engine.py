@@ -15,9 +15,9 @@ from typing import Any
 
 import gymnasium
 import pytest
-import shelf
-from collected import children, whole_episodes
+from forked_python import HELPERS
 from shell import wait_for
+from worker_episodes import children, whole_episodes
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.recording.collecting.supervisor import Collected
@@ -31,7 +31,7 @@ EPISODES, NODES, SEED = 2000, 3, 3
 SLOW = """
 import time
 import gymnasium
-import shelf
+import shared_store
 
 class Slow(gymnasium.Wrapper):
     def step(self, action):
@@ -45,10 +45,10 @@ class Once(gymnasium.Wrapper):
         return observation, reward, True, False, info
 
 def make():
-    return Slow(shelf.make())
+    return Slow(shared_store.make())
 
 def make_once():
-    return Once(shelf.make())
+    return Once(shared_store.make())
 """
 
 
@@ -60,12 +60,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # or it kills its workers for the memory of others
     for name, most in (("period_ms", 1000), ("timeout_ms", 2000), ("failure_threshold", 5)):
         monkeypatch.setenv(f"RAY_health_check_{name}", str(most))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(shelf.__file__).parent), str(tmp_path)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HELPERS, str(tmp_path)]))
     monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / "spool of the driver"))
     (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "shelf-1.dist-info").mkdir()  # fsspec finds it in all processes
-    (tmp_path / "shelf-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
-    (tmp_path / "shelf-1.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\nshelf = shelf:ShelfFileSystem\n")
+    (tmp_path / "shared-1.dist-info").mkdir()  # fsspec finds it in all processes
+    (tmp_path / "shared-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shared\nVersion: 1\n")
+    (tmp_path / "shared-1.dist-info" / "entry_points.txt").write_text(
+        "[fsspec.specs]\nshared = shared_store:SharedStore\n"
+    )
     small = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
 
@@ -100,7 +102,7 @@ def test_a_node_killed_twice_an_actor_and_the_driver_once_record_each_episode_on
     tmp_path: Path, cluster: Any, remote: bool
 ) -> None:
     """The nodes come back with their spools."""
-    place = f"shelf:/{tmp_path}/bucket/t" if remote else str(tmp_path / "t")
+    place = f"shared:/{tmp_path}/bucket/t" if remote else str(tmp_path / "t")
     words = ["record", "--make", "slow:make", "-o", place, "--episodes", EPISODES, "--seed", SEED, "-j", NODES]
     words += ["--engine", "ray", "--address", cluster.address, "--author", "me"]
 

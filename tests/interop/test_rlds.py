@@ -99,7 +99,7 @@ def test_real_environments(real: Path, tmp_path: Path) -> None:
 
 def test_steps_are_what_rlds_says(tmp_path: Path) -> None:
     """Episodes that terminate, are truncated and are cut; the action and reward of the last step mean nothing."""
-    from cameras import record
+    from camera_env import record
 
     trace = record(tmp_path / "trace")
     gym_trace.export(trace, tmp_path / "out", "rlds")

@@ -16,8 +16,8 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.tune.registry import register_env
+from scripted_env import bits
 from traces import EXAMPLES, recorded, run_example
-from zoo import bits
 
 import gym_trace
 
@@ -86,12 +86,12 @@ def test_an_env_runner_steps_recorded_environments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Passing", "Meadow"])
 def test_episodes_of_many_agents_are_those_that_ray_collects(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("pettingzoo")
-    import tiny_agents
+    import agent_envs
     from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 
     from gym_trace.pettingzoo import record
 
-    recorder = record(getattr(tiny_agents, kind)(), tmp_path, record_infos=True)
+    recorder = record(getattr(agent_envs, kind)(), tmp_path, record_infos=True)
     env = (PettingZooEnv if kind == "Passing" else ParallelPettingZooEnv)(recorder)
     collected = []
     for seed in range(10):
@@ -128,11 +128,11 @@ def state_bits(episode: SingleAgentEpisode) -> Any:
 
 def test_an_episode_of_many_agents_that_was_cut_is_truncated(tmp_path: Path) -> None:
     pytest.importorskip("pettingzoo")
-    import tiny_agents
+    import agent_envs
 
     from gym_trace.pettingzoo import record
 
-    env = record(tiny_agents.Passing(), tmp_path)
+    env = record(agent_envs.Passing(), tmp_path)
     env.reset(seed=0)
     for _ in range(3):
         env.step(1)

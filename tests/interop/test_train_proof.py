@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from forgery import STORED, taken_apart
+from batch_forgery import STORED, taken_apart
 from shell import ok, run
 
 pytest.importorskip("torch")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from runs import record_lengths, record_nested
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv, ScriptedEnv, Told, bits
+from scripted_env import CountingEnv, Result, ScriptedEnv, bits
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 
@@ -127,7 +127,7 @@ def test_a_callback_gets_episodes_of_lanes_that_go_through_several_chunks(tmp_pa
 
 def test_a_callback_gets_rewards_whose_type_changes_from_chunk_to_chunk(tmp_path: Path) -> None:
     rewards = [[np.float32(0.5)] * 4, [np.float32(0.5)] * 3 + [np.int16(1)] * 3, [np.int16(2)] * 4, [0.5, "much"] * 2]
-    episodes = [(np.zeros(1), [Told(np.ones(1), reward) for reward in told]) for told in rewards]
+    episodes = [(np.zeros(1), [Result(np.ones(1), reward) for reward in told]) for told in rewards]
     env = ScriptedEnv(spaces.Box(0, 1, (1,), np.float64), spaces.Discrete(2), episodes)
     wrapped = TraceRecordingWrapper(env, tmp_path)
     for told in rewards:

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from zoo import CountingEnv, small_blocks
+from scripted_env import CountingEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, Outcome

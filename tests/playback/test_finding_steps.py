@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import flip
-from edited import record_anything
 from gymnasium import spaces
 from runs import record_lengths, record_nested
+from scripted_env import Result, ScriptedEnv, small_blocks
 from shell import ok, run
-from zoo import ScriptedEnv, Told, small_blocks
+from trace_contents import record_anything
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -87,7 +87,7 @@ def test_nan_is_found_also_in_the_first_observation(tmp_path: Path) -> None:
     bad = np.array([0, np.nan, 0], np.float32)
     good = np.zeros(3, np.float32)
     env = ScriptedEnv(box, spaces.Discrete(2), [
-        (bad, [Told(good), Told(good + np.inf)]), (good, [Told(good), Told(bad, np.nan)]),
+        (bad, [Result(good), Result(good + np.inf)]), (good, [Result(good), Result(bad, np.nan)]),
     ])  # fmt: skip
     wrapped = TraceRecordingWrapper(env, tmp_path)
     for _ in range(2):

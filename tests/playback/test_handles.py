@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from runs import counts_of, record_lengths
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv, ImageEnv, bits, small_blocks
+from scripted_env import CountingEnv, ImageEnv, bits, small_blocks
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import (
     Episode,

@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
+from forked_python import HELPERS
 from gymnasium.vector import SyncVectorEnv
 from runs import check_counts, counts_of, play, record_lengths
+from scripted_env import CountingEnv, small_blocks
 from shell import run, wait_for
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv, small_blocks
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import (
     ReplayEnv,
@@ -287,9 +288,9 @@ def test_a_batch_sealed_before_being_opened_is_read(tmp_path: Path, monkeypatch:
 def test_the_open_episode_of_a_dead_writer_is_lost_but_readable(tmp_path: Path) -> None:
     script = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {HELPERS!r})
 from shell import run
-from zoo import CountingEnv, small_blocks
+from scripted_env import CountingEnv, small_blocks
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(length=4), {str(tmp_path)!r})
 for length in (4, 2):
@@ -301,7 +302,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 os._exit(9)
 """
-    with cradle.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with forked_python.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"ready\n"

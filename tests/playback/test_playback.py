@@ -17,7 +17,7 @@ import pytest
 from damage import flip
 from gymnasium import spaces
 from runs import check_counts, counts_of, play, record_lengths
-from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
+from scripted_env import ImageEnv, Result, ScriptedEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
@@ -252,7 +252,7 @@ def test_only_the_columns_that_were_asked_for_are_there(tmp_path: Path) -> None:
 def test_columns_that_were_not_asked_for_are_not_read(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 255, (40, 500), np.uint8)
     env = ScriptedEnv(
-        spaces.Box(0, 255, (500,), np.uint8), spaces.Discrete(4), [(rows[0], [Told(row) for row in rows[1:]])]
+        spaces.Box(0, 255, (500,), np.uint8), spaces.Discrete(4), [(rows[0], [Result(row) for row in rows[1:]])]
     )  # fmt: skip
     record_lengths(tmp_path, [39], env)
     (batch,) = tmp_path.glob("*.gtb")

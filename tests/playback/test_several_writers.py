@@ -7,7 +7,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 from runs import record_lengths
-from zoo import CountingEnv, ImageEnv
+from scripted_env import CountingEnv, ImageEnv
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError

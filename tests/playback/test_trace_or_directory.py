@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from runs import recorded
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import (
     ReplayEnv,

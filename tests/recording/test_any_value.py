@@ -22,8 +22,8 @@ from gymnasium import spaces, vector
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import acted, warned
-from vectors import TraceRecordingVectorWrapper
-from zoo import ScriptedEnv, Told, bits, scripted, small_blocks, spoil
+from scripted_env import Result, ScriptedEnv, bits, scripted, small_blocks, spoil
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.packing import pack_lenient, unpack
@@ -94,7 +94,7 @@ REWARDS = [
 @pytest.mark.parametrize("options", [{}, {"record_infos": True}, {"reward_classes": [0.0, 1.0]}], ids=repr)
 @pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: type(reward).__name__)
 def test_a_reward_of_any_kind_at_any_step_loses_nothing(tmp_path: Path, reward: Any, options: dict[str, Any]) -> None:
-    steps = [Told(np.int64(i % 2), reward if i == 50 else 1.0) for i in range(90)]
+    steps = [Result(np.int64(i % 2), reward if i == 50 else 1.0) for i in range(90)]
     env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps), (np.int64(0), steps[:3])])
     wrapped = TraceRecordingWrapper(env, tmp_path, flush_seconds=60, **options)
 
@@ -114,7 +114,7 @@ def test_a_reward_of_any_kind_at_any_step_loses_nothing(tmp_path: Path, reward: 
 
 def test_a_non_numeric_reward_makes_the_return_nan(tmp_path: Path) -> None:
     rewards = (1.0, fractions.Fraction(1, 2), 2.0)
-    steps = [Told(np.int64(0), reward, terminated=reward == 2.0) for reward in rewards]
+    steps = [Result(np.int64(0), reward, terminated=reward == 2.0) for reward in rewards]
     env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps), (np.int64(0), steps[:1])])
     wrapped = TraceRecordingWrapper(env, tmp_path)
     assert len(warned(lambda: acted(wrapped, "reset", 0, 0, 0, "reset", 0, "close"))) == 1
@@ -133,7 +133,7 @@ def test_masked_arrays_round_trip_anywhere_in_a_value(tmp_path: Path) -> None:
     space = spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Box(0, 9, (64, 64)))
     large = np.ma.MaskedArray(np.ones((64, 64), np.float32), np.eye(64, dtype=bool))
     seen = {"a": MASKED, "b": large}
-    env = ScriptedEnv(space, space, [(seen, [Told(seen, info={"masked": [MASKED]}) for _ in range(2)])])
+    env = ScriptedEnv(space, space, [(seen, [Result(seen, info={"masked": [MASKED]}) for _ in range(2)])])
     wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True)
 
     def record() -> None:
@@ -289,7 +289,7 @@ def test_changing_a_value_after_its_step_does_not_change_the_trace(
 def test_tensors_on_a_device_are_copied_with_one_warning_per_column(tmp_path: Path, shape: Any) -> None:
     data = np.full(shape, 1.5, np.float32)
     space = spaces.Box(-9, 9, shape, np.float32)
-    steps = [Told(Tensor(data), Tensor(np.array(2.0)), info={"x": [Tensor(data)]}) for _ in range(5)]
+    steps = [Result(Tensor(data), Tensor(np.array(2.0)), info={"x": [Tensor(data)]}) for _ in range(5)]
     env = TraceRecordingWrapper(ScriptedEnv(space, space, [(data, steps)]), tmp_path, record_infos=True)
     said = warned(lambda: acted(env, "reset", *[{"logits": Tensor(data)}, Tensor(data)] * 5, "close"))
     assert sorted(text.partition(":")[0] for text in said) == ["actions", "infos", "observations", "rewards"]
@@ -306,7 +306,7 @@ def test_a_dtype_that_numpy_lacks_round_trips(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(uint8=np.uint8))
     words = np.array([[0x3FC0, 0x7FC1, 0x8000]], np.uint16)
     tensor = Tensor(words, "torch.bfloat16")
-    inner = scripted([Told(tensor, info={"x": tensor})], spaces.Box(0, 9, (1, 3)), tensor)
+    inner = scripted([Result(tensor, info={"x": tensor})], spaces.Box(0, 9, (1, 3)), tensor)
     env = TraceRecordingWrapper(inner, tmp_path, record_infos=True)
     assert len(warned(lambda: acted(env, "reset", 0, "close"))) == 1
     (episode,) = open_trace(tmp_path)
@@ -353,7 +353,7 @@ def test_a_batch_of_a_dtype_that_numpy_lacks_is_split_by_lane(tmp_path: Path, mo
 
 def test_a_value_above_the_size_limit_becomes_its_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.recording.recorder.Recorder.largest_value", 1000)
-    steps = [Told(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
+    steps = [Result(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
     env = TraceRecordingWrapper(scripted(steps), tmp_path, record_infos=True)
     (said,) = warned(lambda: acted(env, "reset", 0, 0, 0, "close"))
     assert "too large" in said
@@ -376,7 +376,7 @@ def test_infos_of_many_lanes_and_steps_stay_within_the_chunk_limit(
 def test_integers_of_any_number_of_digits_are_recorded(tmp_path: Path) -> None:
     huge = 10**5000
     values = {"n": huge, huge: [-huge, (huge,)], (1, huge): np.array([huge], object)}
-    env = scripted([Told(values, huge, info=values)], spaces.Text(4), values)
+    env = scripted([Result(values, huge, info=values)], spaces.Text(4), values)
     env.spec = gymnasium.envs.registration.EnvSpec("Huge-v0", entry_point="nowhere:Huge", kwargs={"n": huge})
     wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True, metadata=values)
     said = warned(lambda: (wrapped.reset(options=values), acted(wrapped, {"n": huge}, huge, "close")))
@@ -403,7 +403,7 @@ def test_changing_metadata_later_does_not_change_the_trace(tmp_path: Path) -> No
 @pytest.mark.parametrize("keys", [True, ["x"]], ids=repr)
 @pytest.mark.parametrize("info", [7, [1], types.SimpleNamespace(x=1)], ids=repr)
 def test_an_info_that_is_not_a_map_is_recorded(tmp_path: Path, info: Any, keys: Any) -> None:
-    wrapped = TraceRecordingWrapper(scripted([Told(np.int64(1), info=info)] * 3), tmp_path, record_infos=keys)
+    wrapped = TraceRecordingWrapper(scripted([Result(np.int64(1), info=info)] * 3), tmp_path, record_infos=keys)
     said = warned(lambda: acted(wrapped, "reset", 0, 0, 0, "close"))
     (episode,) = open_trace(tmp_path)
     assert len(episode) == 3
@@ -419,8 +419,8 @@ def test_an_oversized_array_does_not_end_the_recording(
 ) -> None:
     monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 50_000)
     large, usual = np.zeros(9000), np.zeros(2, np.float32)
-    steps = [Told(usual, 1.0) for _ in range(5)]
-    steps[2] = Told(large if where == "observations" else usual, large if where == "rewards" else 1.0)
+    steps = [Result(usual, 1.0) for _ in range(5)]
+    steps[2] = Result(large if where == "observations" else usual, large if where == "rewards" else 1.0)
     wrapped = TraceRecordingWrapper(scripted(steps, spaces.Box(-1, 1, (2,)), usual), tmp_path, flush_seconds=60)
     notes = [{"note": large if where == "note" and i == 2 else 1.0} for i in range(5)]
     said = warned(lambda: acted(wrapped, "reset", *(act for note in notes for act in (note, 0)), "close"))

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import acted, play
-from zoo import CountingEnv, ImageEnv, bits, images, small_blocks
+from scripted_env import CountingEnv, ImageEnv, bits, images, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile_objects import Child, Flag, flag_for, reward_for, value_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_objects import Child, Flag, flag_for, reward_for, value_for
 
 from gym_trace.data.deltas import changed_words
 from gym_trace.data.layout import Layout, Leaf

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile_objects import Child, tree_value_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_objects import Child, tree_value_for
 from test_core import leaf, leaks
 from test_core_trees import tree_for
 

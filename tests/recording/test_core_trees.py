@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile_objects import Flag, Key, flag_for, reward_for, tree_value_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_objects import Flag, Key, flag_for, reward_for, tree_value_for
 from test_core import Both, leaf, leaf_for, leaks, slab_of
 
 from gym_trace.data.layout import Branch, Layout

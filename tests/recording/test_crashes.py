@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longer import LONG
+from long_tests import LONG
 
 pytest.importorskip("resource")
 
-import inquest
-import mortals
+import crash_report
+import crash_victims
 import shell
-from crashes import FAILED, HERE, Crash, Undertaker, small_memory
+from crash_report import StepCounts
+from crash_runs import FAILED, HELPERS, Crash, CrashServer, small_memory
 from gymnasium import vector
-from inquest import Verdict
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 
@@ -69,16 +69,18 @@ def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
 
 
 SINGLE, LANES = list(ways(random.Random(), False)), list(ways(random.Random(), True))
-PLAN = [(kind, way) for kind in mortals.KINDS for way in SINGLE if way != "full-disk" or kind in ("frames", "noise")]
+PLAN = [
+    (kind, way) for kind in crash_victims.KINDS for way in SINGLE if way != "full-disk" or kind in ("frames", "noise")
+]
 if hasattr(vector, "AutoresetMode"):
-    PLAN += [(f"lanes-{mode}", way) for mode in mortals.MODES for way in LANES]
+    PLAN += [(f"lanes-{mode}", way) for mode in crash_victims.MODES for way in LANES]
 SOME = {"compiled": PLAN if LONG else [*PLAN[::7], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::13]}
 
 
 @pytest.fixture(scope="module", params=["compiled", "pure"])
-def undertaker(request: pytest.FixtureRequest) -> Iterator[Undertaker]:
+def crash_server(request: pytest.FixtureRequest) -> Iterator[CrashServer]:
     """A process that makes crashes, with the C core and without."""
-    found = Undertaker(request.param == "pure")
+    found = CrashServer(request.param == "pure")
     if found.core != request.param:
         found.close()
         pytest.skip("the C core is not compiled")
@@ -93,11 +95,11 @@ def cgroup() -> Iterator[str | None]:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[str, Verdict], None]:
+def tell(request: pytest.FixtureRequest, crash_server: CrashServer) -> Callable[[str, StepCounts], None]:
     """Report a verdict; it must show no loss."""
 
-    def told(way: str, verdict: Verdict) -> None:
-        request.node.user_properties.append(("crash", (undertaker.core, way, *vars(verdict).values())))
+    def told(way: str, verdict: StepCounts) -> None:
+        request.node.user_properties.append(("crash", (crash_server.core, way, *vars(verdict).values())))
         assert verdict.is_clean, verdict
 
     return told
@@ -105,20 +107,20 @@ def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[st
 
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.parametrize(
-    ("undertaker", "kind", "way"),
+    ("crash_server", "kind", "way"),
     [(core, *case) for core, cases in SOME.items() for case in cases],
-    indirect=["undertaker"],
+    indirect=["crash_server"],
 )
 def test_no_way_of_dying_loses_a_step(
-    undertaker: Undertaker,
-    tell: Callable[[str, Verdict], None],
+    crash_server: CrashServer,
+    tell: Callable[[str, StepCounts], None],
     cgroup: str | None,
     kind: str,
     way: str,
     number: int,
     tmp_path: Path,
 ) -> None:
-    chance = random.Random(f"{kind} {way} {number} {undertaker.core}")
+    chance = random.Random(f"{kind} {way} {number} {crash_server.core}")
     lanes = kind.startswith("lanes-")
     if kind == "cheetah":
         pytest.importorskip("mujoco")
@@ -132,38 +134,38 @@ def test_no_way_of_dying_loses_a_step(
         cgroup=cgroup if way == "memory" else None,
         **fields,
     )
-    (status,) = undertaker(crash)
+    (status,) = crash_server(crash)
     assert status != FAILED
     assert os.WIFSIGNALED(status) or way == "exit"
     diaries = {"w": tmp_path / "diary"} | ({"child": tmp_path / "diary.child"} if "fork" in fields else {})
-    tell(way, inquest.inquire(tmp_path / "t", diaries, kind, tmp_path / "r"))
+    tell(way, crash_report.examine_crash(tmp_path / "t", diaries, kind, tmp_path / "r"))
     if number % 3 == 0:
         for name in ("t", "r") if (tmp_path / "r").exists() else ("t",):  # repair keeps no trace without episodes
             go_on(tmp_path / name, kind)
-            assert inquest.judged(open_trace(tmp_path / name), diaries, kind).is_clean
+            assert crash_report.compare_trace(open_trace(tmp_path / name), diaries, kind).is_clean
 
 
 def go_on(directory: Path, kind: str) -> None:
     """Append an episode to a trace."""
     before = sum(map(len, open_trace(directory)))
-    options: dict[str, Any] = {"uid": inquest.WITHOUT_DIARY, "on_exist": "append"}
+    options: dict[str, Any] = {"uid": crash_report.UNLOGGED_WRITER, "on_exist": "append"}
     if kind.startswith("lanes-"):
-        makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+        makers: Any = [lambda lane=lane: crash_victims.LaneEnv(lane) for lane in range(crash_victims.LANES)]
         mode = vector.AutoresetMode(kind.removeprefix("lanes-"))
         env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv(makers, autoreset_mode=mode), directory, **options)
     else:
-        env = TraceRecordingWrapper(mortals.made(kind), directory, record_infos=kind == "things", **options)
+        env = TraceRecordingWrapper(crash_victims.make_env(kind), directory, record_infos=kind == "things", **options)
     env.action_space.seed(1)
     env.reset(seed=1)
     env.step(env.action_space.sample())
     env.close()
-    steps = mortals.LANES if kind.startswith("lanes-") else 1
+    steps = crash_victims.LANES if kind.startswith("lanes-") else 1
     assert sum(map(len, open_trace(directory))) == before + steps
 
 
 @pytest.mark.parametrize("number", range(20 if LONG else 1))
 def test_four_writers_in_one_directory_lose_nothing(
-    undertaker: Undertaker, tell: Callable[[str, Verdict], None], number: int, tmp_path: Path
+    crash_server: CrashServer, tell: Callable[[str, StepCounts], None], number: int, tmp_path: Path
 ) -> None:
     chance = random.Random(f"four {number}")
     crashes = []
@@ -173,23 +175,23 @@ def test_four_writers_in_one_directory_lose_nothing(
         place = str(tmp_path / "t"), str(tmp_path / f"diary{writer}")
         crashes.append(Crash("things", *place, seed=writer, options=options, **way))
     (tmp_path / "t").mkdir()
-    assert all(map(os.WIFSIGNALED, undertaker(*crashes)))
+    assert all(map(os.WIFSIGNALED, crash_server(*crashes)))
     diaries = {f"w{writer}": tmp_path / f"diary{writer}" for writer in range(4)}
-    tell("four writers", inquest.inquire(tmp_path / "t", diaries, "things", tmp_path / "r"))
+    tell("four writers", crash_report.examine_crash(tmp_path / "t", diaries, "things", tmp_path / "r"))
 
 
 @pytest.mark.parametrize("number", range(10 if LONG else 1))
 def test_workers_that_are_killed_lose_nothing_and_the_run_can_be_resumed(
-    undertaker: Undertaker, tell: Callable[[str, Verdict], None], number: int, tmp_path: Path
+    crash_server: CrashServer, tell: Callable[[str, StepCounts], None], number: int, tmp_path: Path
 ) -> None:
-    if undertaker.core == "pure" and not LONG:
+    if crash_server.core == "pure" and not LONG:
         pytest.skip("GYM_TRACE_LONG=1 does it without the C core, too")
     diaries = tmp_path / "diaries"
     diaries.mkdir()
-    path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    pure = str(int(undertaker.core == "pure"))
+    path = os.pathsep.join([HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
+    pure = str(int(crash_server.core == "pure"))
     variables = {**os.environ, "GYM_TRACE_DIARIES": str(diaries), "PYTHONPATH": path, "GYM_TRACE_PURE": pure}
-    command = ["record", "--make", "mortals:Diarist", "-o", tmp_path / "t", "--episodes", 40, "--seed", 3]
+    command = ["record", "--make", "crash_victims:LoggedEnv", "-o", tmp_path / "t", "--episodes", 40, "--seed", 3]
     command += ["-j", 2, "--quiet"]
     chance = random.Random(f"workers {number}")
     run = shell.process(*command, env=variables)
@@ -217,13 +219,13 @@ def test_workers_that_are_killed_lose_nothing_and_the_run_can_be_resumed(
     assert outcomes.count("terminated") + outcomes.count("truncated") == 40
 
 
-def _of_workers(directory: Path, diaries: Path) -> Verdict:
+def _of_workers(directory: Path, diaries: Path) -> StepCounts:
     """The episodes of a worker are found in its diary, which is called as the process was, by what they began with."""
     trace = open_trace(directory)
-    parts = {(_pid(trace, i), mortals.canon(part.observations[0])): part for i, part in enumerate(trace)}
-    verdict = Verdict()
+    parts = {(_pid(trace, i), crash_victims.canonical(part.observations[0])): part for i, part in enumerate(trace)}
+    verdict = StepCounts()
     for diary in diaries.iterdir():
-        lives = [life for life in inquest.lives(diary) if life.observations]
+        lives = [life for life in crash_report.logged_episodes(diary) if life.observations]
         for life in lives:
             if life is lives[-1] and len(life.steps) == len(life.actions) and life.steps:
                 life.steps.pop()  # the recorder may have died before it
@@ -232,7 +234,7 @@ def _of_workers(directory: Path, diaries: Path) -> Verdict:
             if part is None:
                 verdict.lost += len(life.steps) + (life is not lives[-1])
             else:
-                verdict += inquest.of_episode(trace, part, life, life is lives[-1])
+                verdict += crash_report.compare_episode(trace, part, life, life is lives[-1])
     return verdict
 
 
@@ -240,13 +242,13 @@ def _pid(trace: Trace, index: int) -> str:
     return str(trace.writer_of(index).schema["pid"])
 
 
-def test_the_inquest_detects_lost_and_wrong_steps(undertaker: Undertaker, tmp_path: Path) -> None:
+def test_the_crash_report_detects_lost_and_wrong_steps(crash_server: CrashServer, tmp_path: Path) -> None:
     crash = Crash("cartpole", str(tmp_path / "t"), str(tmp_path / "diary"), "kill", "step", 40)
-    undertaker(crash)
-    told = inquest.lives(tmp_path / "diary")
+    crash_server(crash)
+    told = crash_report.logged_episodes(tmp_path / "diary")
     trace = open_trace(tmp_path / "t")
-    assert inquest.compared(trace, trace, told) == Verdict(recovered=39, pending=1)
-    assert inquest.compared(trace, list(trace)[:-1], told).lost > 0
+    assert crash_report.compare_episodes(trace, trace, told) == StepCounts(recovered=39, pending=1)
+    assert crash_report.compare_episodes(trace, list(trace)[:-1], told).lost > 0
     told[0].observations[3] = told[0].observations[4]
-    told[-1].actions[-1] = mortals.canon(7)
-    assert inquest.compared(trace, trace, told) == Verdict(recovered=39, wrong=1, unknown=1)
+    told[-1].actions[-1] = crash_victims.canonical(7)
+    assert crash_report.compare_episodes(trace, trace, told) == StepCounts(recovered=39, wrong=1, unknown=1)

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium import spaces
 from runs import acted, batch_reader, manifest_entries, outcomes, play, recorded, warned
+from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, images, small_blocks
 from shell import wait_for
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, images, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format.ring.memory import Ring
@@ -195,8 +196,8 @@ def test_a_process_that_ends_without_closing_saves(tmp_path: Path) -> None:
     """Without forks, too: test_fork.py has all other ends."""
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from zoo import CountingEnv
+sys.path.insert(0, {HELPERS!r})
+from scripted_env import CountingEnv
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r}, flush_seconds=100)
 env.reset()
@@ -204,7 +205,7 @@ for _ in range(3):
     env.step(0)
 raise ValueError('no close')
 """
-    cradle.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    forked_python.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
     assert [entry["type"] for entry in manifest_entries(tmp_path)] == ["writer", "batch", "closed"]
     assert len(open_trace(tmp_path)[0]) == 3
 
@@ -443,8 +444,12 @@ def test_ctrl_c_while_a_slab_turns_corrupts_nothing(
 def test_values_larger_than_a_slab_get_a_larger_slab(tmp_path: Path, what: str) -> None:
     large = "x" * 300_000
     with small_blocks(rows=16):
-        told = [Told("y", info={"a": 1}), Told(large, info={"a": large if what == "info" else 2}), Told("z", info={})]
-        scripts = [("first", told), ("", [Told("")])]
+        told = [
+            Result("y", info={"a": 1}),
+            Result(large, info={"a": large if what == "info" else 2}),
+            Result("z", info={}),
+        ]
+        scripts = [("first", told), ("", [Result("")])]
         env = TraceRecordingWrapper(
             ScriptedEnv(spaces.Text(400_000), spaces.Discrete(2), scripts), tmp_path, uid="w", record_infos=True
         )

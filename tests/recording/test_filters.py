@@ -13,7 +13,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import acted, manifest_entries
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, images
+from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, images
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import InvalidOption
@@ -211,7 +211,7 @@ def test_infos_and_annotations_work_with_filters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [{0, 4}, {4}, {3, 4}])
 def test_large_values_of_dropped_steps_do_not_lose_the_start_of_an_episode(tmp_path: Path, kept: set[int]) -> None:
     big = "x" * (3 << 20)
-    steps = [Told(big), Told(big), Told(big), Told(big), Told("kept")]
+    steps = [Result(big), Result(big), Result(big), Result(big), Result("kept")]
     env = ScriptedEnv(spaces.Text(5 << 20), spaces.Discrete(5), [("first", steps), ("second", steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path, frame_filter=lambda step: step in kept)
     for seed in (5, 6):
@@ -305,7 +305,7 @@ def test_unseen_reward_classes_do_not_suppress_all_steps() -> None:
 
 def test_reward_classes_record_parts_and_count_rewards(tmp_path: Path) -> None:
     rewards = np.random.default_rng(3).choice([0.0, 1.0], size=3000, p=[0.95, 0.05]).tolist()
-    steps = [Told(np.int64(i % 1000), reward) for i, reward in enumerate(rewards)]
+    steps = [Result(np.int64(i % 1000), reward) for i, reward in enumerate(rewards)]
     env = ScriptedEnv(spaces.Discrete(1000), spaces.Discrete(2), [(np.int64(0), steps)])
     env.reset(seed=0)
     env._episodes = iter([(np.int64(0), steps)])

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from numbered_env import NumberedEnv
 from runs import acted, in_a_child, recorder_of, warned
-from telltale import TellTaleEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 
@@ -63,11 +63,11 @@ def command_of(script: str, directory: Path, *words: object) -> list[str]:
 
 def start_script(script: str, directory: Path, *words: object) -> subprocess.Popen[str]:
     command = command_of(script, directory, *words)
-    return cradle.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forked_python.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_script(script: str, directory: Path) -> str:
-    ended = cradle.run(command_of(script, directory), capture_output=True, text=True, timeout=60)
+    ended = forked_python.run(command_of(script, directory), capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
 
@@ -243,7 +243,7 @@ if __name__ == "__main__":
     steps(env, 2)
 """
     )
-    cradle.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
+    forked_python.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
     assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 4), (0, 1, 0, 3, 7))
 
 
@@ -289,7 +289,7 @@ print("stepped", flush=True)
 sys.stdin.read()
 """
     command = [sys.executable, "-c", _PREAMBLE + script, str(tmp_path / "t")]
-    with cradle.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with forked_python.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stepped\n"
         patience = time.monotonic() + 60
@@ -399,7 +399,7 @@ def test_a_child_forked_within_a_step_joins_no_unrelated_steps(
 
 @pytest.mark.parametrize("when", ["before the fork", "after it"])
 def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, when: str) -> None:
-    env = acted(TraceRecordingWrapper(TellTaleEnv(), tmp_path, uid="parent"), "reset", 1)
+    env = acted(TraceRecordingWrapper(NumberedEnv(), tmp_path, uid="parent"), "reset", 1)
     note: list[Any] = [{"note": 5}]
     acted(env, *note * (when == "before the fork"))
     in_a_child(lambda: acted(env, *note * (when == "after it"), 2, 3, "close"))

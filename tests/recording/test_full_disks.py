@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cradle
-import full_disks
-import inquest
-import mortals
+import crash_report
+import crash_victims
+import endless_recording
+import forked_python
+import full_disk_run
 import pytest
 import shell
-import victim
-from crashes import HERE
+from crash_report import StepCounts
+from crash_runs import HELPERS
 from gymnasium import vector
-from inquest import Verdict
-from longer import LONG
+from long_tests import LONG
 from runs import acted, recorder_of
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
@@ -68,27 +68,27 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def record_with_a_diary(kind: str, directory: Path, diary: Path, steps: int, filler: str, pure: bool) -> dict[str, Any]:
-    path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "GYM_TRACE_PURE": str(int(pure))}
-    command = [sys.executable, full_disks.__file__, kind, str(directory), str(diary), str(steps), filler]
+    command = [sys.executable, full_disk_run.__file__, kind, str(directory), str(diary), str(steps), filler]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 
-def assert_all_is_there(kind: str, directory: Path, diary: Path, spare: Path, error: bool) -> Verdict:
+def assert_all_is_there(kind: str, directory: Path, diary: Path, spare: Path, error: bool) -> StepCounts:
     report = check_trace(directory)
     assert report.damages == []
     judge = "lanes-NextStep" if kind == "lanes" else kind
-    verdict = inquest.judged(open_trace(directory), {"w": diary}, judge)
+    verdict = crash_report.compare_trace(open_trace(directory), {"w": diary}, judge)
     assert verdict.is_clean
     assert verdict.pending == 0
     assert [writer["state"] for writer in describe(directory)["writers"]] == ["failed" if error else "closed"]
     assert any("No space left on device" in remark for remark in report.remarks) == error
     assert repair_trace(directory, spare).steps == report.steps
     if report.episodes:
-        assert inquest.judged(open_trace(spare), {"w": diary}, judge).recovered == verdict.recovered
+        assert crash_report.compare_trace(open_trace(spare), {"w": diary}, judge).recovered == verdict.recovered
     return verdict
 
 
@@ -127,8 +127,8 @@ _SCRIPT = """
 import json, resource, sys, warnings
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import RecordingError
-import victim
-from zoo import small_blocks
+import endless_recording
+from scripted_env import small_blocks
 
 directory, limits, options, how = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 if how != "ring":  # one that is smaller than the disk
@@ -140,8 +140,8 @@ def record(directory, limit):
     told = {"errors": [], "steps": 0, "after": 0}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
-        run = victim.play(env)
+        env = TraceRecordingWrapper(endless_recording.make("frames"), directory, uid="w", **options)
+        run = endless_recording.play(env)
         while told["after"] < 300 and told["steps"] < 5_000:
             try:
                 told["after" if told["errors"] else "steps"] += len(next(run)) > 1
@@ -152,7 +152,7 @@ def record(directory, limit):
                     env.flush()
             except RecordingError as error:
                 told["errors"].append(str(error))
-                run = victim.play(env)
+                run = endless_recording.play(env)
         try:
             env.close()
         except RecordingError as error:
@@ -171,9 +171,9 @@ print(json.dumps(found))
 
 def record_until_full(directory: Path, *limits: int, how: str = "step", **options: Any) -> list[dict[str, Any]]:
     """Return the report of each run: one run records into the directory, several into numbered ones."""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
+    environment = {**os.environ, "PYTHONPATH": HELPERS}
     command = [sys.executable, "-c", _SCRIPT, str(directory), json.dumps(limits), json.dumps(options), how]
-    process = cradle.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    process = forked_python.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert process.stderr == ""
     found: list[dict[str, Any]] = json.loads(process.stdout)
     return found
@@ -184,7 +184,7 @@ def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) ->
     report = check_trace(directory)
     assert report.damages == []
     trace = open_trace(directory)
-    run = victim.play(victim.make("frames"))
+    run = endless_recording.play(endless_recording.make("frames"))
     kept = 0
     for episode in trace:
         rows = [next(run)[0].tobytes()] + [next(run)[1].tobytes() for _ in range(len(episode))]
@@ -333,7 +333,7 @@ def test_no_step_of_large_frames_is_lost_when_the_disk_is_full(
 ) -> None:
     full_after(monkeypatch, writes)
     options: dict[str, Any] = {"frame_filter": lambda index: True} if filtered else {}
-    env = TraceRecordingWrapper(mortals.made("noise"), tmp_path / "t", flush_seconds=1000.0, **options)
+    env = TraceRecordingWrapper(crash_victims.make_env("noise"), tmp_path / "t", flush_seconds=1000.0, **options)
     told: list[bytes] = []
 
     def play() -> None:

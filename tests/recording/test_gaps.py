@@ -13,15 +13,15 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import asking
+import echo_env
 import gymnasium
 import numpy as np
 import pytest
-from asking import TellingEnv, look_at, tried
-from interrupting import InterruptsAt
-from longer import LONG
+from echo_env import EchoEnv, check_echoes, try_steps
+from long_tests import LONG
+from raising_signals import InterruptsAt
 from runs import acted, in_a_child, recorder_of
-from zoo import small_blocks
+from scripted_env import small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
@@ -46,12 +46,12 @@ from gym_trace.format.ring import log, row_slab
 def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(
     tmp_path: Path, length: int, infos: bool, episodes: list[list[int]], parts: list[Any]
 ) -> None:
-    env = TraceRecordingWrapper(TellingEnv(length=length), tmp_path, record_infos=infos)
+    env = TraceRecordingWrapper(EchoEnv(length=length), tmp_path, record_infos=infos)
     for seed, actions in enumerate(episodes):
         env.reset(seed=seed)
-        tried(env, *actions)
+        try_steps(env, *actions)
     env.close()
-    assert look_at(tmp_path, infos=infos) == parts
+    assert check_echoes(tmp_path, infos=infos) == parts
     assert [part.seed for part in open_trace(tmp_path)] == [episode for episode, _, _ in parts]
     usual = ["closed" if episode == len(episodes) - 1 else "cut" for episode, _, _ in parts]
     expected = ["terminated"] * len(parts) if length == 3 else usual
@@ -62,26 +62,26 @@ def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(
     "options", [{"frame_filter": lambda step: step % 4 != 1}, {"frame_filter": bool}, {"reward_classes": [0.0]}]
 )
 def test_filtered_steps_around_a_gap_are_not_joined(tmp_path: Path, options: dict[str, Any]) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True, **options)
+    env = TraceRecordingWrapper(EchoEnv(), tmp_path, record_infos=True, **options)
     for _ in range(2):
         env.reset()
         for i in range(20):
             env.annotate(note=i)
-            tried(env, 9 if i in (5, 6, 12) else i % 9)
+            try_steps(env, 9 if i in (5, 6, 12) else i % 9)
     env.close()
-    steps = [first + i for episode, first, actions in look_at(tmp_path, infos=True) for i in range(len(actions))]
+    steps = [first + i for episode, first, actions in check_echoes(tmp_path, infos=True) for i in range(len(actions))]
     kept = options.get("frame_filter", lambda step: True)
     assert steps == 2 * [step for step in range(20) if kept(step) and step not in (5, 6, 7, 12, 13)]
 
 
 def test_annotations_of_a_step_that_raised_do_not_reach_the_next(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env = TraceRecordingWrapper(EchoEnv(), tmp_path)
     env.reset()
     for i, action in enumerate((0, 9, 1, 2, 9, 9, 3, 4)):
         env.annotate(note=i)
-        tried(env, action)
+        try_steps(env, action)
     env.close()
-    assert look_at(tmp_path) == [(0, 0, [0]), (0, 3, [2]), (0, 7, [4])]
+    assert check_echoes(tmp_path) == [(0, 0, [0]), (0, 3, [2]), (0, 7, [4])]
     assert [part.annotations["note"].tolist() for part in open_trace(tmp_path)] == [[0], [3], [7]]
 
 
@@ -89,17 +89,17 @@ def test_annotations_of_a_step_that_raised_do_not_reach_the_next(tmp_path: Path)
 def test_gaps_anywhere_in_blocks_and_chunks_leave_true_transitions(tmp_path: Path, shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(5)
     with small_blocks(rows=7, chunk=500, frame=1000):
-        env = TraceRecordingWrapper(TellingEnv(50, shape), tmp_path)
+        env = TraceRecordingWrapper(EchoEnv(50, shape), tmp_path)
         asked = 0
         for _ in range(6):
             env.reset()
             for _ in range(60):
-                tried(env, int(random.integers(0, 10)))
+                try_steps(env, int(random.integers(0, 10)))
                 if not random.integers(0, 12):
                     env.flush()
                 asked += 1
         env.close()
-    parts = look_at(tmp_path)
+    parts = check_echoes(tmp_path)
     assert asked * 0.7 < sum(len(actions) for _, _, actions in parts) < asked
 
 
@@ -111,42 +111,42 @@ def test_a_copy_made_at_a_gap_does_not_join_its_sides(
 ) -> None:
     if "frame_filter" in options and duplicate is not copy.deepcopy:
         pytest.skip("such a filter does not pickle")
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path, **options)
+    env = TraceRecordingWrapper(EchoEnv(), tmp_path, **options)
     env.reset()
-    tried(env, 0, 9)
-    tried(env, *range(1, 1 + after))
+    try_steps(env, 0, 9)
+    try_steps(env, *range(1, 1 + after))
     other = duplicate(env)
     other.annotate(note=0)
-    tried(other, 9, 5, 6)
-    tried(env, 7, 8)
+    try_steps(other, 9, 5, 6)
+    try_steps(env, 7, 8)
     other.close()
     env.close()
     goes_on = (0, 3, [*range(2, 1 + after), 7, 8] if after else [8])
-    parts = sorted(part for part in look_at(tmp_path) if part[2])
+    parts = sorted(part for part in check_echoes(tmp_path) if part[2])
     assert parts == [(0, 0, [0]), goes_on, (0, 4 + after, [6])]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env = TraceRecordingWrapper(EchoEnv(), tmp_path)
     env.reset()
-    tried(env, 0, 9)
-    in_a_child(lambda: (tried(env, 1, 2), env.close()))
-    tried(env, 3, 4)
+    try_steps(env, 0, 9)
+    in_a_child(lambda: (try_steps(env, 1, 2), env.close()))
+    try_steps(env, 3, 4)
     env.close()
-    assert sorted(look_at(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
+    assert sorted(check_echoes(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
 
 
 def test_steps_before_a_gap_are_verified_and_steps_after_it_are_unverifiable(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env = TraceRecordingWrapper(EchoEnv(), tmp_path)
     for seed in (3, None):
         env.reset(seed=seed)
-        tried(env, 0, 1, 9, 2, 3)
+        try_steps(env, 0, 1, 9, 2, 3)
     env.reset()
-    tried(env, 4)
+    try_steps(env, 4)
     env.close()
-    first, *others = verify_trace(tmp_path, make_env=TellingEnv)
+    first, *others = verify_trace(tmp_path, make_env=EchoEnv)
     assert (first.verdict, first.steps) == ("identical", 2)
     assert [verdict.verdict for verdict in others if verdict.steps == 1 and verdict.episode_id < 2] == 2 * [
         "unverifiable"
@@ -159,12 +159,12 @@ HOUSE = os.path.dirname(gym_trace.__file__)
 NAMES = ("wrapper", "recorder", "packing")
 SHARED = ("filters", "live_video", "recorder", "background")
 HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
-HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
+HOT |= {deltas.__file__, echo_env.__file__, row_slab.__file__, log.__file__}
 
 
 def is_hot(code: CodeType) -> bool:
     """Return True for the functions of the recorder, and for those of the environment that act."""
-    is_of_environment = code.co_filename == asking.__file__
+    is_of_environment = code.co_filename == echo_env.__file__
     return code.co_filename in HOT and (not is_of_environment or code.co_name in ("step", "reset", "_told"))
 
 
@@ -191,10 +191,10 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(
         directory = tmp_path / str(number)
         interrupts = InterruptsAt(number, raises, is_hot)
         with small_blocks(rows=4, chunk=400, frame=1000):
-            inner = TellingEnv(4, (20, 30, 3) if what == "frames" else (3,))
+            inner = EchoEnv(4, (20, 30, 3) if what == "frames" else (3,))
             env = TraceRecordingWrapper(inner, directory, flush_seconds=1000.0, **OPTIONS.get(what, {}))
             env.reset()
-            tried(env, 0, 1)
+            try_steps(env, 0, 1)
             for act in plays():
                 try:
                     with interrupts if not interrupts.line else contextlib.nullcontext():
@@ -229,7 +229,7 @@ def test_a_signal_exception_in_the_first_reset_does_not_end_the_recording(
     number, lines = 0, 0
     while True:
         directory = tmp_path / str(number)
-        inner = TellingEnv(4, (3,))
+        inner = EchoEnv(4, (3,))
         env, interrupts = TraceRecordingWrapper(inner, directory), InterruptsAt(number, raises, is_hot)
         with contextlib.suppress(raises), interrupts:
             env.reset()

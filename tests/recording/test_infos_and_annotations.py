@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from runs import acted, play, recorded, warned
-from zoo import CountingEnv, ScriptedEnv, Told, bits, scripted
+from scripted_env import CountingEnv, Result, ScriptedEnv, bits, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.data.json_values import tagged, untagged
@@ -25,7 +25,7 @@ from gym_trace.errors import UnstorableValue
 
 def record_steps(infos: list[Any], directory: Path, **options: Any) -> None:
     """Record one episode with these infos."""
-    env = scripted([Told(np.int64(0), info=info) for info in infos])
+    env = scripted([Result(np.int64(0), info=info) for info in infos])
     wrapped = TraceRecordingWrapper(env, directory, **options)
     wrapped.reset(seed=0)
     for _ in infos:
@@ -153,7 +153,7 @@ def test_an_info_whose_repr_raises_does_not_stop_the_run(tmp_path: Path) -> None
 
 
 def test_odd_values_give_one_warning_per_column(tmp_path: Path) -> None:
-    steps = [Told({"x": "text", "y": np.zeros(3, np.float64)}) for _ in range(50)]
+    steps = [Result({"x": "text", "y": np.zeros(3, np.float64)}) for _ in range(50)]
     space = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(0, 1, (3,))})
     env = ScriptedEnv(space, spaces.Discrete(2), [({"x": 1, "y": np.zeros(3, np.float32)}, steps)])
     with warnings.catch_warnings(record=True) as caught:

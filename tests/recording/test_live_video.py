@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
-from painted import painted
+from forked_python import HELPERS
+from rendered_env import make_rendered
 from runs import manifest_entries, play
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import InvalidOption, MissingExtra, TraceExists
@@ -24,9 +25,9 @@ av = pytest.importorskip("av")
 
 _SCRIPT = """
 import os, signal, sys
-import painted
+import rendered_env
 from gym_trace import TraceRecordingWrapper
-env = TraceRecordingWrapper(painted.painted(length=200, render_mode="rgb_array"), sys.argv[1], uid="w", video="cubic")
+env = TraceRecordingWrapper(rendered_env.make_rendered(length=200, render_mode="rgb_array"), sys.argv[1], uid="w", video="cubic")
 for episode in range(2):
     env.reset(seed=episode)
     for _ in range(200 if episode == 0 else 120):
@@ -37,7 +38,7 @@ for episode in range(2):
 def filming(directory: Path, video: Any = "cubic", **options: Any) -> Any:
     kwargs = {name: options.pop(name) for name in ("length", "size", "breaks_at") if name in options}
     options = {"uid": "w", **options}
-    return TraceRecordingWrapper(painted(render_mode="rgb_array", **kwargs), directory, video=video, **options)
+    return TraceRecordingWrapper(make_rendered(render_mode="rgb_array", **kwargs), directory, video=video, **options)
 
 
 def frames_of(path: Path) -> int:
@@ -56,8 +57,8 @@ def listed(directory: Path) -> list[tuple[int, str, int]]:
 
 
 def run(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return cradle.run(
+    path = os.pathsep.join([HELPERS, os.environ.get("PYTHONPATH", "")])
+    return forked_python.run(
         [sys.executable, "-W", "error", "-c", script, str(directory)],
         capture_output=True,
         text=True,
@@ -77,14 +78,14 @@ def test_scheduled_episodes_are_filmed_and_listed(tmp_path: Path) -> None:
     report = check_trace(tmp_path)
     assert not report.damages
     assert report.episodes == 10
-    plain = painted(length=5)
+    plain = make_rendered(length=5)
     assert bits(said) == bits(play(plain, 10))
     assert len(open_trace(tmp_path)) == 10
 
 
 @pytest.mark.parametrize("video", [None, False])
 def test_without_a_schedule_nothing_is_filmed_and_no_wrapper_is_added(tmp_path: Path, video: Any) -> None:
-    inner = painted()
+    inner = make_rendered()
     env = TraceRecordingWrapper(inner, tmp_path, video=video)
     assert env.env is inner
     play(env, 2)
@@ -131,7 +132,7 @@ def test_an_invalid_schedule_raises_before_anything_is_written(tmp_path: Path, v
 def test_an_environment_that_does_not_render_images_raises(tmp_path: Path) -> None:
     for mode in (None, "ansi"):
         with pytest.raises(InvalidOption, match='render_mode="rgb_array"'):
-            TraceRecordingWrapper(painted(render_mode=mode), tmp_path / "t", video="cubic")
+            TraceRecordingWrapper(make_rendered(render_mode=mode), tmp_path / "t", video="cubic")
     assert not (tmp_path / "t").exists()
 
 
@@ -178,7 +179,7 @@ def test_a_failure_drops_the_video_with_a_warning(
         said = play(env, episodes)
     env.close()
     assert len(caught) == 1
-    assert bits(said) == bits(play(painted(), episodes))
+    assert bits(said) == bits(play(make_rendered(), episodes))
     assert files(tmp_path) == ["w.000000.gtb", "w.manifest.jsonl"]
     assert listed(tmp_path) == []
     assert not check_trace(tmp_path).damages
@@ -291,7 +292,7 @@ def test_a_rebuilt_environment_films_too(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(gymnasium.wrappers, "Autoreset"), reason="since gymnasium 1.0")
 def test_episodes_started_by_autoreset_are_filmed_from_their_reset(tmp_path: Path) -> None:
-    inner = gymnasium.wrappers.Autoreset(painted(render_mode="rgb_array", length=3))
+    inner = gymnasium.wrappers.Autoreset(make_rendered(render_mode="rgb_array", length=3))
     env = TraceRecordingWrapper(inner, tmp_path, uid="w", video="cubic")
     env.reset()
     for _ in range(9):  # the 4th and the 8th reset

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from longer import LONG
+from long_tests import LONG
 from runs import in_a_child, manifest_entries, recorder_of
 
 from gym_trace import TraceWriter, check_trace, open_trace, repair_trace

@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collected import whole_episodes
 from gymnasium import spaces
 from shell import in_directory, ok, run
+from worker_episodes import whole_episodes
 
 from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episodes, summarize
 from gym_trace.data.returns import LaneReturns

@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
 import rings
+from forked_python import HELPERS
 from gymnasium import spaces
 from shell import ok
 from shell import run as command
@@ -25,7 +26,7 @@ from shell import run as command
 from gym_trace import check_trace, open_trace, repair_trace, verify_trace
 from gym_trace.tools.statistics.describe import describe
 
-HERE = [str(Path(__file__).parents[place]) for place in (0, 1)]
+HERE = [str(Path(__file__).parent), HELPERS]
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 
@@ -78,7 +79,7 @@ def crashed(directory: Path, end: str = "segfault") -> Path:
     """Return the trace of a recording with this end."""
     script = f"import sys; sys.path[:0] = {HERE!r}\nimport test_pending as t"
     script += f"\nt.record({str(directory)!r}, {end!r})"
-    done = cradle.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
+    done = forked_python.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
     assert done.returncode == {"kill": -9, "segfault": -11, "exit": 3}[end], done.stderr.decode()
     return directory
 
@@ -186,7 +187,7 @@ def record_after_a_gap(directory: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_the_pending_action_after_a_gap_belongs_to_the_run_that_follows_it(tmp_path: Path) -> None:
     script = f"import sys; sys.path[:0] = {HERE!r}\nimport test_pending as t\nt.record_after_a_gap({str(tmp_path)!r})"
-    assert cradle.run([sys.executable, "-c", script], timeout=120).returncode == -9
+    assert forked_python.run([sys.executable, "-c", script], timeout=120).returncode == -9
     found = [(episode.first_step, len(episode), episode.pending_action) for episode in open_trace(tmp_path)]
     assert [(first, steps) for first, steps, _ in found] == [(0, 2), (4, 3)]
     assert found[0][2] is None
@@ -223,7 +224,7 @@ class Talkative(Fragile):
 
 def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> None:
     """Die when the next slab has begun but does not hold the pending action yet."""
-    from zoo import small_blocks
+    from scripted_env import small_blocks
 
     from gym_trace import TraceRecordingWrapper
     from gym_trace.format.ring.lanes.writer import LaneWriter

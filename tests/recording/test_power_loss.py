@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import cradle
+import forked_python
 import pytest
-from longer import LONG
+from long_tests import LONG
 
 from gym_trace import check_trace, open_trace, verify_trace
 from gym_trace.format.ring import memory
@@ -98,7 +98,7 @@ def test_flushed_and_closed_steps_survive_a_power_loss(
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
     place = mounted(image)
     found = []
-    with cradle.Popen(
+    with forked_python.Popen(
         [sys.executable, "-c", VICTIM, place / "t", way, "30"], stdout=subprocess.PIPE, text=True
     ) as victim:
         assert victim.stdout is not None

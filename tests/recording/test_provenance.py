@@ -15,9 +15,9 @@ from typing import Any
 
 import gymnasium
 import pytest
-from collected import whole_episodes
+from failing_workers import SeededPolicy
 from shell import in_directory, ok, wait_for
-from troubled import Seeded
+from worker_episodes import whole_episodes
 
 import gym_trace
 from gym_trace import collect, open_trace
@@ -295,9 +295,9 @@ def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.Mo
 
 
 def test_a_trace_of_collect_names_its_policy(tmp_path: Path) -> None:
-    collect(CARTPOLE, Seeded, tmp_path, episodes=2, seed=1)
+    collect(CARTPOLE, SeededPolicy, tmp_path, episodes=2, seed=1)
     assert said_of(tmp_path)["command"] == "gym_trace.collect"
-    assert said_of(tmp_path)["policy"] == "troubled:Seeded"
+    assert said_of(tmp_path)["policy"] == "failing_workers:SeededPolicy"
 
 
 def test_lambdas_and_what_they_close_over_are_carried_to_workers(tmp_path: Path) -> None:

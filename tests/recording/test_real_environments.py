@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.envs.spaces import StandIn

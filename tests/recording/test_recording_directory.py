@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from runs import acted, play, recorded, recorder_of
-from zoo import CountingEnv, bits
+from scripted_env import CountingEnv, bits
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, edit, open_trace
@@ -144,14 +145,14 @@ def test_a_trace_recorded_by_another_process_is_not_replaced(tmp_path: Path) -> 
     recorded(tmp_path, uid="a")
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from zoo import CountingEnv
+sys.path.insert(0, {HELPERS!r})
+from scripted_env import CountingEnv
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r}, on_exist="append")
 print(flush=True)
 sys.stdin.read()
 """
-    with cradle.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with forked_python.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(TraceExists, match="another process"):

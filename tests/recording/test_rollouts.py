@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium import spaces, vector
-from interrupting import InterruptsAt
+from raising_signals import InterruptsAt
 
 from gym_trace import Episode, TraceWriter, check_trace, open_trace
 from gym_trace.data.episode import infos_of
@@ -348,8 +349,8 @@ def die_after_rollouts(directory: str) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring and signals")
 def test_a_rollout_whose_call_has_returned_survives_a_kill(tmp_path: Path) -> None:
     code = "import sys; import test_rollouts; test_rollouts.die_after_rollouts(sys.argv[1])"
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    killed = cradle.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONPATH": path})
+    path = os.pathsep.join([HELPERS, str(Path(__file__).parent)])
+    killed = forked_python.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONPATH": path})
     assert killed.returncode == -signal.SIGKILL
     assert [(e.outcome, len(e), e.observations[-1, 0]) for e in open_trace(tmp_path)] == [
         ("lost", 50, 50 + 100 * lane) for lane in range(3)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from generated import MATCHING, ODD, any_space, broken, fits_structure, typed_spaces, value_for
+from generated_spaces import MATCHING, ODD, any_space, broken, fits_structure, typed_spaces, value_for
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from zoo import ScriptedEnv, Told, bits, duplicate, row_bits, small_blocks, spoil
+from scripted_env import Result, ScriptedEnv, bits, duplicate, row_bits, small_blocks, spoil
 
 from gym_trace import open_trace, scan_recorded_traces
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -234,7 +234,7 @@ def scripts(draw: Any, moods: list[str], breaks: bool) -> tuple[Any, list[Any], 
         steps, actions = [], []
         for i in range(length):
             flags = end if i == length - 1 else (False, False)
-            steps.append(Told(value(observation_space), draw(reward), *flags))
+            steps.append(Result(value(observation_space), draw(reward), *flags))
             actions.append(value(action_space))
         script.append((seed, value(observation_space), steps, actions))
     played = [(first, steps) for _, first, steps, _ in script]

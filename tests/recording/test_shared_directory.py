@@ -11,8 +11,9 @@ from typing import Any
 
 import gymnasium
 import pytest
+from forked_python import HELPERS
 from runs import play, recorded
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import TraceExists
@@ -123,8 +124,8 @@ def test_a_worker_joins_a_recording_that_its_own_run_makes_and_no_other(
 ) -> None:
     script = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from zoo import CountingEnv
+sys.path.insert(0, {HELPERS!r})
+from scripted_env import CountingEnv
 from gym_trace import TraceRecordingWrapper
 os.{"setsid()" if session else f"setpgid(0, os.getpgid({multiprocessing.current_process().pid}))"}
 env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from runs import acted, recorder_of
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError

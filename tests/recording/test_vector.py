@@ -10,24 +10,24 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from forgery import DTYPE, taken_apart
+from batch_forgery import DTYPE, taken_apart
 from gymnasium import spaces, vector
-from longer import LONG
-from telling import (
+from long_tests import LONG
+from numbered_lanes import (
     COUNT,
     DISABLED,
     NEXT_STEP,
     SAME_STEP,
     SPACES,
-    Saying,
-    TellingEnv,
+    FixedResultEnv,
+    NumberedLaneEnv,
     batched_actions,
-    made,
+    make_vector_env,
     modes,
     record_and_check,
     step_lanes,
 )
-from zoo import CountingEnv, bits
+from scripted_env import CountingEnv, bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError, TraceExists, UnstorableValue
@@ -209,7 +209,7 @@ def test_an_environment_without_final_observations_gives_a_warning(tmp_path: Pat
             *told, infos = super().step(actions)
             return *told, {key: value for key, value in infos.items() if "final" not in key}
 
-    makers: Any = [lambda: TellingEnv(0, SPACES["box"], SPACES["discrete"])] * 2
+    makers: Any = [lambda: NumberedLaneEnv(0, SPACES["box"], SPACES["discrete"])] * 2
     env = TraceRecordingVectorWrapper(Secretive(makers, autoreset_mode="SameStep"), tmp_path)
     env.reset(seed=1)
     env.step(np.array([0, 0]))
@@ -223,7 +223,7 @@ def test_an_environment_without_final_observations_gives_a_warning(tmp_path: Pat
 
 @modes
 def test_the_autoreset_mode_is_where_vector_environments_have_it(tmp_path: Path, mode: Any) -> None:
-    envs = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    envs = make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"])
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     assert env.autoreset_mode is envs.autoreset_mode is mode
     env.close()
@@ -272,7 +272,7 @@ def test_annotations_have_one_row_per_lane(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lanes", [3, 5], ids=["rewards", "actions"])
 def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path, lanes: int) -> None:
-    envs = Saying(rewards=np.zeros(8 - lanes))
+    envs = FixedResultEnv(rewards=np.zeros(8 - lanes))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
     env.annotate(value=np.array([1.0, 2.0, 3.0]))
@@ -287,7 +287,7 @@ def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tm
 
 
 def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_path: Path) -> None:
-    envs = made("sync", DISABLED, True, SPACES["box"], spaces.Discrete(2))
+    envs = make_vector_env("sync", DISABLED, True, SPACES["box"], spaces.Discrete(2))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset(seed=0)
     for _ in range(5):
@@ -316,7 +316,7 @@ def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_
     ],
 )
 def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards: Any, kept: str) -> None:
-    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
+    env = TraceRecordingVectorWrapper(FixedResultEnv(rewards=rewards), tmp_path / "t")
     env.reset()
     for _ in range(3):
         env.annotate(value=np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], order="F"))
@@ -329,7 +329,7 @@ def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards:
 
 @pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
 def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_path: Path) -> None:
-    envs = made("sync", NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
+    envs = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     lanes = env.num_envs
@@ -384,7 +384,7 @@ def test_integers_of_another_width_than_their_space_keep_their_width(tmp_path: P
 
 
 def test_actions_outside_their_space_round_trip(tmp_path: Path) -> None:
-    envs = made("sync", NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
+    envs = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
     with warnings.catch_warnings(record=True) as caught:

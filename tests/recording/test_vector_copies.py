@@ -12,19 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import pytest
+from forked_python import HELPERS
 from gymnasium import vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longer import LONG
-from telling import COUNT, MODES, NEXT_STEP, SPACES, TellingEnv, look_at, made, modes, step_lanes
+from long_tests import LONG
+from numbered_lanes import (
+    COUNT,
+    MODES,
+    NEXT_STEP,
+    SPACES,
+    NumberedLaneEnv,
+    check_lanes,
+    make_vector_env,
+    modes,
+    step_lanes,
+)
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 
 
 def wrapped(directory: Path, mode: Any, space: str = "box", **options: Any) -> Any:
-    makers = [partial(TellingEnv, lane, SPACES[space], SPACES["discrete"]) for lane in range(COUNT)]
+    makers = [partial(NumberedLaneEnv, lane, SPACES[space], SPACES["discrete"]) for lane in range(COUNT)]
     envs = vector.SyncVectorEnv(makers, autoreset_mode=mode)
     return TraceRecordingVectorWrapper(envs, directory, record_infos=True, on_exist="append", **options)
 
@@ -40,7 +51,7 @@ def steps_of(mode: Any, count: int, directory: Path) -> Counter[tuple[int, int, 
     env.reset(seed=11)
     steps(env, count)
     env.close()
-    return look_at(open_trace(directory))
+    return check_lanes(open_trace(directory))
 
 
 COPIERS = {"copy": copy.deepcopy, "pickle": lambda env: pickle.loads(pickle.dumps(env))}
@@ -63,7 +74,7 @@ def test_a_copy_continues_mid_episode_with_its_own_writer(tmp_path: Path, mode: 
     twin.close()
     trace = open_trace(tmp_path / "t")
     first, second = (steps_of(mode, before + more, tmp_path / str(more)) for more in (3, 5))
-    assert look_at(trace) == first + second - steps_of(mode, before, tmp_path / "0")
+    assert check_lanes(trace) == first + second - steps_of(mode, before, tmp_path / "0")
     (writer,) = (writer for writer in trace.readers if writer.schema["writer"] != "first")
     assert writer.schema["copied_from"] == "first"
     for part in trace:
@@ -97,7 +108,7 @@ def test_copies_of_copies_apply_the_filters(
     for env in envs:
         env.close()
     whole = steps_of(mode, sum(runs) + 3, directory / "whole")
-    assert look_at(open_trace(directory / "t")) == Counter(
+    assert check_lanes(open_trace(directory / "t")) == Counter(
         step for step in whole.elements() if kept is None or step[2] in kept
     )
 
@@ -141,12 +152,12 @@ def test_a_copy_of_a_closed_recorder_records_its_next_episodes(tmp_path: Path) -
     twin.reset(seed=12)
     steps(twin, 2)
     twin.close()
-    assert look_at(open_trace(tmp_path)).total() == 2 * COUNT
+    assert check_lanes(open_trace(tmp_path)).total() == 2 * COUNT
 
 
 def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(
-        made("async", NEXT_STEP, True, SPACES["box"], SPACES["discrete"]),
+        make_vector_env("async", NEXT_STEP, True, SPACES["box"], SPACES["discrete"]),
         tmp_path,
         record_infos=True,
     )
@@ -157,7 +168,7 @@ def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path
             copier(env)
     steps(env, 3)
     env.close()
-    assert look_at(open_trace(tmp_path)) == steps_of(NEXT_STEP, 5, tmp_path / "whole")
+    assert check_lanes(open_trace(tmp_path)) == steps_of(NEXT_STEP, 5, tmp_path / "whole")
     assert len(list(tmp_path.glob("*.manifest.jsonl"))) == 1
 
 
@@ -165,7 +176,7 @@ def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path
 
 _PREAMBLE = f"""
 import os, sys
-sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
+sys.path[:0] = {[os.path.dirname(__file__), HELPERS]!r}
 from test_vector_copies import *
 mode = vector.AutoresetMode(sys.argv[2])
 env = wrapped(Path(sys.argv[1]), mode)
@@ -176,7 +187,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 def run_script(script: str, directory: Path, mode: Any) -> None:
     command = [sys.executable, "-c", _PREAMBLE + script, str(directory), mode.value]
-    ended = cradle.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = forked_python.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -211,7 +222,7 @@ else:
     assert len(trace.writers) == 3
     runs = [steps_of(mode, count, tmp_path / str(count)) for count in (7, 12, 4)]
     every = runs[0] + runs[1] - runs[2]
-    assert look_at(trace) == Counter(step for step in every.elements() if not options or step[2] != 1)
+    assert check_lanes(trace) == Counter(step for step in every.elements() if not options or step[2] != 1)
 
 
 ENDS = ("os._exit(0)", "sys.exit()", "env.close()")
@@ -230,5 +241,5 @@ else:
     env.close()
 """
     run_script(script, tmp_path / "t", mode)
-    assert look_at(open_trace(tmp_path / "t")) == steps_of(mode, 5, tmp_path / "whole")
+    assert check_lanes(open_trace(tmp_path / "t")) == steps_of(mode, 5, tmp_path / "whole")
     assert len(list((tmp_path / "t").iterdir())) == 2

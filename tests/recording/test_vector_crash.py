@@ -13,29 +13,30 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium import vector
-from interrupting import InterruptsAt
-from longer import LONG
-from runs import batch_reader
-from telling import (
+from long_tests import LONG
+from numbered_lanes import (
     COUNT,
     DISABLED,
     MODES,
     NEXT_STEP,
     SPACES,
-    Saying,
-    TellingEnv,
+    FixedResultEnv,
+    NumberedLaneEnv,
     batched_actions,
+    check_lanes,
     expected,
-    look_at,
-    made,
+    make_vector_env,
     modes,
     step_lanes,
 )
-from zoo import bits
+from raising_signals import InterruptsAt
+from runs import batch_reader
+from scripted_env import bits
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
@@ -49,11 +50,11 @@ from gym_trace.recording.background import SlabWriter
 def test_a_killed_vector_run_is_an_exact_prefix(tmp_path: Path, kind: str) -> None:
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {HELPERS!r})
 import numpy as np
 import time
-from telling import *
-env = made({kind!r}, vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+from numbered_lanes import *
+env = make_vector_env({kind!r}, vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
 env = TraceRecordingVectorWrapper(env, {str(tmp_path / "t")!r}, record_infos=True, flush_seconds=0.05)
 actions = batched_actions(env, 100000)
 env.reset(seed=11)
@@ -63,13 +64,13 @@ for step, action in enumerate(actions):
     if step == 200:
         print("ready", flush=True)
 """
-    process = cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    process = forked_python.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
     space, action_space = SPACES["box"], SPACES["discrete"]
-    env = made("sync", NEXT_STEP, True, space, action_space)
+    env = make_vector_env("sync", NEXT_STEP, True, space, action_space)
     trace = open_trace(tmp_path / "t")
     episodes = sorted(trace, key=lambda episode: episode.episode_id)
     assert len(episodes) > COUNT
@@ -85,9 +86,9 @@ for step, action in enumerate(actions):
 # Step lanes that count; each lane of a slab becomes one chunk. Die before a chunk is written; a forked child does, too.
 _MANY_CHUNKS = f"""
 import os, signal, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
-from telling import *
-from zoo import CountingEnv
+sys.path.insert(0, {HELPERS!r})
+from numbered_lanes import *
+from scripted_env import CountingEnv
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.recording.vector import recorder
 from gym_trace.format.ring import chunk_builder
@@ -122,7 +123,7 @@ while True:
 @pytest.mark.parametrize(("last", "fork_at"), [(1, 0), (5, 0), (6, 30), (7, 20), (8, 31)])
 def test_a_run_killed_between_the_chunks_of_a_slab_loses_no_step(tmp_path: Path, last: int, fork_at: int) -> None:
     command = [sys.executable, "-c", _MANY_CHUNKS, str(tmp_path / "t"), str(last), str(fork_at or -1)]
-    ended = cradle.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = forked_python.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")
     answered = dict(line.split() for line in ended.stdout.splitlines())
     trace = open_trace(tmp_path / "t")
@@ -147,15 +148,15 @@ def test_a_run_killed_between_the_chunks_of_a_slab_loses_no_step(tmp_path: Path,
 # Record frames until an error, continue unrecorded, and report the errors.
 _SCRIPT = f"""
 import json, resource, sys, warnings
-sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
-from telling import *
+sys.path.insert(0, {HELPERS!r})
+from numbered_lanes import *
 from gym_trace.errors import RecordingError
 
 directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 told = dict(errors=[], steps=0, after=0)
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
-    env = made("sync", vector.AutoresetMode.SAME_STEP, True, SPACES["frames"], SPACES["discrete"])
+    env = make_vector_env("sync", vector.AutoresetMode.SAME_STEP, True, SPACES["frames"], SPACES["discrete"])
     env = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, **options)
     env.reset(seed=11)
     if limit:  # after the ring is there
@@ -181,7 +182,7 @@ print(json.dumps(told))
 def record_until_full(directory: Path, limit: int, how: str, **options: Any) -> dict[str, Any]:
     pytest.importorskip("resource")
     command = [sys.executable, "-c", _SCRIPT, str(directory), str(limit), json.dumps(options), how]
-    ended = cradle.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = forked_python.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.stderr == ""
     told: dict[str, Any] = json.loads(ended.stdout)
     return told
@@ -197,11 +198,11 @@ def test_a_full_disk_is_reported_once_and_the_run_continues(tmp_path: Path, how:
     ]
     assert str(tmp_path / "t") in said
     assert "earlier steps stay readable" in said
-    steps = look_at(open_trace(tmp_path / "t"), dead=True)
+    steps = check_lanes(open_trace(tmp_path / "t"), dead=True)
     assert set(steps.values()) == {1}
     assert 0 < len(steps) <= COUNT * told["steps"]
     assert repair_trace(tmp_path / "t", tmp_path / "r").steps == len(steps)
-    assert look_at(open_trace(tmp_path / "r"), dead=True) == steps
+    assert check_lanes(open_trace(tmp_path / "r"), dead=True) == steps
 
 
 def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path: Path) -> None:
@@ -211,14 +212,14 @@ def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path: Pa
     for short in (200, 700):  # the size of stored times varies by a few bytes
         told = record_until_full(tmp_path / f"{short}", size - short, "close")
         assert len(told["errors"]) == 1
-        assert len(look_at(open_trace(tmp_path / f"{short}"), dead=True)) in (0, COUNT * 20)
+        assert len(check_lanes(open_trace(tmp_path / f"{short}"), dead=True)) in (0, COUNT * 20)
 
 
 # -- bytes that are gone ----------------------------------------------------------------------------------------------
 
 
 def record_small(directory: Path, mode: Any, **options: Any) -> Any:
-    env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    env = make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"])
     wrapped = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, flush_seconds=1000.0, **options)
     wrapped.reset(seed=11)
     for t in range(9):
@@ -254,7 +255,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
         batch.write_bytes(whole)
     trace = open_trace(tmp_path / "t")
     numbers = {part.episode_id: (part.lane, int(part.reset_info["began"])) for part in trace}
-    every, chunks, first = look_at(trace, dead=True), [], 0
+    every, chunks, first = check_lanes(trace, dead=True), [], 0
     reader = batch_reader(batch)
     for offset, length, count, _ in reader.chunks.tolist():
         table = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
@@ -272,9 +273,9 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
             with pytest.raises(TraceError):
                 list(open_trace(tmp_path / "t"))
             kept = repair_trace(tmp_path / "t", tmp_path / str(length)).writers
-            found = look_at(open_trace(tmp_path / str(length)), dead=True) if kept else {}
+            found = check_lanes(open_trace(tmp_path / str(length)), dead=True) if kept else {}
         else:
-            found = look_at(open_trace(tmp_path / "t"), dead=True)
+            found = check_lanes(open_trace(tmp_path / "t"), dead=True)
         assert (set(found), set(found.values()) - {1}) == (complete, set()), f"{length} of {len(whole)} bytes"
 
 
@@ -303,7 +304,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
     first = 13 * (2 * list(MODES).index(mode) + filtered)  # each at other lines of what they have in common
     number, lines = 0 if LONG else first, set()
     while True:
-        env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+        env = make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"])
         directory = tmp_path / str(number)
         wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, flush_seconds=1000.0, **options)
         wrapped.reset(seed=11)
@@ -321,7 +322,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
                     wrapped.reset()
         assert not wrapped._recorder.failed, interrupts.line
         wrapped.close()
-        steps = look_at(open_trace(directory))
+        steps = check_lanes(open_trace(directory))
         assert set(steps.values()) == {1}, interrupts.line
         ids = [part.episode_id for part in open_trace(directory) if part.first_step == 0]
         assert len(ids) == len(set(ids)), interrupts.line
@@ -344,7 +345,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
 
 @pytest.mark.parametrize("line", range(6))
 def test_ctrl_c_while_a_slab_is_submitted_loses_none_of_the_steps_after_it(tmp_path: Path, line: int) -> None:
-    env, code = TraceRecordingVectorWrapper(Saying(), tmp_path), SlabWriter.submit.__code__
+    env, code = TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path), SlabWriter.submit.__code__
     env.reset()
     env.step(np.zeros(COUNT, np.int64))
     with contextlib.suppress(KeyboardInterrupt), InterruptsAt(line, KeyboardInterrupt, lambda it: it is code):
@@ -367,7 +368,7 @@ def test_ctrl_c_between_two_lanes_keeps_their_step_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, lane: int, when: str, at: int
 ) -> None:
     calls = 0
-    original = TellingEnv.step
+    original = NumberedLaneEnv.step
 
     def interrupted(self: Any, action: Any) -> Any:
         nonlocal calls
@@ -380,8 +381,8 @@ def test_ctrl_c_between_two_lanes_keeps_their_step_together(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(TellingEnv, "step", interrupted)
-    env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    monkeypatch.setattr(NumberedLaneEnv, "step", interrupted)
+    env = make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"])
     wrapped = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True)
     wrapped.reset(seed=11)
     interruptions = 0
@@ -394,7 +395,7 @@ def test_ctrl_c_between_two_lanes_keeps_their_step_together(
                 wrapped.reset()
     wrapped.close()
     assert interruptions == 1
-    steps = look_at(open_trace(tmp_path))
+    steps = check_lanes(open_trace(tmp_path))
     assert set(steps.values()) == {1}
     assert min(Counter(lane for lane, *_ in steps).values()) > 8
     assert {part.outcome for part in open_trace(tmp_path)} >= {"cut", "terminated", "truncated"}
@@ -407,7 +408,7 @@ def test_after_an_error_recording_resumes_with_the_next_episodes(tmp_path: Path)
                 raise ValueError("no such action")
             return super().step(actions)
 
-    makers = [lambda lane=lane: TellingEnv(lane, SPACES["box"], SPACES["discrete"]) for lane in range(COUNT)]
+    makers = [lambda lane=lane: NumberedLaneEnv(lane, SPACES["box"], SPACES["discrete"]) for lane in range(COUNT)]
     env = TraceRecordingVectorWrapper(Failing(makers), tmp_path, record_infos=True)
     env.reset(seed=11)
     step_lanes(env)
@@ -417,14 +418,14 @@ def test_after_an_error_recording_resumes_with_the_next_episodes(tmp_path: Path)
         step_lanes(env)
     env.close()
     trace = open_trace(tmp_path)
-    assert set(look_at(trace).values()) == {1}
+    assert set(check_lanes(trace).values()) == {1}
     firsts = [next(part for part in trace if part.lane == lane) for lane in range(COUNT)]
     assert [(len(part), part.outcome) for part in firsts] == [(1, "terminated"), (1, "cut"), (1, "terminated")]
     assert Counter(part.lane for part in trace if len(part)) == {0: 3, 1: 3, 2: 3}
 
 
 def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_path: Path) -> None:
-    env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+    env = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
     wrapped, told = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True), env.step
     wrapped.reset(seed=11)
     step_lanes(wrapped)
@@ -437,7 +438,7 @@ def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_pa
     env.step = step_and_close
     step_lanes(wrapped)
     step_lanes(wrapped)
-    assert look_at(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
+    assert check_lanes(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
 
 
 def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:

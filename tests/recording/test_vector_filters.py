@@ -13,7 +13,7 @@ import pytest
 from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
-from telling import (
+from numbered_lanes import (
     ARRAYS,
     COUNT,
     DISABLED,
@@ -22,24 +22,24 @@ from telling import (
     SAME_STEP,
     SPACES,
     STEPS,
-    TellingEnv,
+    NumberedLaneEnv,
     batched_actions,
-    look_at,
-    made,
+    check_lanes,
+    make_vector_env,
     modes,
     parts_of,
     plain,
     record,
     step_lanes,
 )
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import InvalidOption
 
 
 def recorded(directory: Path, mode: Any, *, observation: str = "box", **options: Any) -> Any:
-    env = made("sync", mode, True, SPACES[observation], SPACES["discrete"])
+    env = make_vector_env("sync", mode, True, SPACES[observation], SPACES["discrete"])
     record(env, directory, batched_actions(env, STEPS), **options)
     return open_trace(directory)
 
@@ -107,9 +107,9 @@ def test_a_filtered_run_is_a_subset_of_the_unfiltered_run(
 @pytest.mark.parametrize("steps", [{0, 2, 3}, {1}, {2, 3}, set(range(9))])
 def test_a_vector_run_and_single_runs_keep_the_same_parts(tmp_path: Path, mode: Any, steps: set[int]) -> None:
     together = recorded(tmp_path / "vector", mode, frame_filter=steps.__contains__)
-    actions = batched_actions(made("sync", mode, True, SPACES["box"], SPACES["discrete"]), STEPS)
+    actions = batched_actions(make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"]), STEPS)
     for lane in range(COUNT):
-        inner = TellingEnv(lane, SPACES["box"], SPACES["discrete"])
+        inner = NumberedLaneEnv(lane, SPACES["box"], SPACES["discrete"])
         env = TraceRecordingWrapper(inner, tmp_path / str(lane), record_infos=True, frame_filter=steps.__contains__)
         env.reset(seed=11 + lane, options={"level": 2})
         over = False
@@ -154,7 +154,7 @@ def test_the_frame_filter_is_called_only_for_steps_of_recorded_episodes(tmp_path
 
 
 def test_reward_classes_with_a_frame_filter_raise(tmp_path: Path) -> None:
-    env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+    env = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
     with pytest.raises(InvalidOption, match="cannot be combined with frame_filter"):
         TraceRecordingVectorWrapper(env, tmp_path / "t", reward_classes=[0.0], frame_filter=lambda step: True)
     assert not (tmp_path / "t").exists()
@@ -162,7 +162,7 @@ def test_reward_classes_with_a_frame_filter_raise(tmp_path: Path) -> None:
 
 def test_reward_classes_of_one_lane_match_a_single_environment(tmp_path: Path) -> None:
     def maker() -> Any:
-        return TellingEnv(2, SPACES["box"], SPACES["discrete"])
+        return NumberedLaneEnv(2, SPACES["box"], SPACES["discrete"])
 
     options: dict[str, Any] = {"record_infos": True, "reward_classes": [2.125, 2.25, 2.5]}
     envs = vector.SyncVectorEnv([maker], autoreset_mode=SAME_STEP)
@@ -218,7 +218,7 @@ def test_an_exception_in_a_filter_reaches_the_caller_and_corrupts_nothing(tmp_pa
             raise ZeroDivisionError
         return True
 
-    env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    env = make_vector_env("sync", mode, True, SPACES["box"], SPACES["discrete"])
     wrapped = TraceRecordingVectorWrapper(env, tmp_path / "t", record_infos=True, **{name: fails_once})
     failures = 0
     wrapped.reset(seed=11)
@@ -232,7 +232,7 @@ def test_an_exception_in_a_filter_reaches_the_caller_and_corrupts_nothing(tmp_pa
     wrapped.close()
     trace = open_trace(tmp_path / "t")
     assert failures == 1
-    assert set(look_at(trace).values()) == {1}
+    assert set(check_lanes(trace).values()) == {1}
     assert len({part.episode_id for part in trace}) == len(trace) > 12
     assert {part.outcome for part in trace} <= {"cut", "terminated", "truncated", "closed"}
 

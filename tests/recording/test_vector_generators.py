@@ -11,8 +11,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from vectors import TraceRecordingVectorWrapper
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import open_trace, verify_trace
 from gym_trace.envs.seeding import has_own_generator
@@ -118,7 +119,7 @@ def test_only_classes_that_keep_the_generator_of_gymnasium_are_asked(monkeypatch
 def test_generator_states_of_a_dead_writer_are_in_its_ring(tmp_path: Path) -> None:
     code = f"""if True:
         import os, signal, sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {HELPERS!r}]
         from test_vector_generators import *
         recorder = TraceRecordingVectorWrapper(SyncVectorEnv([make] * 3), {str(tmp_path / "trace")!r})
         run(recorder, "NextStep", 40)

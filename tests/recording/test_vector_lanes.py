@@ -11,17 +11,17 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces, vector
-from telling import (
+from numbered_lanes import (
     COUNT,
     DISABLED,
     NEXT_STEP,
     SAME_STEP,
     SPACES,
     STEPS,
-    Saying,
-    TellingEnv,
+    FixedResultEnv,
+    NumberedLaneEnv,
     batched_actions,
-    made,
+    make_vector_env,
     modes,
     parts_of,
     record,
@@ -42,7 +42,7 @@ def parts_by_lane(trace: Any, lanes: list[int]) -> list[list[dict[str, Any]]]:
 
 
 def recorded(directory: Path, mode: Any, name: str, **options: Any) -> Any:
-    env = made("sync", mode, True, SPACES[name], SPACES["dict" if name == "dict" else "discrete"])
+    env = make_vector_env("sync", mode, True, SPACES[name], SPACES["dict" if name == "dict" else "discrete"])
     record(env, directory, batched_actions(env, STEPS), **options)
     return open_trace(directory)
 
@@ -108,7 +108,7 @@ def test_lanes_are_chosen_by_count_slice_mask_or_numbers(tmp_path: Path, lanes: 
 )
 def test_lanes_that_make_no_sense_raise_and_leave_no_files(tmp_path: Path, lanes: Any, problem: str) -> None:
     with pytest.raises(InvalidOption, match=problem):
-        TraceRecordingVectorWrapper(Saying(), tmp_path / "t", lanes=lanes)
+        TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path / "t", lanes=lanes)
     assert not (tmp_path / "t").exists()
 
 
@@ -126,7 +126,7 @@ def test_chosen_lanes_are_verified(tmp_path: Path, mode: str) -> None:
 
 
 def test_states_are_those_of_the_chosen_lanes(tmp_path: Path) -> None:
-    class Told(TellingEnv):
+    class Told(NumberedLaneEnv):
         def get_state(self) -> Any:
             return bytes([self.lane, self.t])
 
@@ -150,7 +150,7 @@ def test_states_are_those_of_the_chosen_lanes(tmp_path: Path) -> None:
 
 
 def test_annotations_have_a_row_for_each_lane_of_the_environment(tmp_path: Path) -> None:
-    env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t", lanes=[0, 2])
+    env = TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path / "t", lanes=[0, 2])
     env.reset()
     env.annotate(value=np.array([5.0, 6.0, 7.0]), word=["a", "b", "c"])
     env.step(np.zeros(3, np.int64))
@@ -163,7 +163,7 @@ def test_annotations_have_a_row_for_each_lane_of_the_environment(tmp_path: Path)
 
 def test_info_values_with_as_many_rows_as_chosen_lanes_go_whole_to_each(tmp_path: Path) -> None:
     infos = {"pair": [1, 2], "each": np.arange(3), "odd": np.arange(3), "_odd": np.array([True, True, False])}
-    env = TraceRecordingVectorWrapper(Saying(infos=infos), tmp_path / "t", lanes=[0, 2], record_infos=True)
+    env = TraceRecordingVectorWrapper(FixedResultEnv(infos=infos), tmp_path / "t", lanes=[0, 2], record_infos=True)
     env.reset()
     env.step(np.zeros(3, np.int64))
     env.close()
@@ -174,7 +174,7 @@ def test_info_values_with_as_many_rows_as_chosen_lanes_go_whole_to_each(tmp_path
 
 @pytest.mark.parametrize("name", ["obs", "rewards", "ends"])
 def test_as_many_rows_as_chosen_lanes_are_not_taken_for_theirs(tmp_path: Path, name: str) -> None:
-    envs = Saying()
+    envs = FixedResultEnv()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t", lanes=[0, 2])
     env.reset()
     env.step(np.zeros(3, np.int64))
@@ -199,7 +199,7 @@ class ResetRows(vector.VectorWrapper):  # type: ignore[type-arg]
 def test_a_masked_reset_may_answer_with_rows_of_the_lanes_that_it_resets(tmp_path: Path) -> None:
     found = []
     for around in (lambda env: env, ResetRows):
-        env = made("sync", DISABLED, True, SPACES["box"], SPACES["discrete"])
+        env = make_vector_env("sync", DISABLED, True, SPACES["box"], SPACES["discrete"])
         wrapped = TraceRecordingVectorWrapper(around(env), tmp_path / str(len(found)), lanes=[0, 2])
         wrapped.reset(seed=11)
         over = np.zeros(COUNT, np.bool_)
@@ -216,7 +216,7 @@ def test_a_masked_reset_may_answer_with_rows_of_the_lanes_that_it_resets(tmp_pat
 
 
 def test_a_copy_records_the_same_lanes(tmp_path: Path) -> None:
-    wrapped = TraceRecordingVectorWrapper(Saying(), tmp_path / "t", lanes=[2])
+    wrapped = TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path / "t", lanes=[2])
     wrapped.reset(seed=11)
     wrapped.step(np.zeros(COUNT, np.int64))
     other = copy.deepcopy(wrapped)
@@ -227,7 +227,7 @@ def test_a_copy_records_the_same_lanes(tmp_path: Path) -> None:
     assert sorted(found) == [(2, [0, 1]), (2, [1])]
 
 
-class Dies(Saying):
+class Dies(FixedResultEnv):
     """Exits in its third step, as if killed."""
 
     def step(self, actions: Any) -> Any:
@@ -293,7 +293,7 @@ class OnDevice:
 def test_rows_on_a_device_are_gathered_before_they_are_copied(tmp_path: Path, mode: Any) -> None:
     count = 1000
 
-    class OfDevice(Saying):
+    class OfDevice(FixedResultEnv):
         metadata = {"autoreset_mode": mode}  # noqa: RUF012
 
         def __init__(self) -> None:

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
-from telling import (
+from numbered_lanes import (
     DISABLED,
     NEXT_STEP,
     SPACES,
     STEPS,
-    Saying,
+    FixedResultEnv,
     batched_actions,
     check,
     expected,
-    made,
+    make_vector_env,
     modes,
     plain,
     record_and_check,
-    said,
+    record_result,
 )
-from zoo import bits
+from scripted_env import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.data.values import Unstored
@@ -91,7 +91,7 @@ class InTensors(vector.VectorWrapper):  # type: ignore[type-arg]
 @pytest.mark.parametrize("name", ["box", "discrete", "dict", "tuple", "frames"])
 def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None:
     space = action_space = SPACES[name]
-    env = made("sync", mode, True, space, action_space)
+    env = make_vector_env("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
     wrapped = TraceRecordingVectorWrapper(InTensors(env), tmp_path / "t", record_infos=True)
     wrapped.reset(seed=11, options={"level": 2})
@@ -108,7 +108,7 @@ def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
     mode, space, action_space = NEXT_STEP, SPACES["dict"], SPACES["box"]
-    env = made("sync", mode, True, space, action_space)
+    env = make_vector_env("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
     wrapped = TraceRecordingVectorWrapper(vector_wrappers.NumpyToTorch(env), tmp_path / "t", record_infos=True)
     wrapped.reset(seed=11)
@@ -125,7 +125,7 @@ def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> Non
 
 
 def infos_of(directory: Path, infos: Any) -> list[Any]:
-    return [plain(episode.infos[0]) for episode in said(directory, True, infos=infos)]
+    return [plain(episode.infos[0]) for episode in record_result(directory, True, infos=infos)]
 
 
 def test_info_values_without_one_row_per_lane_go_whole_to_each_lane(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: 
     ids="-".join,
 )
 def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, values: Any) -> None:
-    envs = Saying()
+    envs = FixedResultEnv()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(np.zeros(3, np.int64))
@@ -185,7 +185,7 @@ def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path,
 
 
 def test_actions_of_the_wrong_shape_reach_the_environment(tmp_path: Path) -> None:
-    envs = Saying()
+    envs = FixedResultEnv()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(None)
@@ -198,7 +198,7 @@ def test_actions_of_the_wrong_shape_reach_the_environment(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mode", ["SameStep", "SAME_STEP", "same_step", vector.AutoresetMode.SAME_STEP, None])
 def test_the_autoreset_mode_may_be_text(tmp_path: Path, mode: Any) -> None:
-    envs = Saying(ends=np.ones(3, np.bool_), infos={"final_obs": np.ones((3, 2), np.float32)})
+    envs = FixedResultEnv(ends=np.ones(3, np.bool_), infos={"final_obs": np.ones((3, 2), np.float32)})
     envs.metadata = {"autoreset_mode": mode}
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
@@ -210,10 +210,10 @@ def test_the_autoreset_mode_may_be_text(tmp_path: Path, mode: Any) -> None:
 
 
 def test_an_unknown_autoreset_mode_raises(tmp_path: Path) -> None:
-    envs = Saying()
+    envs = FixedResultEnv()
     envs.metadata = {"autoreset_mode": "sometimes"}
     with pytest.raises(
-        InvalidOption, match=r"Saying has the autoreset_mode 'sometimes' .* NextStep, SameStep, Disabled"
+        InvalidOption, match=r"FixedResultEnv has the autoreset_mode 'sometimes' .* NextStep, SameStep, Disabled"
     ):
         TraceRecordingVectorWrapper(envs, tmp_path / "t")
 
@@ -222,7 +222,7 @@ def test_infos_that_cannot_be_split_lose_no_step(tmp_path: Path) -> None:
     infos: dict[str, Any] = {}
     infos["itself"] = infos
     with pytest.warns(UserWarning, match="infos: a value of type builtins.dict cannot be stored"):
-        episodes = said(tmp_path / "t", True, infos=infos)
+        episodes = record_result(tmp_path / "t", True, infos=infos)
     found = [(len(episode), type(episode.infos[0])) for episode in episodes]
     assert found == [(1, Unstored)] * 3
 
@@ -241,7 +241,7 @@ class OnDevice(Tensor):
 
 
 def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
-    env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t", episode_filter=lambda _: True)
+    env = TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path / "t", episode_filter=lambda _: True)
     env.reset()
     env.reset(options={"reset_mask": OnDevice([True, False, True])})
     env.step(np.zeros(3, np.int64))
@@ -255,12 +255,12 @@ def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
 
 def test_rewards_of_varying_shapes_are_kept(tmp_path: Path) -> None:
     rewards = [np.zeros(2), np.zeros(3), 1.0]
-    kept = [episode.rewards[0] for episode in said(tmp_path / "t", rewards=rewards)]
+    kept = [episode.rewards[0] for episode in record_result(tmp_path / "t", rewards=rewards)]
     assert [bits(np.asarray(reward)) for reward in kept] == [bits(np.asarray(reward)) for reward in rewards]
 
 
 def test_an_annotation_without_rows_raises(tmp_path: Path) -> None:
-    env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t")
+    env = TraceRecordingVectorWrapper(FixedResultEnv(), tmp_path / "t")
     env.reset()
     for value in (1.0, Tensor(1.0), None, {"mean": 1, "std": 2, "entropy": 3}, "abc", {1, 2, 3}):
         with pytest.raises(InvalidOption, match="pass one per lane"):

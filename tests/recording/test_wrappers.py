@@ -18,8 +18,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 from runs import acted, outcomes, play, recorded, warned
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, scripted
+from scripted_env import CountingEnv, Lazy, OddSpace, Result, ScriptedEnv, bits, scripted
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, open_trace
 from gym_trace.errors import InvalidOption
@@ -82,7 +82,7 @@ def test_the_wrapper_returns_the_objects_of_the_environment_unchanged(tmp_path: 
 
 
 def test_flags_of_other_types_are_returned_unchanged_and_stored_as_booleans(tmp_path: Path) -> None:
-    steps = [Told(np.int64(0), 1.0, np.False_, 0), Told(np.int64(0), 1.0, np.True_, 1)]
+    steps = [Result(np.int64(0), 1.0, np.False_, 0), Result(np.int64(0), 1.0, np.True_, 1)]
     env = acted(TraceRecordingWrapper(scripted(steps), tmp_path), "reset")
     assert env.step(0)[2] is steps[0].terminated
     assert env.step(0)[3] is steps[1].truncated
@@ -219,7 +219,7 @@ def test_the_human_player_of_gymnasium_can_be_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.uint8])
 def test_observations_without_dimensions_may_be_arrays_or_scalars(tmp_path: Path, dtype: Any) -> None:
     space = spaces.Box(np.zeros((), dtype), np.ones((), dtype), dtype=dtype)
-    steps = [Told(np.array(1, dtype)), Told(dtype(0)), Told(np.array(1, dtype))]
+    steps = [Result(np.array(1, dtype)), Result(dtype(0)), Result(np.array(1, dtype))]
     wrapped = TraceRecordingWrapper(ScriptedEnv(space, space, [(np.array(0, dtype), steps)]), tmp_path)
     acted(wrapped, "reset", np.array(1, dtype), dtype(0), dtype(1), "close")
     episode = open_trace(tmp_path)[0]
@@ -233,7 +233,12 @@ def test_array_like_objects_are_recorded_as_arrays(tmp_path: Path, shape: tuple[
         pass
 
     values = [np.full(shape, i, np.float32) for i in range(5)]
-    steps = [Told(Lazy(values[1])), Told(values[2].view(Special)), Told(values[3]), Told(Lazy(values[4]), Lazy(2.5))]
+    steps = [
+        Result(Lazy(values[1])),
+        Result(values[2].view(Special)),
+        Result(values[3]),
+        Result(Lazy(values[4]), Lazy(2.5)),
+    ]
     space = spaces.Box(-9, 9, shape)
     env = ScriptedEnv(space, space, [(Lazy(values[0]), steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True)
@@ -263,7 +268,7 @@ def test_an_environment_without_a_spec_is_recorded(tmp_path: Path) -> None:
     assert description["id"] is None
     assert description["spec"] is None
     assert "no spec" in description["note"]
-    assert description["class"] == "zoo.CountingEnv"
+    assert description["class"] == "scripted_env.CountingEnv"
 
 
 def test_a_spec_with_a_callable_is_stored_as_far_as_possible(tmp_path: Path) -> None:
@@ -279,7 +284,7 @@ def test_the_generator_of_a_custom_space_is_not_used(tmp_path: Path) -> None:
     space = OddSpace()
     space.seed(1)
     state = copy.deepcopy(space.np_random.bit_generator.state)
-    env = ScriptedEnv(space, space, [({"cells": [1]}, [Told({"cells": []})])])
+    env = ScriptedEnv(space, space, [({"cells": [1]}, [Result({"cells": []})])])
     wrapped = TraceRecordingWrapper(env, tmp_path)
     wrapped.reset()
     wrapped.step({"x": (1,)})
@@ -321,7 +326,7 @@ def test_an_environment_of_another_library_says_how_to_record_it(
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
 def test_an_unstorable_value_becomes_its_repr_with_one_warning(tmp_path: Path, on_error: str) -> None:
     good = np.ones(2, np.float32)
-    steps = [Told(good), *[Told(fractions.Fraction(1, 3)) for _ in range(3)], Told(good)]
+    steps = [Result(good), *[Result(fractions.Fraction(1, 3)) for _ in range(3)], Result(good)]
     wrapped = TraceRecordingWrapper(scripted(steps, spaces.Box(-1, 1, (2,)), good), tmp_path, on_error=on_error)
     acts = [act for action in (0, 1, decimal.Decimal(1), 1, 0) for act in (action, "flush")]
     assert sorted(warned(lambda: acted(wrapped, "reset", *acts, "close"))) == [

@@ -15,10 +15,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from interrupting import InterruptsAt
-from longer import LONG
+from long_tests import LONG
+from raising_signals import InterruptsAt
 from runs import warned
-from zoo import small_blocks
+from scripted_env import small_blocks
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, open_trace, verify_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceExists, UnstorableValue

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longer import LONG
+from long_tests import LONG
 
 pytest.importorskip("resource")
 
-import inquest
-from crashes import FAILED, Crash, Undertaker
+import crash_report
+from crash_runs import FAILED, Crash, CrashServer
 
 ROUNDS = 300 if LONG else 12
 
@@ -35,21 +35,21 @@ def way(chance: random.Random, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pure", [False, True], ids=["compiled", "pure"])
 def test_a_loop_that_is_killed_loses_no_step_and_its_action_is_known(tmp_path: Path, pure: bool) -> None:
-    undertaker, verdict, dead = Undertaker(pure), inquest.Verdict(), 0
+    crash_server, verdict, dead = CrashServer(pure), crash_report.StepCounts(), 0
     try:
         for number in range(int(pure), ROUNDS, 2):  # half of them each
             chance = random.Random(number)
             place, diary = tmp_path / f"t{number}", tmp_path / f"diary{number}"
-            (status,) = undertaker(
+            (status,) = crash_server(
                 Crash("robot", str(place), str(diary), seed=number, options={"uid": "w"}, **way(chance, number // 2))
             )
             assert status != FAILED
             dead += os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 3
-            found = inquest.inquire(place, {"w": diary}, "robot", tmp_path / f"r{number}")
+            found = crash_report.examine_crash(place, {"w": diary}, "robot", tmp_path / f"r{number}")
             assert found.is_clean, (number, found)
             verdict += found
     finally:
-        undertaker.close()
+        crash_server.close()
     assert dead == ROUNDS // 2
     assert verdict.recovered > 10 * dead
     assert verdict.pending > dead // 8

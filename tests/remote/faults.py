@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Iterator
 
-from web import QuietHandler, running
+from faulty_server import QuietHandler, running
 
 KINDS = ("status", "cut before", "lost answer", "half an answer")
 

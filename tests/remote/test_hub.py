@@ -8,7 +8,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from runs import play
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import InvalidOption

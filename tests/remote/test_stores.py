@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from conftest import BUCKET
 from faults import Faults
-from nursery import LENGTH
+from forked_recordings import LENGTH
 from runs import play
+from scripted_env import CountingEnv
 from shell import run
 from storage_contract import ReadContract
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import RemoteError, TraceExists
@@ -137,7 +137,8 @@ def test_a_missing_bucket_is_reported_at_once(store: Faults, url: str, tmp_path:
 
 def test_a_recording_left_open_is_published_at_exit(store: Faults, url: str) -> None:
     code = (
-        "import sys; from gym_trace import TraceRecordingWrapper; from runs import play; from zoo import CountingEnv;"
+        "import sys; from gym_trace import TraceRecordingWrapper\n"
+        "from runs import play; from scripted_env import CountingEnv\n"
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1]); play(env, 3)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

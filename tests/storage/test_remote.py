@@ -17,14 +17,14 @@ import fsspec
 import gymnasium
 import numpy as np
 import pytest
-from faulty import FaultyFileSystem
+from faulty_server import QuietHandler, Web, serving
+from faulty_store import FaultyFileSystem
 from gymnasium import spaces
 from memory_storage import MemoryStorage
 from runs import in_a_child, play, recorded
+from scripted_env import small_blocks
 from shell import run
 from storage_contract import ReadContract
-from web import QuietHandler, Web, serving
-from zoo import small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from memory_storage import MemoryStorage
 from runs import play, recorded
+from scripted_env import CountingEnv
 from storage_contract import StorageContract
-from zoo import CountingEnv
 
 from gym_trace import (
     Trace,

@@ -18,7 +18,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from beside import Log, VectorLog, compare
+from independent_log import Log, VectorLog, compare
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
 

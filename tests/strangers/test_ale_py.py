@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 import pytest
-from beside import record_single, record_vector, verify
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from independent_log import record_single, record_vector, verify
 
 ale_py = pytest.importorskip("ale_py")
 gymnasium.register_envs(ale_py)

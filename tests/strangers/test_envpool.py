@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beside import BesideVector, compare, record_vector
+from independent_log import LoggingVectorWrapper, compare, record_vector
 
 envpool = pytest.importorskip("envpool")
 
@@ -45,7 +45,9 @@ def test_short_episodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "HalfCheetah-v4"])
 def test_lanes_are_reset_by_a_mask(tmp_path: Path, name: str) -> None:
-    env = BesideVector(TraceRecordingVectorWrapper(pool(name, max_episode_steps=7), tmp_path, record_infos=True))
+    env = LoggingVectorWrapper(
+        TraceRecordingVectorWrapper(pool(name, max_episode_steps=7), tmp_path, record_infos=True)
+    )
     env.reset()
     random = np.random.default_rng(5)
     for step in range(60):

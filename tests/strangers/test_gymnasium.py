@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from beside import Beside, BesideVector, compare, record_single, record_vector, verify
 from gymnasium import wrappers
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
+from independent_log import LoggingVectorWrapper, LoggingWrapper, compare, record_single, record_vector, verify
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
 
@@ -175,12 +175,12 @@ def test_vector_of_jax(tmp_path: Path, target: str) -> None:
     record_vector(make, tmp_path, act=act)
 
 
-class Checked(Beside, RecordConstructorArgs):
+class Checked(LoggingWrapper, RecordConstructorArgs):
     """A log wrapper with constructor arguments: check_env rebuilds the environment from those of each wrapper."""
 
     def __init__(self, env: Any):
         RecordConstructorArgs.__init__(self)
-        Beside.__init__(self, env)
+        LoggingWrapper.__init__(self, env)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
@@ -193,7 +193,7 @@ def test_check_env_passes_on_a_recorded_environment(tmp_path: Path, name: str) -
 
 
 def test_the_wrappers_that_cleanrl_uses(tmp_path: Path) -> None:
-    inner = Beside(
+    inner = LoggingWrapper(
         TraceRecordingWrapper(
             wrappers.RecordEpisodeStatistics(wrappers.FlattenObservation(gymnasium.make("Pendulum-v1"))),
             tmp_path,
@@ -214,7 +214,7 @@ def test_the_wrappers_that_cleanrl_uses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_vector_statistics_above_and_below_the_recorder(tmp_path: Path, mode: Any) -> None:
     below = vector_wrappers.RecordEpisodeStatistics(cartpoles(mode), stats_key="below")
-    inner = BesideVector(TraceRecordingVectorWrapper(below, tmp_path, record_infos=True))
+    inner = LoggingVectorWrapper(TraceRecordingVectorWrapper(below, tmp_path, record_infos=True))
     env = vector_wrappers.RecordEpisodeStatistics(inner)
     env.action_space.seed(7)
     env.reset(seed=2)

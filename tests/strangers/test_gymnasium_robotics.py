@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from beside import record_single, record_vector, verify
+from independent_log import record_single, record_vector, verify
 
 gymnasium_robotics = pytest.importorskip("gymnasium_robotics")
 gymnasium.register_envs(gymnasium_robotics)

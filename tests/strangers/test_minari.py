@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from beside import Beside, compare, exact, record_single, row
+from independent_log import LoggingWrapper, compare, exact, record_single, row
 
 minari = pytest.importorskip("minari")
 
@@ -24,7 +24,7 @@ def test_both_record_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     env: Any = gymnasium.make(name, **({"max_episode_steps": 20} if name == "HalfCheetah-v5" else {}))
     if where == "below":
         env = collector = minari.DataCollector(env, record_infos=False)
-    env = beside = Beside(TraceRecordingWrapper(env, tmp_path / "trace", record_infos=True))
+    env = beside = LoggingWrapper(TraceRecordingWrapper(env, tmp_path / "trace", record_infos=True))
     if where == "above":
         env = collector = minari.DataCollector(beside, record_infos=False)
     env.action_space.seed(4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from beside import record_single, record_vector, verify
+from independent_log import record_single, record_vector, verify
 
 minigrid = pytest.importorskip("minigrid")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from beside import record_single, record_vector, verify
+from independent_log import record_single, record_vector, verify
 
 mo_gymnasium = pytest.importorskip("mo_gymnasium")
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
-from agents_beside import assert_played_back, check, chooser, play_aec, play_parallel, same
+from agents_log import assert_played_back, check, chooser, play_aec, play_parallel, same
 
 from gym_trace import check_trace, open_trace, verify_trace
 from gym_trace.pettingzoo import record, replay

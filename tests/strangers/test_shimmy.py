@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from beside import record_single, record_vector, verify
+from independent_log import record_single, record_vector, verify
 
 shimmy = pytest.importorskip("shimmy")
 pytest.importorskip("dm_control")

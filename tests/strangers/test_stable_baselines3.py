@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from beside import Beside, compare, verify
+from independent_log import LoggingWrapper, compare, verify
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
 
@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("learner", "name"), LEARNERS)
 def test_learning(tmp_path: Path, learner: str, name: str) -> None:
-    env = Beside(TraceRecordingWrapper(gymnasium.make(name), tmp_path, record_infos=True))
+    env = LoggingWrapper(TraceRecordingWrapper(gymnasium.make(name), tmp_path, record_infos=True))
     model = getattr(stable_baselines3, learner)("MlpPolicy", env, seed=5, **SETTINGS.get(learner, {}))
     model.learn(300)
     env.close()
@@ -48,11 +48,11 @@ def test_learning(tmp_path: Path, learner: str, name: str) -> None:
 
 
 def test_monitor_below_and_vector_wrappers_above(tmp_path: Path) -> None:
-    made: list[Beside] = []
+    made: list[LoggingWrapper] = []
 
     def make() -> Any:
         env = Monitor(gymnasium.make("CartPole-v1"))
-        made.append(Beside(TraceRecordingWrapper(env, tmp_path / str(len(made)), record_infos=True)))
+        made.append(LoggingWrapper(TraceRecordingWrapper(env, tmp_path / str(len(made)), record_infos=True)))
         return made[-1]
 
     envs = VecFrameStack(VecNormalize(DummyVecEnv([make, make])), 3)
@@ -64,10 +64,10 @@ def test_monitor_below_and_vector_wrappers_above(tmp_path: Path) -> None:
 
 
 def test_make_vec_env_and_monitors_around(tmp_path: Path) -> None:
-    made: list[Beside] = []
+    made: list[LoggingWrapper] = []
 
     def wrap(env: Any) -> Any:
-        made.append(Beside(TraceRecordingWrapper(env, tmp_path / str(len(made)), record_infos=True)))
+        made.append(LoggingWrapper(TraceRecordingWrapper(env, tmp_path / str(len(made)), record_infos=True)))
         return made[-1]
 
     envs = VecMonitor(make_vec_env("CartPole-v1", 3, seed=5, wrapper_class=wrap))

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from beside import record_single, record_vector, verify
+from independent_log import record_single, record_vector, verify
 
 supersuit = pytest.importorskip("supersuit")
 pytest.importorskip("pettingzoo")

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from beside import Beside, BesideVector, compare, verify
+from independent_log import LoggingVectorWrapper, LoggingWrapper, compare, verify
 
 torchrl = pytest.importorskip("torchrl")
 torch = pytest.importorskip("torch")
@@ -19,8 +19,8 @@ from torchrl.envs import GymWrapper, StepCounter, TransformedEnv, check_env_spec
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace  # noqa: E402
 
 
-def recorded(name: str, directory: Path) -> Beside:
-    return Beside(TraceRecordingWrapper(gymnasium.make(name), directory, record_infos=True))
+def recorded(name: str, directory: Path) -> LoggingWrapper:
+    return LoggingWrapper(TraceRecordingWrapper(gymnasium.make(name), directory, record_infos=True))
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
@@ -58,7 +58,7 @@ def test_transforms_and_a_collector(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_vector(tmp_path: Path, mode: Any) -> None:
-    envs = BesideVector(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=mode))
+    envs = LoggingVectorWrapper(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=mode))
     env = GymWrapper(TraceRecordingVectorWrapper(envs, tmp_path, record_infos=True))
     env.set_seed(3)
     rollout = env.rollout(60, break_when_any_done=False)

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from damage import flip
-from longer import TRACES
+from long_tests import TRACES
 from shell import ok, run
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace, record_episodes

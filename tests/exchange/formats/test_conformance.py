@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longer import TRACES
+from long_tests import TRACES
 from plain_format import (
     Forgetful,
     Leftover,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from longer import LONG
-from old_recordings import LEGACY, RECORDINGS, OldRecorder, copy_of, imported, rows, write_monitor
+from legacy_recordings import LEGACY, RECORDINGS, LegacyRecorder, copy_of, import_episodes, rows, write_monitor
+from long_tests import LONG
 from shell import run
 
 from gym_trace import import_trace, load_results
@@ -38,13 +38,13 @@ def test_pickled_recordings_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["object", "O", "|O8"])
 def test_arrays_of_objects_are_refused(dtype: str, tmp_path: Path) -> None:
-    path = OldRecorder(tmp_path / "old").batch(rows(np.zeros((2, 1))))
+    path = LegacyRecorder(tmp_path / "old").batch(rows(np.zeros((2, 1))))
     path.write_text(path.read_text().replace("float64", dtype))
     assert "pickled" in refusal(tmp_path / "old")
 
 
 def test_a_pickle_in_a_record_of_np_save_is_refused(tmp_path: Path) -> None:
-    OldRecorder(tmp_path / "old", "npy").batch(rows(np.array([[1], "a", None], object)))
+    LegacyRecorder(tmp_path / "old", "npy").batch(rows(np.array([[1], "a", None], object)))
     assert "pickled" in refusal(tmp_path / "old")
 
 
@@ -94,7 +94,7 @@ REFERENCE = {"__type": "ndarray", "npyfile": "a.bin", "npyoff": 0, "shape": [2],
     ids=str,
 )
 def test_references_that_lead_astray_are_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    path = OldRecorder(tmp_path / "old").batch(rows(np.zeros((3, 1))))
+    path = LegacyRecorder(tmp_path / "old").batch(rows(np.zeros((3, 1))))
     (tmp_path / "a.bin").write_bytes(bytes(16))
     (tmp_path / "old" / "a.bin").write_bytes(bytes(16))
     (tmp_path / "old" / "link.bin").symlink_to(tmp_path / "a.bin")
@@ -107,7 +107,7 @@ def test_references_that_lead_astray_are_refused(change: dict[str, Any], complai
 
 
 def test_rows_without_end_are_refused_at_once(tmp_path: Path) -> None:
-    path = OldRecorder(tmp_path / "old").batch(rows(np.zeros((3, 1))))
+    path = LegacyRecorder(tmp_path / "old").batch(rows(np.zeros((3, 1))))
     episode = json.loads(path.read_text())["episodes"][0]
     for name, count in (("observations", 1 << 50), ("actions", (1 << 50) - 1), ("rewards", (1 << 50) - 1)):
         episode[name] |= {"shape": [count, 0], "size": 0}
@@ -134,7 +134,7 @@ def test_rows_without_end_are_refused_at_once(tmp_path: Path) -> None:
     ids=lambda text: text[:30],
 )
 def test_garbled_batches_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    path = OldRecorder(tmp_path / "old").batch(rows(np.zeros((2, 1))), len=1)
+    path = LegacyRecorder(tmp_path / "old").batch(rows(np.zeros((2, 1))), len=1)
     path.write_text(text, encoding="latin-1")
     assert complaint in refusal(tmp_path / "old")
 
@@ -152,7 +152,7 @@ def test_garbled_batches_are_refused(text: str, complaint: str, tmp_path: Path) 
     ids=str,
 )
 def test_garbled_manifests_are_refused(manifest: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    OldRecorder(tmp_path / "old")
+    LegacyRecorder(tmp_path / "old")
     (tmp_path / "old" / "openaigym.trace.0.7.manifest.json").write_text(json.dumps(manifest))
     assert complaint in refusal(tmp_path / "old")
 
@@ -177,7 +177,7 @@ def test_damage_of_any_kind_ends_in_an_error_of_ours_or_in_a_whole_trace(name: s
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                imported(old, target)
+                import_episodes(old, target)
         except (UnreadableRecording, TraceNotFound):
             refused += 1
             assert not target.exists()
@@ -185,7 +185,7 @@ def test_damage_of_any_kind_ends_in_an_error_of_ours_or_in_a_whole_trace(name: s
 
 
 def test_an_error_late_in_the_import_leaves_an_empty_directory_empty(tmp_path: Path) -> None:
-    recorder = OldRecorder(tmp_path / "old")
+    recorder = LegacyRecorder(tmp_path / "old")
     recorder.batch(rows(np.zeros((2, 1))))
     recorder.batch(rows(np.zeros((2, 1)))).write_text("")
     (tmp_path / "t").mkdir()

@@ -13,16 +13,17 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import numpy as np
 import pytest
 from damage import flip
-from longer import LONG
-from old_recordings import write_monitor
+from forked_python import HELPERS
+from legacy_recordings import write_monitor
+from long_tests import LONG
 from plain_format import Forgetful, PlainExporter, PlainImporter
 from runs import chunks_of, record_lengths
+from scripted_env import CountingEnv
 from shell import ok, run
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, export, import_trace, open_trace
 from gym_trace.errors import (
@@ -39,8 +40,6 @@ from gym_trace.exchange.formats.conformance import make_zoo
 from gym_trace.exchange.formats.contract import Loss, Plan, Target
 from gym_trace.exchange.formats.source import Source
 from gym_trace.storage import staging
-
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -356,8 +355,10 @@ SLOW = """
 
 
 def _slow(trace: Path, out: Path, seconds: float = 60) -> subprocess.Popen[str]:
-    script = textwrap.dedent(SLOW).format(tests=str(TESTS), seconds=seconds, trace=str(trace), out=str(out))
-    return cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    script = textwrap.dedent(SLOW).format(tests=str(HELPERS), seconds=seconds, trace=str(trace), out=str(out))
+    return forked_python.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_an_export_that_is_killed_leaves_nothing_under_its_name_and_can_be_made_again(
@@ -451,8 +452,8 @@ def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing(traces: dict[str
         f"import_trace({str(tmp_path / 'out')!r}, {str(tmp_path / 'new')!r}, PlainImporter())": "could not be written",
     }
     for call, told in calls.items():
-        script = textwrap.dedent(limited).format(tests=str(TESTS), most=1000, call=call)
-        done = cradle.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        script = textwrap.dedent(limited).format(tests=str(HELPERS), most=1000, call=call)
+        done = forked_python.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith("RecordingError"), done.stderr
         assert told in done.stdout
         assert len(done.stdout.splitlines()) == 1

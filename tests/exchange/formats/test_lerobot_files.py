@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cameras import assert_same, record
-from longer import TRACES
+from camera_env import assert_same, record
+from long_tests import TRACES
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cameras import record
+from camera_env import record
 
 import gym_trace
 from gym_trace.errors import InvalidOption

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from longer import LONG
+from long_tests import LONG
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from old_recordings import LEGACY, MONITOR, RECORDINGS, copy_of, imported, results, write_monitor
+from legacy_recordings import LEGACY, MONITOR, RECORDINGS, copy_of, import_episodes, results, write_monitor
 from shell import ok, run
 
 from gym_trace import check_trace, import_trace, load_results, open_trace, summarize
@@ -24,7 +24,7 @@ def test_load_results_gives_what_the_old_one_gave_of_old_files_and_of_the_trace(
 
 
 def test_statistics_become_episodes_without_steps(tmp_path: Path) -> None:
-    assert imported(MONITOR / "two-processes", tmp_path / "t")[0][:2] == ((), ())
+    assert import_episodes(MONITOR / "two-processes", tmp_path / "t")[0][:2] == ((), ())
     trace = open_trace(tmp_path / "t")
     assert trace.episodes["steps"].tolist() == [0] * 10
     assert trace.episodes["return"].tolist() == [12, 20, 14, 90, 19, 27, 48, 19, 14, 20]

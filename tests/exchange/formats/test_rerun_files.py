@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cameras import record
+from camera_env import record
 
 import gym_trace
 

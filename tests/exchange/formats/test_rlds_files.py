@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cameras import assert_same, record
+from camera_env import assert_same, record
 from click.testing import CliRunner
 from gym_trace_cli.main import cli
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -21,7 +21,7 @@ pytest.importorskip("google_crc32c")
 pytest.importorskip("google.protobuf")
 pytest.importorskip("PIL")
 
-import rlds_of_others
+import foreign_rlds
 
 from gym_trace.exchange.formats.rlds import examples
 from gym_trace.exchange.formats.rlds.examples import (
@@ -189,7 +189,7 @@ def test_random_damage_below_the_checksums_is_never_another_error(tmp_path: Path
 def robot_data(tmp_path: Path, last: float) -> Path:
     """Three episodes of four rows; the last row of each has this as action and reward."""
     rows = np.append(np.ones(3), last)
-    return rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3)
+    return foreign_rlds.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3)
 
 
 SEQUENTIAL = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # TFDS's SequentialWriter, which envlogger uses
@@ -205,7 +205,7 @@ SEQUENTIAL = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # TFDS's Sequential
 def test_shards_have_the_names_of_their_template(tmp_path: Path, template: str, shard: str) -> None:
     rows = np.append(np.ones(3), 0)
     made = {"template": template, "shard": shard}
-    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3, **made)
+    path = foreign_rlds.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3, **made)
     report = gym_trace.import_trace(path, tmp_path / "trace")
     assert (report.episodes, report.steps) == (3, 9)
     assert not any("does not list" in note for note in report.notes)
@@ -218,7 +218,7 @@ def test_shards_have_the_names_of_their_template(tmp_path: Path, template: str, 
 @pytest.mark.parametrize("template", ["../{SHARD_INDEX}", "{OTHER}", "{SHARD_INDEX:>99}", ".", 3])
 def test_templates_of_other_names_are_refused(tmp_path: Path, template: Any) -> None:
     rows = np.ones(4)
-    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)], [rows], template=template)
+    path = foreign_rlds.write(tmp_path / "robot", [np.stack([rows, rows], 1)], [rows], template=template)
     with pytest.raises(UnreadableRecording, match="unsupported names of shards"):
         gym_trace.import_trace(path, tmp_path / "trace", "rlds")
 
@@ -233,7 +233,7 @@ def test_a_shard_of_several_splits_is_refused(tmp_path: Path) -> None:
 
 def test_a_recorded_discount_is_the_discount_of_rlds(tmp_path: Path) -> None:
     rows = np.append(np.ones(3), 0)
-    path = rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 2, [rows] * 2, discount=0.5)
+    path = foreign_rlds.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 2, [rows] * 2, discount=0.5)
     gym_trace.import_trace(path, tmp_path / "trace")
     gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
     [shard] = (tmp_path / "out").glob("*.tfrecord-*")

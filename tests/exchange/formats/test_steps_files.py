@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from longer import TRACES
+from long_tests import TRACES
 from shell import ok
 
 from gym_trace import open_trace

@@ -11,7 +11,7 @@ import rings
 from fuzz_reader import read_everything, seed_rings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longer import LONG
+from long_tests import LONG
 from ring_mutations import mutated_ring
 
 from gym_trace import check_trace, errors, open_trace

@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium import spaces, vector
 from hypothesis import given
 from hypothesis import strategies as st
-from longer import LONG
-from telling import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, TellingEnv, modes, parts_of
-from zoo import bits
+from long_tests import LONG
+from numbered_lanes import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, NumberedLaneEnv, modes, parts_of
+from scripted_env import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.data.packing import pack, unpack
@@ -49,7 +50,7 @@ class Lanes(vector.SyncVectorEnv):
     """Raises if `fails` is set. If odd is set, results have other dtypes than their spaces at every second step."""
 
     def __init__(self, mode: Any, space: str, odd: bool):
-        makers = [partial(TellingEnv, lane, SPACES[space], SPACES["discrete"]) for lane in range(COUNT)]
+        makers = [partial(NumberedLaneEnv, lane, SPACES[space], SPACES["discrete"]) for lane in range(COUNT)]
         super().__init__(makers, autoreset_mode=mode)
         self.over, self.fails, self.t, self.odd = np.zeros(COUNT, np.bool_), False, 0, odd
 
@@ -290,15 +291,15 @@ def test_a_step_beyond_the_ring_limit_raises_and_loses_no_earlier_step(
 def test_a_step_that_kills_the_process_is_pending(tmp_path: Path, mode: Any) -> None:
     script = f"""
 import os, sys
-sys.path[:0] = {[str(Path(__file__).parents[number]) for number in (0, 2)]!r}
+sys.path[:0] = {[os.path.dirname(__file__), HELPERS]!r}
 from test_lane_ring import *
 run = Run(Path({str(tmp_path / "t")!r}), MODES[{MODES.index(mode)}], "box", False, "infos")
 for _ in range(5):
     run.play("step")
-TellingEnv.step = lambda *_: os._exit(9)
+NumberedLaneEnv.step = lambda *_: os._exit(9)
 run.play("step")
 """
-    assert cradle.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert forked_python.run([sys.executable, "-c", script], check=False).returncode == 9
     segments, pending = in_ring(tmp_path / "t")
     other = Run(tmp_path / "other", mode, "box", False, "infos")
     for _ in range(5):

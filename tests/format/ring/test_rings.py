@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cradle
+import endless_recording
+import forked_python
 import numpy as np
 import pytest
 import rings
-import victim
-from longer import LONG
-from zoo import CountingEnv
+from long_tests import LONG
+from scripted_env import CountingEnv
 
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format import wire
@@ -311,9 +311,16 @@ def test_a_sparse_copy_of_a_ring_is_readable(tmp_path: Path) -> None:
 
 
 def test_a_running_recording_is_readable_to_its_last_step(tmp_path: Path) -> None:
-    times = victim.new_progress(tmp_path / "progress")
-    command = [sys.executable, victim.__file__, "cartpole", str(tmp_path / "t"), str(tmp_path / "progress"), "0.5"]
-    process = cradle.Popen(command)
+    times = endless_recording.new_progress(tmp_path / "progress")
+    command = [
+        sys.executable,
+        endless_recording.__file__,
+        "cartpole",
+        str(tmp_path / "t"),
+        str(tmp_path / "progress"),
+        "0.5",
+    ]
+    process = forked_python.Popen(command)
     try:
         while not times[0] and process.poll() is None:
             time.sleep(0.001)
@@ -350,8 +357,8 @@ def check_end(trace: Any) -> None:
 
 
 def check_all(trace: Any) -> None:
-    env = victim.make("cartpole")
-    run = victim.play(env)
+    env = endless_recording.make("cartpole")
+    run = endless_recording.play(env)
     for number, episode in enumerate(trace):
         assert (episode.episode_id, episode.first_step, episode.seed) == (number, 0, number)
         observations = [np.array(next(run)[0])]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from runs import record_lengths, record_nested
+from scripted_env import CountingEnv
 from test_sampling import watched_decoding
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.playback.sampling import normalization

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import record_lengths, record_nested
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import flip
-from drawing import drawn, firsts
-from longer import LONG
+from long_tests import LONG
 from runs import record_lengths
+from sampling_processes import drawn, firsts
+from scripted_env import CountingEnv
 from test_sampling import LENGTHS, all_windows, check_window, pairs, same, streamed, watched_decoding, windows
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils import seeding
-from vectors import TraceRecordingVectorWrapper
+from vector_wrapper import TraceRecordingVectorWrapper
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, edit, open_trace, record_episodes, verify_trace

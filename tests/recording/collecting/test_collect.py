@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
-from collected import children, whole_episodes
+from failing_workers import DyingEnv, FailingEnv, SeededPolicy, act_on_observation
 from hypothesis import given
 from hypothesis import strategies as st
 from shell import wait_for
-from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
+from worker_episodes import children, whole_episodes
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
@@ -87,14 +87,14 @@ def test_any_number_of_workers_records_the_same_episodes(tmp_path: Path) -> None
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[bytes, ...]]:
     """The episodes of a run without trouble."""
     folder = tmp_path_factory.mktemp("calm")
-    collect(partial(Troubled, str(folder)), acts_by_the_observation, folder / "t", episodes=90, workers=1, seed=1)
+    collect(partial(FailingEnv, str(folder)), act_on_observation, folder / "t", episodes=90, workers=1, seed=1)
     return whole_episodes(folder / "t", 1)
 
 
 def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_path: Path, calm: Any) -> None:
     result = collect(
-        partial(Troubled, str(tmp_path), (17, 45, 75), 45),  # one more than are killed while they hang
-        acts_by_the_observation,
+        partial(FailingEnv, str(tmp_path), (17, 45, 75), 45),  # one more than are killed while they hang
+        act_on_observation,
         tmp_path / "t",
         episodes=90,
         workers=3,
@@ -117,10 +117,8 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
 @needs_lanes
 @pytest.mark.parametrize(("workers", "num_envs"), [(1, 1), (2, 3)])
 def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, workers: int, num_envs: int) -> None:
-    make = partial(Troubled, str(tmp_path))
-    result = collect(
-        make, acts_by_the_observation, tmp_path / "t", episodes=90, workers=workers, num_envs=num_envs, seed=1
-    )
+    make = partial(FailingEnv, str(tmp_path))
+    result = collect(make, act_on_observation, tmp_path / "t", episodes=90, workers=workers, num_envs=num_envs, seed=1)
     assert (result.stopped, result.episodes) == ("done", 90)
     assert whole_episodes(tmp_path / "t", 1) == calm
     steps = sum(len(episode) for episode in open_trace(tmp_path / "t") if episode.outcome == "terminated")
@@ -138,7 +136,7 @@ def test_random_actions_are_the_same_with_lanes_as_without(tmp_path: Path) -> No
 
 def test_a_policy_is_seeded_for_each_episode(tmp_path: Path) -> None:
     for workers in (1, 2):
-        collect(CARTPOLE, Seeded, tmp_path / str(workers), episodes=8, workers=workers, seed=2)
+        collect(CARTPOLE, SeededPolicy, tmp_path / str(workers), episodes=8, workers=workers, seed=2)
     assert whole_episodes(tmp_path / "1", 2) == whole_episodes(tmp_path / "2", 2)
 
 
@@ -148,10 +146,10 @@ def test_one_process_records_the_same_episodes_as_workers(tmp_path: Path, calm: 
 
     def make() -> Any:
         assert os.getpid() == pid
-        return Troubled(str(tmp_path))
+        return FailingEnv(str(tmp_path))
 
     result = collect(
-        make, acts_by_the_observation, tmp_path / "t", episodes=90, workers=0, num_envs=num_envs, seed=1, bytes=1 << 30
+        make, act_on_observation, tmp_path / "t", episodes=90, workers=0, num_envs=num_envs, seed=1, bytes=1 << 30
     )
     assert (result.stopped, result.episodes, result.restarts) == ("done", 90, 0)
     assert [worker.state for worker in result.workers] == ["ended"]
@@ -162,9 +160,9 @@ def test_one_process_records_the_same_episodes_as_workers(tmp_path: Path, calm: 
 
 def test_an_error_in_one_process_is_raised_as_it_is_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
-        collect(partial(Troubled, str(tmp_path), always=4), directory=tmp_path / "t", episodes=8, workers=0, seed=1)
+        collect(partial(FailingEnv, str(tmp_path), always=4), directory=tmp_path / "t", episodes=8, workers=0, seed=1)
     assert sorted(whole_episodes(tmp_path / "t", 1)) == [0, 1, 2, 3]
-    result = collect(partial(Troubled, str(tmp_path)), directory=tmp_path / "t", episodes=8, workers=0, resume=True)
+    result = collect(partial(FailingEnv, str(tmp_path)), directory=tmp_path / "t", episodes=8, workers=0, resume=True)
     assert (result.stopped, result.new_episodes) == ("done", 4)
 
 
@@ -176,7 +174,7 @@ def test_a_limit_ends_a_run_in_one_process_in_the_middle_of_an_episode(tmp_path:
 
 
 def test_an_episode_that_always_fails_is_abandoned_and_reported(tmp_path: Path) -> None:
-    make = partial(Troubled, str(tmp_path), always=4)
+    make = partial(FailingEnv, str(tmp_path), always=4)
     result = collect(make, directory=tmp_path / "trace", episodes=8, workers=2, seed=1)
     assert result.stopped == "failed"
     assert list(result.failed) == [4]
@@ -231,8 +229,8 @@ def test_metadata_of_the_user_does_not_hide_what_is_recorded(tmp_path: Path) -> 
 
 def test_a_second_run_beside_the_first_has_episodes_of_its_own(tmp_path: Path) -> None:
     collect(CARTPOLE, directory=tmp_path, episodes=9, seed=5)
-    collect(CARTPOLE, Seeded, tmp_path, episodes=4, seed=5, on_exist="append")
-    result = collect(CARTPOLE, Seeded, tmp_path, episodes=6, resume=True)
+    collect(CARTPOLE, SeededPolicy, tmp_path, episodes=4, seed=5, on_exist="append")
+    result = collect(CARTPOLE, SeededPolicy, tmp_path, episodes=6, resume=True)
     assert (result.new_episodes, result.episodes) == (2, 6)
     assert len(open_trace(tmp_path)) == 15
 
@@ -271,7 +269,9 @@ def test_options_that_skip_episodes_or_steps_raise(tmp_path: Path, option: str) 
 
 @pytest.mark.parametrize("num_envs", LANES)
 def test_an_episode_that_kills_its_process_is_identified_and_abandoned(tmp_path: Path, num_envs: int | None) -> None:
-    result = collect(Deadly, directory=tmp_path, episodes=40, workers=2, num_envs=num_envs, seed=1, flush_seconds=0.05)
+    result = collect(
+        DyingEnv, directory=tmp_path, episodes=40, workers=2, num_envs=num_envs, seed=1, flush_seconds=0.05
+    )
     assert result.stopped == "failed"
     assert list(result.failed) == [7]
     assert sorted(whole_episodes(tmp_path, 1)) == [k for k in range(40) if k != 7]
@@ -280,7 +280,7 @@ def test_an_episode_that_kills_its_process_is_identified_and_abandoned(tmp_path:
 @pytest.mark.parametrize("option", [{"keep_bytes": 0}, {"lanes": 1}, {"episode_filter": bool}])
 def test_options_that_would_lose_episodes_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=f"{next(iter(option))}: not supported by collect"):
-        collect(Seeded, directory=tmp_path / "t", episodes=1, **option)
+        collect(SeededPolicy, directory=tmp_path / "t", episodes=1, **option)
     assert not (tmp_path / "t").exists()
 
 
@@ -323,7 +323,7 @@ PARENT = """
 def test_workers_end_with_their_parent_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(PARENT))
-    parent = cradle.Popen([sys.executable, str(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
+    parent = forked_python.Popen([sys.executable, str(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     while int(parent.stdout.readline() or 10**9) < 50:
         pass
@@ -345,7 +345,7 @@ def test_a_script_that_starts_a_run_on_import_raises_with_advice(tmp_path: Path)
     script = tmp_path / "script.py"
     made = "import gymnasium, gym_trace\ngym_trace.collect(make_env, None, 'trace', episodes=2, workers=2)\n"
     script.write_text(made.replace("make_env", "lambda: gymnasium.make('CartPole-v1')"))
-    ended = cradle.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ended = forked_python.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert 'put what it does under if __name__ == "__main__":' in ended.stderr
     assert ended.stderr.count("Traceback") == 1

@@ -12,11 +12,11 @@ from typing import Any
 
 import gymnasium
 import pytest
-from collected import whole_episodes
 from hypothesis import given
 from hypothesis import strategies as st
-from longer import LONG
+from long_tests import LONG
 from shell import ok, process, run, wait_for
+from worker_episodes import whole_episodes
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.errors import InvalidOption, TraceExists

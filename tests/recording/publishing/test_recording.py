@@ -18,13 +18,14 @@ import fsspec
 import gymnasium
 import numpy as np
 import pytest
-from faulty import FaultyFileSystem
+from faulty_store import FaultyFileSystem
+from forked_python import HELPERS
 from fsspec.implementations.memory import MemoryFileSystem
 from runs import play, recorded
-from shelf import ShelfFileSystem
+from scripted_env import CountingEnv
+from shared_store import SharedStore
 from shell import run
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace, push
 from gym_trace.errors import InvalidOption, TraceExists
@@ -32,13 +33,13 @@ from gym_trace.recording.publishing import spool
 from gym_trace.storage.remote import objects
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
-fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+fsspec.register_implementation("shared", SharedStore, clobber=True)
 
 KILLED = """
 import os, sys, fsspec
 sys.path[:0] = sys.argv[3:]
-from faulty import FaultyFileSystem
-from zoo import CountingEnv
+from faulty_store import FaultyFileSystem
+from scripted_env import CountingEnv
 from gym_trace import TraceRecordingWrapper
 from gym_trace.format import batch_files
 from gym_trace.storage.remote import objects
@@ -165,7 +166,7 @@ def test_a_full_spool_stops_recording_like_a_full_disk(
 
 @pytest.mark.parametrize("resumed", ["command", "recorder"])
 def test_a_killed_recording_is_published_later_without_losing_a_step(tmp_path: Path, url: str, resumed: str) -> None:
-    paths = [str(Path(__file__).parents[2])]
+    paths = [HELPERS]
     told = {}
     for number in range(3):
         words = [sys.executable, "-c", KILLED, url, f"w{number}", *paths]
@@ -344,16 +345,17 @@ def test_published_batches_are_read_back_once_at_most(
 
 
 def test_a_recording_left_open_is_published_at_exit_beside_old_batches(tmp_path: Path) -> None:
-    url = f"shelf:/{tmp_path}/bucket/t"
+    url = f"shared:/{tmp_path}/bucket/t"
     recorded(tmp_path / "old", uid="old")
     push(tmp_path / "old", url)
     for path in (tmp_path / "old").iterdir():  # as after a kill between publishing and removing
         (spool.spool_of(url) / path.name).write_bytes(path.read_bytes())
     code = (
-        "import sys, shelf; from runs import play; from zoo import CountingEnv; from gym_trace import *;"
+        "import sys, shared_store; from runs import play; from scripted_env import CountingEnv\n"
+        "from gym_trace import *\n"
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1], on_exist='append', uid='new'); play(env, 3)"
     )
-    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = {"PYTHONPATH": HELPERS}
     done = subprocess.run(
         [sys.executable, "-c", code, url], env={**os.environ, **paths}, capture_output=True, text=True, timeout=120
     )

@@ -14,9 +14,10 @@ from typing import Any
 
 import gymnasium
 import pytest
-import shelf
-from collected import children, whole_episodes
+import shared_store
+from forked_python import HELPERS
 from shell import ok, run, wait_for
+from worker_episodes import children, whole_episodes
 
 from gym_trace import TraceRecordingWrapper, check_trace, collect, open_trace
 from gym_trace.errors import InvalidOption, TraceExists
@@ -30,10 +31,10 @@ CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 DRIVER = """
 import sys
 sys.path[:0] = sys.argv[2:]
-import shelf
+import shared_store
 from gym_trace import collect
 if __name__ == "__main__":
-    collect(shelf.make, None, sys.argv[1], episodes=int(sys.argv[3]), workers=2, seed=1, flush_seconds=0.02)
+    collect(shared_store.make, None, sys.argv[1], episodes=int(sys.argv[3]), workers=2, seed=1, flush_seconds=0.02)
 """
 
 
@@ -44,7 +45,7 @@ def spools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"shelf:/{tmp_path}/bucket/t"
+    return f"shared:/{tmp_path}/bucket/t"
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def events(url: str) -> list[dict[str, Any]]:
 def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_once(
     tmp_path: Path, url: str, calm: Any, pushed: bool
 ) -> None:
-    paths = str(Path(shelf.__file__).parent)
+    paths = HELPERS
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     words = [sys.executable, str(script), url, paths, str(EPISODES)]
@@ -80,7 +81,7 @@ def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_on
     driver.wait()
     if pushed:
         ok("push", "--resume")
-    done = collect(shelf.make, None, url, episodes=EPISODES, workers=2, resume=True, flush_seconds=0.02)
+    done = collect(shared_store.make, None, url, episodes=EPISODES, workers=2, resume=True, flush_seconds=0.02)
     assert (done.stopped, done.episodes) == ("done", EPISODES)
     assert 0 < done.new_episodes < EPISODES
     assert whole_episodes(url, 1) == calm
@@ -124,7 +125,7 @@ def test_a_cluster_publishes_what_a_killed_worker_left_or_records_it_again_and_s
             os.kill(found[0], signal.SIGKILL)
 
     options: dict[str, Any] = {"episodes": EPISODES, "workers": 2, "seed": 1, "facts": {"author": "me"}}
-    done = collect(shelf.make, None, url, backend=Machine(reachable), on_progress=kill, **options)
+    done = collect(shared_store.make, None, url, backend=Machine(reachable), on_progress=kill, **options)
     assert (done.stopped, done.episodes, done.restarts) == ("done", EPISODES, 1)
     assert whole_episodes(url, 1) == calm
     assert check_trace(url).damages == []
@@ -166,7 +167,7 @@ def test_unsupported_options_of_runs_to_urls_raise(url: str, given: dict[str, An
 
 
 def test_the_record_command_records_to_a_url_with_workers(url: str, calm: Any) -> None:
-    words = ("record", "CartPole-v1", "-o", url, "--import", "shelf", "--seed", 1, "-j", 2)
+    words = ("record", "CartPole-v1", "-o", url, "--import", "shared_store", "--seed", 1, "-j", 2)
     ok(*words, "--episodes", EPISODES // 2)
     refused = run(*words, "--episodes", EPISODES)
     assert refused.exit_code == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from faulty import FaultyFileSystem
+from faulty_store import FaultyFileSystem
 from runs import play, recorded
+from scripted_env import CountingEnv
 from shell import run
-from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push, sync
 from gym_trace.errors import CorruptTrace, InvalidOption, RemoteError, TraceExists, TraceNotFound

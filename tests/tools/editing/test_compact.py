@@ -11,14 +11,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from asking import TellingEnv, tried
 from damage import flip
-from edited import SAMPLES, check_clean, contents, record_anything
+from echo_env import EchoEnv, try_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
 from runs import chunks_of, record_lengths, record_nested, recorded
-from zoo import CountingEnv, ImageEnv
+from scripted_env import CountingEnv, ImageEnv
+from trace_contents import SAMPLES, check_clean, contents, record_anything
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
 from gym_trace.data.origins import ID_BITS, ORIGINS, packed_origins
@@ -357,7 +357,7 @@ def test_views_and_traces_that_are_recorded_are_not_compacted(tmp_path: Path) ->
     env.reset()
     with pytest.raises(TraceError, match="still recording"):
         edit.compact(tmp_path / "t", tmp_path / "c")
-    tried(env, 0)
+    try_steps(env, 0)
     env.close()
     with pytest.raises(InvalidOption, match="views are not supported"):
         edit.compact(open_trace(tmp_path / "t")[:0], tmp_path / "c")
@@ -368,7 +368,7 @@ def test_views_and_traces_that_are_recorded_are_not_compacted(tmp_path: Path) ->
 
 def test_infos_annotations_and_large_rows_are_not_mixed_with_what_lacks_them(tmp_path: Path) -> None:
     for infos in (True, False, True, ["t"]):
-        env = TraceRecordingWrapper(TellingEnv(length=6), tmp_path / "t", on_exist="append", record_infos=infos)
+        env = TraceRecordingWrapper(EchoEnv(length=6), tmp_path / "t", on_exist="append", record_infos=infos)
         for annotated in (False, True, False):
             env.reset()
             for step in range(4):

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import TellingEnv
-from edited import check_clean, contents
+from echo_env import EchoEnv
 from runs import record_lengths, record_nested
+from scripted_env import CountingEnv
 from shell import ok, run
-from zoo import CountingEnv
+from trace_contents import check_clean, contents
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
 
 
-class Informing(TellingEnv):
+class Informing(EchoEnv):
     """An environment with an info at resets."""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:

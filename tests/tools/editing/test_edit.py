@@ -14,12 +14,12 @@ from unittest import mock
 import numpy as np
 import pytest
 from damage import flip
-from edited import SAMPLES, check_clean, contents, record_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
 from runs import chunks_of, manifest_entries, record_lengths, record_nested, recorded
-from zoo import CountingEnv, ImageEnv
+from scripted_env import CountingEnv, ImageEnv
+from trace_contents import SAMPLES, check_clean, contents, record_anything
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError, TraceExists, TraceNotFound

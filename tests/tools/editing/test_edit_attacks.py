@@ -14,12 +14,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from asking import TellingEnv
-from edited import contents
+from echo_env import EchoEnv
+from other_users import HERS, MINE, as_user, everybodys_directory, needs_users
 from rings import SCHEMA
 from runs import recorded
-from users import HERS, MINE, as_user, everybodys_directory, needs_users
-from vectors import TraceRecordingVectorWrapper
+from trace_contents import contents
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
 from gym_trace.data.origins import ORIGINS, packed_origins
@@ -36,7 +36,7 @@ from gym_trace.tools.editing.in_place import replaced
 
 def killed_after_the_end(directory: Path) -> None:
     """An episode of two steps and, after its end, another, each a run; killed in the next one after these."""
-    env = TellingEnv(length=2)
+    env = EchoEnv(length=2)
     recording = TraceRecordingWrapper(env, directory.with_name("live"))
     recording.reset(seed=1)
     for _ in range(3):
@@ -263,7 +263,7 @@ def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytes
 
 
 def test_runs_that_begin_with_the_same_step_are_distinguished(tmp_path: Path) -> None:
-    env = TellingEnv(length=3)
+    env = EchoEnv(length=3)
     env.raises_after = {2}
     recording = TraceRecordingWrapper(env, tmp_path / "t")
     recording.reset(seed=1)
@@ -281,7 +281,7 @@ def test_runs_that_begin_with_the_same_step_are_distinguished(tmp_path: Path) ->
 
 
 def test_a_copy_of_a_trace_that_was_still_recorded_does_not_hide_how_an_episode_ended(tmp_path: Path) -> None:
-    recording = TraceRecordingWrapper(TellingEnv(), tmp_path / "t")
+    recording = TraceRecordingWrapper(EchoEnv(), tmp_path / "t")
     recording.reset(seed=1)
     recording.step(1)
     recording.flush()

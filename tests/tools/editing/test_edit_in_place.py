@@ -16,11 +16,11 @@ from unittest import mock
 import gymnasium
 import numpy as np
 import pytest
-from edited import check_clean, contents
-from longer import LONG
+from long_tests import LONG
 from runs import record_lengths, recorded
+from scripted_env import CountingEnv
 from shell import ok
-from zoo import CountingEnv
+from trace_contents import check_clean, contents
 
 from gym_trace import TraceRecordingWrapper, collect, edit, open_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceNotFound

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longer import LONG
+from long_tests import LONG
+from numbered_env import STEPS, all_steps, record, steps_of
 from shell import run
-from telltale import STEPS, all_steps, record, steps_of
 
 from gym_trace import check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.data.packing import pack, unpack

@@ -15,10 +15,20 @@ import pytest
 import shell
 from damage import flip
 from gymnasium import spaces
-from longer import LONG
+from long_tests import LONG
+from numbered_env import (
+    STEPS,
+    NumberedEnv,
+    all_steps,
+    leave_open,
+    play_episodes,
+    read_undamaged,
+    record,
+    steps_of,
+    strip_parity,
+)
 from runs import chunks_of, place_of, record_lengths, recorded
-from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of, strip_parity
-from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
+from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, repair_trace
 from gym_trace.data.episode import Episode
@@ -84,7 +94,7 @@ def test_a_damaged_chunk_loses_only_itself_and_is_reported(tmp_path, part):
     report = repair_trace(tmp_path / "t", tmp_path / "r")
     assert_clean(tmp_path / "r")
     kept = steps_of(open_trace(tmp_path / "r"))
-    assert kept == steps_of(skimmed(tmp_path / "t"))
+    assert kept == steps_of(read_undamaged(tmp_path / "t"))
     assert [loss.damage for loss in report.losses] == checked.damages
     named = [*report.losses[0].steps, *report.orphans]
     lost = {(run.episode_id, run.first_step + s) for run in named for s in range(run.steps)}
@@ -98,7 +108,7 @@ def test_the_return_of_a_part_sums_only_its_own_steps(tmp_path):
     batch = record(tmp_path / "t")
     for start, end in chunks_of(batch)[1::2]:
         flip(batch, (start + end) // 2)
-    assert any(np.isnan(episode.total_reward) for episode in skimmed(tmp_path / "t"))
+    assert any(np.isnan(episode.total_reward) for episode in read_undamaged(tmp_path / "t"))
     repair_trace(tmp_path / "t", tmp_path / "r")
     for episode in open_trace(tmp_path / "r"):
         assert episode.total_reward == episode.rewards.sum()
@@ -137,7 +147,7 @@ def test_damage_outside_the_chunks_loses_no_step(tmp_path, place):
 def test_a_trace_that_lost_all_its_schemas_takes_that_of_the_manifest(tmp_path):
     batch = record(tmp_path / "t")
     flip(batch, 100)
-    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+    assert steps_of(read_undamaged(tmp_path / "t")) == all_steps()
     repair_trace(tmp_path / "t", tmp_path / "r")
     assert steps_of(open_trace(tmp_path / "r")) == all_steps()
 
@@ -155,7 +165,7 @@ def test_without_any_schema_the_writer_is_lost_and_the_others_are_kept(tmp_path)
 
 
 def test_the_open_batch_of_a_dead_writer_is_not_damage_and_repair_seals_it(tmp_path):
-    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True, uid="w")
+    env = TraceRecordingWrapper(NumberedEnv(), tmp_path / "t", record_infos=True, uid="w")
     play_episodes(env, 2)
     env.reset(seed=None)
     for step in range(3):
@@ -177,7 +187,7 @@ def test_the_open_batch_of_a_dead_writer_is_not_damage_and_repair_seals_it(tmp_p
 
 
 def test_an_episode_that_was_open_keeps_the_outcome_lost(tmp_path):
-    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", uid="w", record_infos=True)
+    env = TraceRecordingWrapper(NumberedEnv(), tmp_path / "t", uid="w", record_infos=True)
     env.reset(seed=0)
     env.step(0)
     env.flush()
@@ -189,7 +199,7 @@ def test_an_episode_that_was_open_keeps_the_outcome_lost(tmp_path):
 
 
 def test_a_living_writer_is_checked_but_not_repaired(tmp_path):
-    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", uid="w", record_infos=True)
+    env = TraceRecordingWrapper(NumberedEnv(), tmp_path / "t", uid="w", record_infos=True)
     play_episodes(env, 3)
     report = check_trace(tmp_path / "t")
     assert report.damages == []
@@ -261,7 +271,7 @@ def test_a_very_large_batch_number_is_one_gap_found_quickly(tmp_path):
     batch.rename(tmp_path / "t" / "w.999999999.gtb")
     damages = check_trace(tmp_path / "t").damages
     assert damages[0].problem == "this batch is missing, and 999999998 after it"
-    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+    assert steps_of(read_undamaged(tmp_path / "t")) == all_steps()
 
 
 def test_a_chunk_whose_fragment_table_is_damaged_is_read_and_repaired_by_the_index(tmp_path: Path) -> None:
@@ -290,7 +300,7 @@ def test_a_batch_of_another_recording_of_the_same_id_is_not_read(
     assert [damage.problem for damage in check_trace(tmp_path / "a").damages] == ["this batch is of another recording"]
     trace = open_trace(tmp_path / "a")
     assert [damage.problem for damage in trace.damage] == ["this batch is of another recording"]
-    assert {episode.episode_id for episode in skimmed(tmp_path / "a")} == {0, 1, 2} - {number}
+    assert {episode.episode_id for episode in read_undamaged(tmp_path / "a")} == {0, 1, 2} - {number}
     with pytest.raises(CorruptTrace, match="another recording"):
         edit.merge([trace], tmp_path / "m")
     assert repair_trace(tmp_path / "a", tmp_path / "r").losses
@@ -386,7 +396,7 @@ def test_counts_of_reward_classes_survive_a_repair(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*but the space has")
 def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
-    steps = [Told(np.float64([1, 2]) * k, np.float32(k)) if k % 3 else Told(("odd", k), k) for k in range(1, 20)]
+    steps = [Result(np.float64([1, 2]) * k, np.float32(k)) if k % 3 else Result(("odd", k), k) for k in range(1, 20)]
     env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(9), [(np.zeros(2, np.float32), steps)])
     recorder = TraceRecordingWrapper(env, tmp_path / "t", uid="w")
     recorder.reset()
@@ -450,7 +460,7 @@ def test_filtered_runs_survive_a_repair(tmp_path):
         flip(batch, end - 9 if whole[end - 9] else start + 70)
         repair_trace(tmp_path / "t", tmp_path / f"r{number}")
         assert_clean(tmp_path / f"r{number}")
-        assert steps_of(open_trace(tmp_path / f"r{number}")) == steps_of(skimmed(tmp_path / "t"))
+        assert steps_of(open_trace(tmp_path / f"r{number}")) == steps_of(read_undamaged(tmp_path / "t"))
         batch.write_bytes(whole)
 
 

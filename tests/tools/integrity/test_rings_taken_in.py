@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
 import rings
 from damage import flip
-from longer import LONG
+from forked_python import HELPERS
+from long_tests import LONG
 
 from gym_trace import Trace, check_trace, open_trace
 from gym_trace.data.episode import infos_of
@@ -187,8 +188,8 @@ def test_a_damaged_batch_keeps_its_ring_and_is_named(tmp_path: Path) -> None:
 VICTIM = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from telling import *
-env = made("sync", vector.AutoresetMode.{mode}, True, SPACES["box"], SPACES["discrete"])
+from numbered_lanes import *
+env = make_vector_env("sync", vector.AutoresetMode.{mode}, True, SPACES["box"], SPACES["discrete"])
 env = TraceRecordingVectorWrapper(env, {place!r}, record_infos=True, flush_seconds={flush})
 env.reset(seed=11)
 for number, action in enumerate(batched_actions(env, 100000)):
@@ -203,9 +204,9 @@ for number, action in enumerate(batched_actions(env, 100000)):
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("steps", [3, 300, 3000] if LONG else [300])
 def test_the_ring_of_a_killed_vector_environment_is_taken_in(tmp_path: Path, mode: str, steps: int) -> None:
-    words = {"tests": str(Path(__file__).parents[2]), "mode": mode, "place": str(tmp_path / "t"), "flush": 10.0}
+    words = {"tests": HELPERS, "mode": mode, "place": str(tmp_path / "t"), "flush": 10.0}
     script = VICTIM.format(**words, steps=steps)
-    with cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+    with forked_python.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)

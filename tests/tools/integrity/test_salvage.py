@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numbered_env
 import numpy as np
 import pytest
-import telltale
-from forgery import taken_apart
+from batch_forgery import taken_apart
 from shell import run
 
 from gym_trace import check_trace, open_trace, repair_trace
@@ -21,7 +21,7 @@ BROKEN = 5  # the chunk that is damaged; it has steps 0 to 1 of the third episod
 
 def broken(directory: Path, *columns: tuple[Any, ...], every: bool = False, **options: Any) -> Path:
     """A trace with a flipped bit in these columns of a chunk, or of all."""
-    batch = telltale.record(directory, **options)
+    batch = numbered_env.record(directory, **options)
     forged = taken_apart(batch)
     for chunk in forged.chunks if every else [forged.chunks[BROKEN]]:
         for path in columns:
@@ -53,10 +53,10 @@ def same(one: list[Any], other: list[Any]) -> list[bool]:
     ],
 )
 def test_only_the_damaged_column_of_a_chunk_is_lost(tmp_path: Path, path: Any, name: str, lost: Any) -> None:
-    telltale.record(tmp_path / "whole")
+    numbered_env.record(tmp_path / "whole")
     broken(tmp_path / "t", path)
     report = repair_trace(tmp_path / "t", tmp_path / "r", salvage=True)
-    assert (report.losses, report.orphans, report.steps) == ([], [], telltale.STEPS)
+    assert (report.losses, report.orphans, report.steps) == ([], [], numbered_env.STEPS)
     ((damage, columns, (steps,)),) = report.salvaged
     assert (report.found.damages, columns) == ([damage], ["/".join(path)])
     assert (check_trace(tmp_path / "r").damages, check_trace(tmp_path / "r").remarks) == ([], [])
@@ -83,7 +83,7 @@ def test_lost_values_are_never_values_of_their_space(tmp_path: Path) -> None:
         assert np.isnan(episode.observations).all()
         assert episode.observations.dtype == np.float32
         assert all(action is ABSENT for action in episode.actions)
-        assert episode.rewards.tolist() == [telltale.reward_at(episode.episode_id, s) for s in range(len(episode))]
+        assert episode.rewards.tolist() == [numbered_env.reward_at(episode.episode_id, s) for s in range(len(episode))]
 
 
 def repaired_of(directory: Path, destination: Path) -> Any:
@@ -94,10 +94,10 @@ def repaired_of(directory: Path, destination: Path) -> Any:
 
 def test_episodes_with_lost_starts_have_neither_seed_nor_options(tmp_path: Path) -> None:
     trace = repaired_of(broken(tmp_path / "t", ("starts",), every=True), tmp_path / "r")
-    assert trace.episodes["steps"].tolist() == list(telltale.LENGTHS)
+    assert trace.episodes["steps"].tolist() == list(numbered_env.LENGTHS)
     for episode in trace:
         assert (episode.seed, episode.options, episode.start_time) == (None, None, None)
-        assert episode.rewards.tolist() == [telltale.reward_at(episode.episode_id, s) for s in range(len(episode))]
+        assert episode.rewards.tolist() == [numbered_env.reward_at(episode.episode_id, s) for s in range(len(episode))]
 
 
 def test_a_chunk_of_which_no_column_is_intact_is_lost_as_without_salvage(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_chunk_of_which_no_column_is_intact_is_lost_as_without_salvage(tmp_pat
     plain = repair_trace(tmp_path / "t", tmp_path / "p")
     report = repair_trace(tmp_path / "t", tmp_path / "r", salvage=True)
     assert (report.salvaged, report.losses, report.steps) == ([], plain.losses, plain.steps)
-    assert plain.steps < telltale.STEPS
+    assert plain.steps < numbered_env.STEPS
 
 
 def test_repair_keeps_damaged_chunks_only_with_salvage(tmp_path: Path) -> None:
@@ -117,6 +117,6 @@ def test_repair_keeps_damaged_chunks_only_with_salvage(tmp_path: Path) -> None:
     told = run("repair", tmp_path / "t", "-o", tmp_path / "s", "--salvage").stdout
     assert "kept without observations" in told
     assert "without them: episode" in told
-    assert f"{telltale.STEPS} steps of 1 writer" in told
+    assert f"{numbered_env.STEPS} steps of 1 writer" in told
     plain = json.loads(run("repair", tmp_path / "t", "-o", tmp_path / "j", "--salvage", "--json").stdout)
     assert plain["salvaged"][0]["columns"] == ["observations"]

@@ -72,7 +72,7 @@ def test_a_clean_recording_has_no_findings(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
 @pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
 def test_clean_lanes_have_no_findings(name: str, mode: str, tmp_path: Path) -> None:
-    from vectors import TraceRecordingVectorWrapper
+    from vector_wrapper import TraceRecordingVectorWrapper
 
     if mode == "vector_entry_point" and name != "CartPole-v1":
         mode = "async"

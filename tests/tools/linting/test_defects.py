@@ -19,7 +19,7 @@ from damage import flip, strip_parity
 from gym_trace_cli.main import cli
 from gymnasium import spaces
 from planted import EPISODES, STEPS, Script
-from vectors import TraceRecordingVectorWrapper
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import lint_trace, open_trace
 from gym_trace.tools.linting.findings import Finding

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
+import numbered_env
 import numpy as np
 import pytest
-import telltale
-from forgery import taken_apart
+from batch_forgery import taken_apart
 from shell import ok, run
 from test_verification import Inner, record
 
@@ -192,7 +192,7 @@ os._exit(1)
 
 
 def test_episodes_left_by_a_killed_process_do_not_hide_equal_ones(tmp_path: Path) -> None:
-    cradle.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
+    forked_python.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
     record_seeds(tmp_path / "a", 3, 4, 5)
     record_seeds(tmp_path / "b", 4, 5, 3)
     assert len(open_trace(tmp_path / "a")) == 4
@@ -209,7 +209,7 @@ def test_episodes_left_by_an_interrupted_process_do_not_hide_equal_ones(tmp_path
 
 
 def test_a_copy_of_a_trace_is_compared_without_decoding_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    telltale.record(tmp_path / "a", record_infos=True)
+    numbered_env.record(tmp_path / "a", record_infos=True)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     a, b = open_trace(tmp_path / "a"), open_trace(tmp_path / "b")
     monkeypatch.setattr("gym_trace.format.batch_reader.decode", None)
@@ -218,7 +218,7 @@ def test_a_copy_of_a_trace_is_compared_without_decoding_it(tmp_path: Path, monke
 
 
 def test_only_what_is_not_the_same_bytes_is_looked_at_closely(tmp_path: Path) -> None:
-    telltale.record(tmp_path / "a")
+    numbered_env.record(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     forged = taken_apart(tmp_path / "b" / "w.000000.gtb")
     chunk = next(chunk for chunk in forged.chunks if ("rewards",) in chunk.columns)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
-from longer import LONG
+from long_tests import LONG
 from test_verification import PLAIN, Forgetful, Whimsical, needs_vectors, record
-from vectors import TraceRecordingVectorWrapper
+from vector_wrapper import TraceRecordingVectorWrapper
 
 import gym_trace
 from gym_trace import Trace, open_trace

@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from scripted_env import CountingEnv, bits
 from test_verification import record
-from zoo import CountingEnv, bits
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption, ReplayDiverged

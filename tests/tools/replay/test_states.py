@@ -13,13 +13,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from forked_python import HELPERS
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
-from longer import LONG
+from long_tests import LONG
 from shell import ok, run
 from test_env_at import goes_on_as_recorded
 from test_verification import needs_vectors
-from vectors import TraceRecordingVectorWrapper
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, collect, env_at, open_trace, record_episodes, verify_trace
 from gym_trace.data.packing import pack
@@ -302,7 +303,7 @@ def test_lanes_of_a_dead_writer_have_their_states(tmp_path: Path) -> None:
     code = f"""if True:
         import sys, os, signal
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        sys.path.insert(0, {HELPERS!r})
         from test_states import *
         recorder = TraceRecordingVectorWrapper(SyncVectorEnv([make_walk] * 2), {str(tmp_path / "trace")!r}, states=10)
         recorder.reset(seed=4)

@@ -15,9 +15,9 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
+from scripted_env import CountingEnv
 from shell import run
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs.clipping import clipping

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from runs import record_lengths
+from scripted_env import CountingEnv, Result, ScriptedEnv
 from shell import ok, run
-from zoo import CountingEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption
@@ -60,7 +60,7 @@ def test_a_thousand_episodes_more_are_joined_and_no_extreme_is_lost(
 ) -> None:
     lengths = [2] * 1500
     lengths[777] = 9
-    script = [(0, [Told(0, 1.0, step == length - 1) for step in range(length)]) for length in lengths]
+    script = [(0, [Result(0, 1.0, step == length - 1) for step in range(length)]) for length in lengths]
     with TraceRecordingWrapper(ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), tmp_path / "t") as env:
         for length in lengths:
             env.reset(seed=0)
@@ -90,7 +90,7 @@ def test_more_groups_than_colours_are_drawn_as_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1.7e308, 9e99, 5e-324])
 def test_odd_returns_are_counted_or_drawn(tmp_path: Path, value: float) -> None:
-    script = [(0, [Told(0, reward, True)]) for reward in (1.0, value, -9e99)]
+    script = [(0, [Result(0, reward, True)]) for reward in (1.0, value, -9e99)]
     with TraceRecordingWrapper(ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), tmp_path / "t") as env:
         for _ in range(3):
             env.reset(seed=0)
@@ -102,7 +102,7 @@ def test_odd_returns_are_counted_or_drawn(tmp_path: Path, value: float) -> None:
 
 @pytest.mark.filterwarnings("ignore:rewards")
 def test_rewards_of_several_objectives_have_a_panel_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = [(0, [Told(0, np.array([1.0, -2.0]), True)])] * 2
+    script = [(0, [Result(0, np.array([1.0, -2.0]), True)])] * 2
     with TraceRecordingWrapper(ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), script), tmp_path / "t") as env:
         for _ in range(2):
             env.reset(seed=0)

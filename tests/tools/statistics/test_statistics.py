@@ -14,7 +14,7 @@ from damage import flip, strip_parity
 from gymnasium import spaces
 from hypothesis import example, given
 from hypothesis import strategies as st
-from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
+from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
 
 from gym_trace import open_trace, summarize
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -53,7 +53,7 @@ def _play_lengths(env: Any, *lengths: int) -> None:
 def _scripted_rewards(directory: Path, *episodes: list[Any], **options: Any) -> None:
     space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     script = [
-        (np.zeros(1), [Told(np.zeros(1), reward, i == len(rewards) - 1) for i, reward in enumerate(rewards)])
+        (np.zeros(1), [Result(np.zeros(1), reward, i == len(rewards) - 1) for i, reward in enumerate(rewards)])
         for rewards in episodes
     ]
     env = ScriptedEnv(space, spaces.Discrete(2), script)
@@ -230,7 +230,7 @@ def test_groups_by_outcome_describe_only_their_episodes(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     script, actions = [], []
     for number in range(30):
-        steps = [Told(random.normal(size=2), random.normal()) for _ in range(random.integers(1, 9))]
+        steps = [Result(random.normal(size=2), random.normal()) for _ in range(random.integers(1, 9))]
         if number % 3:
             steps[-1] = steps[-1]._replace(terminated=number % 3 == 1, truncated=number % 3 == 2)
         script.append((random.normal(size=2), steps))
@@ -324,7 +324,7 @@ def test_every_leaf_is_described_by_its_kind_of_space(tmp_path: Path) -> None:
 
 def test_moments_skip_and_count_nan_and_infinities(tmp_path: Path) -> None:
     rows = np.array([[1, np.nan], [2, np.inf], [3, -np.inf], [6, 7]], np.float32)
-    script = [(rows[0], [Told(rows[1], math.nan), Told(rows[2], 2.0), Told(rows[3], math.inf, True)])]
+    script = [(rows[0], [Result(rows[1], math.nan), Result(rows[2], 2.0), Result(rows[3], math.inf, True)])]
     _play(tmp_path, ScriptedEnv(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), script), [[0, 1, 1]])
     summary = _summary(tmp_path, columns=True)
     clean, dirty = summary["observations"][0]["dimensions"]
@@ -341,7 +341,7 @@ def test_values_outside_their_space_are_used_if_numeric_and_else_counted(tmp_pat
     space = spaces.Box(-9, 9, (2,), np.float32)
     fits = np.array([1, 2], np.float32)
     wide, odd = np.array([3.0, 4.0]), np.zeros(3)  # another dtype; another shape
-    script = [(fits, [Told(wide), Told(odd), Told("text"), Told({"a": 1}), Told(fits, "much", True)])]
+    script = [(fits, [Result(wide), Result(odd), Result("text"), Result({"a": 1}), Result(fits, "much", True)])]
     _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0, 1, 0, 1, 1]])
     summary = _summary(tmp_path, columns=True)
     described = summary["observations"][0]
@@ -354,7 +354,7 @@ def test_values_outside_their_space_are_used_if_numeric_and_else_counted(tmp_pat
 def test_observations_without_the_structure_of_their_space_count_as_misfits(tmp_path: Path) -> None:
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0, 1, (1,))})
     good = {"a": 1, "b": np.ones(1, np.float32)}
-    script = [(good, [Told({"a": 1}), Told(good, terminated=True)])]
+    script = [(good, [Result({"a": 1}), Result(good, terminated=True)])]
     _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0, 0]])
     for leaf in _summary(tmp_path, columns=True)["observations"]:
         assert (leaf["rows"], leaf["misfits"]) == (3, 1)
@@ -362,7 +362,7 @@ def test_observations_without_the_structure_of_their_space_count_as_misfits(tmp_
 
 def test_distinct_values_of_a_custom_space_are_counted_and_shown(tmp_path: Path) -> None:
     space = OddSpace()
-    script = [(space.sample(), [Told(space.sample(), terminated=True)])]
+    script = [(space.sample(), [Result(space.sample(), terminated=True)])]
     _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0]])
     leaf = _summary(tmp_path, columns=True)["observations"][0]
     assert (leaf["rows"], leaf["distinct"]) == (2, 2)

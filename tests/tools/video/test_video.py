@@ -14,11 +14,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from longer import LONG
-from painted import PaintedEnv, painted
+from forked_python import HELPERS
+from long_tests import LONG
+from rendered_env import RenderedEnv, make_rendered
 from runs import record_lengths
+from scripted_env import ImageEnv, Result, ScriptedEnv
 from shell import run
-from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
@@ -53,7 +54,7 @@ def rendered(directory: Path, out: Path, episodes: Any = (0,), **options: Any) -
 
 
 def recorded(directory: Path, episodes: int = 1, env: Any = None, **options: Any) -> Path:
-    env = painted() if env is None else env
+    env = make_rendered() if env is None else env
     with_trace = TraceRecordingWrapper(env, directory, **options)
     for number in range(episodes):
         with_trace.reset(seed=number)
@@ -96,7 +97,7 @@ def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path
 
 @pytest.mark.parametrize("ending", ["mp4", "gif", "cast"])
 def test_nothing_is_written_into_a_file_that_others_left_for_an_unfinished_video(tmp_path: Path, ending: str) -> None:
-    env = painted() if ending != "cast" else gymnasium.make("FrozenLake-v1")
+    env = make_rendered() if ending != "cast" else gymnasium.make("FrozenLake-v1")
     directory = recorded(tmp_path / "t", env=env)
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")
@@ -156,7 +157,7 @@ def test_png_frames_of_a_simulation_equal_its_renderings(tmp_path: Path, trace: 
     files = sorted((tmp_path / "v" / "episode-000002").iterdir())
     assert len(files) == 7
     for step, path in enumerate(files):
-        assert np.array_equal(pictures_of(path)[0], PaintedEnv().picture(step))
+        assert np.array_equal(pictures_of(path)[0], RenderedEnv().picture(step))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_the_last_image_of_a_stack_is_shown(tmp_path: Path, shape: tuple[int, ..
     random = np.random.default_rng(0)
     views = [random.integers(0, 256, shape, np.uint8) for _ in range(3)]
     seen = [{"speed": np.zeros((20, 30), np.float32), "view": view} for view in views]
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(seen[0], [Told(o) for o in seen[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(seen[0], [Result(o) for o in seen[1:]])])
     record_lengths(tmp_path / "t", [2], env)
     (made,) = rendered(tmp_path / "t", tmp_path / "v.png", source="observations")
     for path, view in zip(sorted(made.path.iterdir()), views, strict=True):
@@ -207,7 +208,7 @@ def test_an_asciicast_shows_what_the_environment_prints(tmp_path: Path) -> None:
 
 
 def test_an_asciicast_grows_with_its_screens(tmp_path: Path) -> None:
-    directory = recorded(tmp_path / "t", 1, painted(length=60))
+    directory = recorded(tmp_path / "t", 1, make_rendered(length=60))
     (made,) = rendered(directory, tmp_path / "v.cast")
     header, events = cast_of(made.path)
     assert (header["width"], header["height"]) == (40, 10)
@@ -216,13 +217,13 @@ def test_an_asciicast_grows_with_its_screens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["simulation", "observations"])
 def test_the_overlay_lies_below_the_frame_and_changes_with_each_step(tmp_path: Path, source: str) -> None:
-    directory = recorded(tmp_path / "t", 1, painted(pictures=True))
+    directory = recorded(tmp_path / "t", 1, make_rendered(pictures=True))
     (made,) = rendered(directory, tmp_path / "v.png", overlay=True, source=source)
     bands = []
     for step, path in enumerate(sorted(made.path.iterdir())):
         (picture,) = pictures_of(path)
         assert picture.shape[1] == 6 * 41  # enlarged, so that the text fits
-        assert np.array_equal(picture[: 6 * 30 : 6, ::6], PaintedEnv().picture(step))
+        assert np.array_equal(picture[: 6 * 30 : 6, ::6], RenderedEnv().picture(step))
         bands.append(picture[6 * 30 :].tobytes())
         assert 20 < np.count_nonzero(picture[6 * 30 :]) < picture[6 * 30 :].size / 2
     assert len(set(bands)) == 7
@@ -250,7 +251,7 @@ def test_a_differing_replay_is_rendered_with_a_warning(tmp_path: Path, trace: Pa
 
 def test_a_nondeterministic_episode_is_rendered_with_a_warning(tmp_path: Path) -> None:
     directory = tmp_path / "t"
-    env = TraceRecordingWrapper(painted(luck=True), directory)
+    env = TraceRecordingWrapper(make_rendered(luck=True), directory)
     env.reset()
     env.step(0)
     env.close()
@@ -376,7 +377,7 @@ def test_schedules() -> None:
 def test_best_episodes_returns_the_best_and_the_worst(tmp_path: Path) -> None:
     returns = [3.0, float("nan"), -1.0, 7.0, 3.0]
     env = ScriptedEnv(
-        gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(0, [Told(1, value, True)]) for value in returns]
+        gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(0, [Result(1, value, True)]) for value in returns]
     )
     record_lengths(tmp_path / "t", [1] * 5, env)
     trace = open_trace(tmp_path / "t")
@@ -389,7 +390,7 @@ def test_best_episodes_returns_the_best_and_the_worst(tmp_path: Path) -> None:
 
 _MEASURE = """
 import resource, sys
-import painted
+import rendered_env
 from gym_trace import open_trace
 from gym_trace.tools.video.render import Destination, render_episodes
 frames, early = 0, 0
@@ -411,7 +412,9 @@ FRAMES = 5000 if LONG else 800
 @pytest.fixture(scope="module")
 def long_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("long") / "trace"
-    return recorded(directory, 1, painted(length=FRAMES, size=(160, 160), pictures=True, disable_env_checker=True))
+    return recorded(
+        directory, 1, make_rendered(length=FRAMES, size=(160, 160), pictures=True, disable_env_checker=True)
+    )
 
 
 @pytest.mark.parametrize(("name", "source"), [("v.mp4", "simulation"), ("v.gif", "observations")])
@@ -419,7 +422,7 @@ def test_memory_does_not_grow_with_the_number_of_frames(
     tmp_path: Path, long_trace: Path, name: str, source: str
 ) -> None:
     """The frames alone are 61 MB, and more with GYM_TRACE_LONG=1."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([HELPERS, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(long_trace), str(tmp_path / name), source],
         capture_output=True,
@@ -473,14 +476,14 @@ def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatc
 def test_a_window_that_cannot_be_opened_is_not_an_identical_replay(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = PaintedEnv.step
+    step = RenderedEnv.step
 
-    def needs_more(self: PaintedEnv, action: Any) -> Any:
+    def needs_more(self: RenderedEnv, action: Any) -> Any:
         if self.render_mode == "human":
             raise gymnasium.error.DependencyNotInstalled("no pygame; pip install 'gymnasium[classic-control]'")
         return step(self, action)
 
-    monkeypatch.setattr(PaintedEnv, "step", needs_more)
+    monkeypatch.setattr(RenderedEnv, "step", needs_more)
     shown = run("replay", trace, "--human")
     assert shown.exit_code == 1
     assert "identical" not in shown.output

@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from damage import flip, strip_parity
+from faulty_server import running
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
-from web import running
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, edit
@@ -588,10 +588,10 @@ class Asking(gymnasium.Env):
     def reset(self, *, seed=None, options=None): super().reset(seed=seed); return 0, {}
     def step(self, action): return 0, 1.0, False, False, {}
     def render(self): return numpy.full((20, 30, 3), 77, numpy.uint8)
-gymnasium.register("Asking-v0", "asking:Asking")
+gymnasium.register("Asking-v0", "echo_env:Asking")
 """
 RECORD = """
-import asking, gymnasium
+import echo_env, gymnasium
 from gym_trace import TraceRecordingWrapper
 with TraceRecordingWrapper(gymnasium.make("Asking-v0"), "trace") as env:
     env.reset(seed=1)

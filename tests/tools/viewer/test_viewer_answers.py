@@ -13,8 +13,8 @@ import pytest
 from damage import flip, strip_parity
 from PIL import Image
 from runs import chunks_of, record_nested, recorder_of
+from scripted_env import Result, ScriptedEnv, scripted
 from viewer_requests import arrays_of, asked, cartpoles, flagged, viewed
-from zoo import ScriptedEnv, Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.tools.viewer.answers import Answers, Refused
@@ -114,7 +114,7 @@ def spiky(directory: Path, steps: int) -> tuple[Path, np.ndarray]:
     values[7, 0], values[steps // 2, 1], values[steps - 1, 2] = 100, -100, 55
     values[9, 0], values[11, 1] = np.nan, np.inf
     space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(values[0], [Told(row) for row in values[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(values[0], [Result(row) for row in values[1:]])])
     return record(env, directory, steps), values
 
 
@@ -170,7 +170,7 @@ def test_a_bin_without_finite_values_is_empty() -> None:
 
 
 def test_an_annotation_that_some_steps_lack_is_a_gap(tmp_path: Path) -> None:
-    with TraceRecordingWrapper(scripted([Told(0)] * 4), tmp_path) as env:
+    with TraceRecordingWrapper(scripted([Result(0)] * 4), tmp_path) as env:
         env.reset()
         for step in range(4):
             env.step(0)
@@ -205,7 +205,7 @@ def test_an_episode_lists_its_columns(tmp_path: Path) -> None:
 
 
 def test_numbers_in_infos_are_columns(tmp_path: Path) -> None:
-    steps = [Told(0, info={"lives": 3 - i, "name": "x", "deep": {"x": 1}}) for i in range(3)]
+    steps = [Result(0, info={"lives": 3 - i, "name": "x", "deep": {"x": 1}}) for i in range(3)]
     directory = record(scripted(steps), tmp_path, 3, record_infos=True)
     answers = viewed(directory)
     names = [column["name"] for column in asked(answers, "/api/episode?episode=0")["columns"]]
@@ -233,7 +233,7 @@ def test_steps_of_nested_spaces_have_their_structure(tmp_path: Path) -> None:
 
 
 def test_values_that_json_lacks_are_text(tmp_path: Path) -> None:
-    told = [Told(0, reward=np.nan, info={"inf": -np.inf, "large": 2**70, "array": np.zeros((9, 9))})]
+    told = [Result(0, reward=np.nan, info={"inf": -np.inf, "large": 2**70, "array": np.zeros((9, 9))})]
     directory = record(scripted(told), tmp_path, 1, record_infos=True)
     (first, _) = asked(viewed(directory), "/api/steps?episode=0")["steps"]
     assert first["reward"] == "NaN"
@@ -241,7 +241,7 @@ def test_values_that_json_lacks_are_text(tmp_path: Path) -> None:
 
 
 def test_numbers_in_infos_of_a_long_episode_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [Told(0, info={"a": i % 7, "b": -i}) for i in range(900)]
+    steps = [Result(0, info={"a": i % 7, "b": -i}) for i in range(900)]
     answers = viewed(record(scripted(steps), tmp_path, 900, record_infos=True))
     monkeypatch.setattr("gym_trace.tools.viewer.episode.LONG", 500)
     found = {name: arrays_of(answers, f"/api/plot?episode=0&column=infos.{name}&pixels=7") for name in ("a", "b")}
@@ -257,7 +257,7 @@ def test_pictures_come_without_loss(tmp_path: Path, shape: tuple[int, ...]) -> N
     random = np.random.default_rng(0)
     rows = random.integers(0, 256, (20, *shape), np.uint8)
     space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Told(row) for row in rows[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Result(row) for row in rows[1:]])])
     answers = viewed(record(env, tmp_path, 19))
     head, arrays = asked(answers, "/api/frames?episode=0&column=observations&from=16&count=16")
     assert list(arrays) == ["16", "17", "18", "19"]
@@ -316,7 +316,7 @@ def test_histograms_end_at_the_smallest_and_largest_value(tmp_path: Path) -> Non
 def test_damage_is_a_gap_with_a_note(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((8001, 64))
     space = gymnasium.spaces.Box(-np.inf, np.inf, (64,), np.float64)
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Told(row) for row in rows[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Result(row) for row in rows[1:]])])
     (batch,) = record(env, tmp_path, 8000).glob("*.gtb")
     strip_parity(batch)
     chunks = chunks_of(batch)
@@ -347,7 +347,7 @@ def test_copies_of_a_trace_have_curves_of_their_own(tmp_path: Path, monkeypatch:
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     space = gymnasium.spaces.Box(-np.inf, np.inf, (64,), np.float64)
     rows = np.random.default_rng(0).standard_normal((8001, 64))
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Told(row) for row in rows[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Result(row) for row in rows[1:]])])
     record(env, whole, 8000)
     shutil.copytree(whole, torn)
     (batch,) = torn.glob("*.gtb")
@@ -377,7 +377,7 @@ def test_an_edit_in_place_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_live_trace_grows_and_says_so(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(scripted([Told(0)] * 50), tmp_path)
+    env = TraceRecordingWrapper(scripted([Result(0)] * 50), tmp_path)
     env.reset()
     env.step(0)
     answers = viewed(tmp_path)
@@ -400,7 +400,7 @@ def test_a_live_trace_grows_and_says_so(tmp_path: Path) -> None:
 def test_an_episode_of_a_million_steps_is_plotted_from_kept_bins(tmp_path: Path) -> None:
     rewards = np.zeros(70_000)
     rewards[12345] = 9
-    env = scripted([Told(0, reward=reward) for reward in rewards])
+    env = scripted([Result(0, reward=reward) for reward in rewards])
     answers = viewed(record(env, tmp_path, len(rewards)))
     arrays = arrays_of(answers, "/api/plot?episode=0&column=rewards&pixels=100")
     assert arrays["high"].max() == 9
@@ -411,8 +411,8 @@ def test_an_episode_of_a_million_steps_is_plotted_from_kept_bins(tmp_path: Path)
 
 
 def test_the_first_difference_of_two_episodes_is_found(tmp_path: Path) -> None:
-    first = [Told(0, reward=1.0)] * 2000
-    second = [*first[:1500], Told(0, reward=2.0), *first[1501:]]
+    first = [Result(0, reward=1.0)] * 2000
+    second = [*first[:1500], Result(0, reward=2.0), *first[1501:]]
     record(scripted(first), tmp_path / "a", 2000)
     record(scripted(second), tmp_path / "b", 2000)
     answers = viewed(tmp_path / "a", tmp_path / "b")
@@ -423,8 +423,8 @@ def test_the_first_difference_of_two_episodes_is_found(tmp_path: Path) -> None:
 
 
 def test_a_shorter_episode_differs_where_it_ends(tmp_path: Path) -> None:
-    record(scripted([Told(0)] * 9), tmp_path / "a", 9)
-    record(scripted([Told(0)] * 9), tmp_path / "b", 7)
+    record(scripted([Result(0)] * 9), tmp_path / "a", 9)
+    record(scripted([Result(0)] * 9), tmp_path / "b", 7)
     found = asked(viewed(tmp_path / "a", tmp_path / "b"), "/api/compare?a=0:0&b=1:0")
     assert (found["step"], found["column"]) == (7, "steps")
 
@@ -476,7 +476,7 @@ def test_a_flag_meant_for_an_episode_before_an_edit_in_place_is_refused(tmp_path
 
 
 def test_an_episode_that_grows_keeps_its_identity(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(scripted([Told(0)] * 50), tmp_path)
+    env = TraceRecordingWrapper(scripted([Result(0)] * 50), tmp_path)
     env.reset()
     env.step(0)
     answers = viewed(tmp_path)
@@ -554,7 +554,7 @@ def test_two_traces_of_one_name_have_their_paths(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_the_caller_is_not_refreshed(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(scripted([Told(0)] * 5), tmp_path)
+    env = TraceRecordingWrapper(scripted([Result(0)] * 5), tmp_path)
     env.reset()
     env.step(0)
     mine = open_trace(tmp_path)

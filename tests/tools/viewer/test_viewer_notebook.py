@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_env import Result, scripted
 from viewer_requests import cartpoles
-from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import TraceError
@@ -77,7 +77,7 @@ def test_a_cell_does_not_say_where_the_trace_lies(directory: Path) -> None:
 
 
 def test_a_cell_is_at_most_about_a_megabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [Told(0, reward=float(value)) for value in np.random.default_rng(0).standard_normal(3000)]
+    steps = [Result(0, reward=float(value)) for value in np.random.default_rng(0).standard_normal(3000)]
     with TraceRecordingWrapper(scripted(steps), tmp_path) as env:
         env.reset()
         for _ in steps:

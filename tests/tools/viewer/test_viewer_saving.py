@@ -15,9 +15,9 @@ import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
+from scripted_env import Result, ScriptedEnv
 from shell import run
 from viewer_requests import asked, cartpoles, viewed
-from zoo import ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import TraceError
@@ -102,7 +102,7 @@ def test_only_the_script_and_the_style_of_the_page_may_run(directory: Path, tmp_
 
 def test_recorded_strings_are_packed_away(tmp_path: Path) -> None:
     space = gymnasium.spaces.Text(64)
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(SCRIPT, [Told(SCRIPT, info={SCRIPT: SCRIPT})])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(SCRIPT, [Result(SCRIPT, info={SCRIPT: SCRIPT})])])
     with TraceRecordingWrapper(env, tmp_path / "</script><b>", record_infos=True, split=SCRIPT) as recorder:
         recorder.reset()
         recorder.step(0)
@@ -123,7 +123,7 @@ def test_a_page_to_send_does_not_say_where_the_trace_lies(directory: Path, tmp_p
 def test_pictures_are_saved_without_loss(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (20, 24, 32, 3), np.uint8)
     space = gymnasium.spaces.Box(0, 255, (24, 32, 3), np.uint8)
-    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Told(row) for row in rows[1:]])])
+    env = ScriptedEnv(space, gymnasium.spaces.Discrete(2), [(rows[0], [Result(row) for row in rows[1:]])])
     with TraceRecordingWrapper(env, tmp_path / "t") as recorder:
         recorder.reset()
         for _ in range(19):

@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import gymnasium
 import pytest
-from longer import LONG
+from long_tests import LONG
+from scripted_env import Result, scripted
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, cartpoles, served, viewed
-from zoo import Told, scripted
 
 from gym_trace import TraceRecordingWrapper, edit
 from gym_trace.tools.viewer import server
@@ -359,7 +359,7 @@ def test_a_post_that_is_cut_off_prints_nothing(directory: Path, capsys: pytest.C
 
 
 def test_a_page_that_waits_hears_of_new_steps(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(scripted([Told(0)] * 9), tmp_path)
+    env = TraceRecordingWrapper(scripted([Result(0)] * 9), tmp_path)
     env.reset()
     env.step(0)
     answers = viewed(tmp_path)

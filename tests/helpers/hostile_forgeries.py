@@ -16,9 +16,9 @@ from zlib import crc32
 import msgpack
 import numpy as np
 import zstandard
-from forgery import Forgery, Record, taken_apart
-from longer import LONG
-from telltale import record
+from batch_forgery import Forgery, Record, taken_apart
+from long_tests import LONG
+from numbered_env import record
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.data.packing import pack
@@ -520,9 +520,9 @@ def outside_of(place: Place) -> None:
 
 
 def _env() -> Any:
-    from telltale import TellTaleEnv
+    from numbered_env import NumberedEnv
 
-    return TellTaleEnv()
+    return NumberedEnv()
 
 
 def copy_of(sound: Path, place: Place) -> None:

@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 LANES = 64
 
 
-def canon(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     """Convert a value to a form for marshal that is equal only for the same bits; numbers become 0-d arrays."""
     if type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         value = np.asarray(value)
@@ -42,14 +42,14 @@ def canon(value: Any) -> Any:
         raw = value.tobytes()
         return "array", value.dtype.str, value.shape, raw if len(raw) < 4096 else hashlib.blake2b(raw).digest()
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(map(canon, value))
+        return type(value).__name__, tuple(map(canonical, value))
     if isinstance(value, dict):
-        return "map", tuple((key, canon(value[key])) for key in sorted(value))
+        return "map", tuple((key, canonical(value[key])) for key in sorted(value))
     assert value is None or type(value) in (str, bytes), type(value)
     return value
 
 
-class Diary:
+class CallLog:
     """The events of a victim, each written by one system call."""
 
     def __init__(self, path: str | Path):
@@ -60,7 +60,7 @@ class Diary:
         os.write(self._fd, _LENGTH.pack(len(data)) + data)
 
 
-def events(path: Path) -> Iterator[tuple[Any, ...]]:
+def logged_calls(path: Path) -> Iterator[tuple[Any, ...]]:
     """Return the events of a diary, up to the kill of its writer."""
     data = path.read_bytes() if path.exists() else b""
     at = 0
@@ -95,10 +95,10 @@ DEATHS: dict[str, Callable[[], Any]] = {
 }
 
 
-class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):
+class DyingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Note each call, and die in the nth call of one method."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], diary: Diary, death: str, where: str, count: int):
+    def __init__(self, env: gymnasium.Env[Any, Any], diary: CallLog, death: str, where: str, count: int):
         super().__init__(env)
         self.diary, self._death, self._where, self._left = diary, death, where, count
 
@@ -126,7 +126,7 @@ class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):
 # -- environments -----------------------------------------------------------------------------------------------------
 
 
-class Frames(gymnasium.Env[Any, Any]):
+class FrameEnv(gymnasium.Env[Any, Any]):
     """Frames of 100 kB that change partly or completely."""
 
     observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -152,7 +152,7 @@ class Frames(gymnasium.Env[Any, Any]):
         return self._frame, float(self._t), self._t == self._length, False, {}
 
 
-class Things(gymnasium.Env[Any, Any]):
+class DictEnv(gymnasium.Env[Any, Any]):
     """Observations of several kinds, infos, and rewards of more than one type."""
 
     observation_space = spaces.Dict(
@@ -186,7 +186,7 @@ class Things(gymnasium.Env[Any, Any]):
         return self._observation(), reward, False, self._t == 50, info
 
 
-class Words(gymnasium.Env[Any, Any]):
+class TextEnv(gymnasium.Env[Any, Any]):
     """Observations are words of up to 200 letters."""
 
     observation_space = spaces.Text(200)
@@ -202,7 +202,7 @@ class Words(gymnasium.Env[Any, Any]):
         return action * int(self.np_random.integers(0, 40)), self._t, self._t == 30, False, {}
 
 
-class Lane(gymnasium.Env[Any, Any]):
+class LaneEnv(gymnasium.Env[Any, Any]):
     """One of many environments; observations hold its number, its episode and the step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -226,33 +226,33 @@ KINDS = ("cartpole", "cheetah", "frames", "noise", "things", "words")
 MODES = ("NextStep", "SameStep", "Disabled")
 
 
-def made(kind: str) -> gymnasium.Env[Any, Any]:
+def make_env(kind: str) -> gymnasium.Env[Any, Any]:
     if kind == "cartpole":
         return gymnasium.make("CartPole-v1", disable_env_checker=True)  # an exception would break it
     if kind == "cheetah":
         name = "HalfCheetah-v5" if "HalfCheetah-v5" in gymnasium.registry else "HalfCheetah-v4"
         return gymnasium.make(name, disable_env_checker=True)
     if kind == "words":
-        return Words()
-    return Things() if kind == "things" else Frames(kind == "noise")
+        return TextEnv()
+    return DictEnv() if kind == "things" else FrameEnv(kind == "noise")
 
 
-class Diarist(gymnasium.Wrapper[Any, Any, Any, Any]):
+class LoggedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keep one diary per process in the directory $GYM_TRACE_DIARIES, for environments that others record."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
-        self._diary = Diary(Path(os.environ["GYM_TRACE_DIARIES"], str(os.getpid())))
+        self._diary = CallLog(Path(os.environ["GYM_TRACE_DIARIES"], str(os.getpid())))
 
     def reset(self, **kwargs: Any) -> Any:
         self._diary.note("reset", kwargs.get("seed"))
         result = self.env.reset(**kwargs)
-        self._diary.note("began", canon(result[0]))
+        self._diary.note("began", canonical(result[0]))
         return result
 
     def step(self, action: Any) -> Any:
-        self._diary.note("ask", canon(action), None)
+        self._diary.note("ask", canonical(action), None)
         time.sleep(0.001)
         result = self.env.step(action)
-        self._diary.note("told", *map(canon, result))
+        self._diary.note("told", *map(canonical, result))
         return result

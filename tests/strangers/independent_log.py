@@ -26,7 +26,7 @@ FINALS = ("final_obs", "final_info")
 
 
 @dataclass
-class Told:
+class Result:
     """An episode of a lane, as its caller saw it."""
 
     lane: int
@@ -44,12 +44,12 @@ class Log:
     """Episodes of all lanes, in order per lane."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
-        self._current: dict[int, Told] = {}
+        self.told: list[Result] = []
+        self._current: dict[int, Result] = {}
         self.broken: set[int] = set()  # ids of episodes in which reset or step raised
 
     def began(self, lane: int, observation: Any, info: Any, seed: int | None) -> None:
-        self._current[lane] = episode = Told(lane, [observation], info, seed)
+        self._current[lane] = episode = Result(lane, [observation], info, seed)
         self.told.append(episode)
 
     def stepped(self, lane: int, action: Any, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any) -> None:
@@ -99,7 +99,7 @@ def has_rows(value: Any, count: int) -> bool:
         return False
 
 
-class Beside(gymnasium.Wrapper[Any, Any, Any, Any]):
+class LoggingWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keep the log of a single environment."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
@@ -172,7 +172,7 @@ class VectorLog(Log):
         return (finals if is_array else self._lanes(self.spaces[0], finals))[lane], info
 
 
-class BesideVector(vector.VectorWrapper):
+class LoggingVectorWrapper(vector.VectorWrapper):
     """Keep the log of a vector environment."""
 
     def __init__(self, envs: Any):
@@ -288,7 +288,7 @@ def compare(log: Log, directory: Path, infos: bool = True) -> Comparison:
     lanes: dict[int, list[Any]] = {}
     for episode in sorted(trace, key=lambda one: (one.episode_id, one.first_step)):
         lanes.setdefault(episode.lane, []).append(episode)
-    told: dict[int, list[Told]] = {}
+    told: dict[int, list[Result]] = {}
     for episode in log.told:
         told.setdefault(episode.lane, []).append(episode)
     for lane, said in told.items():
@@ -308,7 +308,7 @@ def compare(log: Log, directory: Path, infos: bool = True) -> Comparison:
     return result
 
 
-def _differences(told: Told, episode: Any, infos: bool, kept_by_repr: list[str]) -> Any:
+def _differences(told: Result, episode: Any, infos: bool, kept_by_repr: list[str]) -> Any:
     observations, actions = episode.observations, episode.actions
     for i, said in enumerate(told.observations):
         yield first_difference(said, row(observations, i), f"observation {i}", kept_by_repr)
@@ -348,7 +348,7 @@ def record_single(
     make: Make, directory: Path, steps: int = 120, act: Callable[[Any, Any], Any] | None = None
 ) -> Comparison:
     """Record an environment: two seeded episodes, then unseeded ones, with one reset within an episode."""
-    env = Beside(TraceRecordingWrapper(make(), directory, record_infos=True))
+    env = LoggingWrapper(TraceRecordingWrapper(make(), directory, record_infos=True))
     env.action_space.seed(7)
     observation, over, episodes = None, True, 0
     for step in range(steps):
@@ -364,7 +364,7 @@ def record_single(
 
 def record_vector(make: Make, directory: Path, steps: int = 120, act: Callable[[Any], Any] | None = None) -> Comparison:
     """Record a vector environment; without autoreset, lanes are reset by mask."""
-    env = BesideVector(TraceRecordingVectorWrapper(make(), directory, record_infos=True))
+    env = LoggingVectorWrapper(TraceRecordingVectorWrapper(make(), directory, record_infos=True))
     env.action_space.seed(7)
     env.reset(seed=11)
     for _ in range(steps):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from zoo import CountingEnv
+from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.format import batch_files

@@ -1,6 +1,6 @@
 """Feed mutated traces to everything that reads traces. Only TraceError may be raised.
 
-    python tests/fuzz_reader.py --inputs 100000 --seed 0
+    python tests/helpers/fuzz_reader.py --inputs 100000 --seed 0
 
 prints what came out how often; a failure is kept as a directory that reproduces it.
 """
@@ -25,11 +25,11 @@ from unittest import mock
 
 import gymnasium
 import numpy as np
-from forgery import Forgery, Record, taken_apart
+from batch_forgery import Forgery, Record, taken_apart
+from numbered_env import record
 from ring_mutations import mutated_ring
-from telltale import record
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv
+from scripted_env import CountingEnv
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, summarize
 from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins

@@ -13,9 +13,9 @@ import os
 import sys
 from typing import Any
 
-import mortals
+import crash_victims
 import numpy as np
-from mortals import Diary, canon
+from crash_victims import CallLog, canonical
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import RecordingError
@@ -32,18 +32,18 @@ def fill(path: str) -> None:
 def made(kind: str, directory: str) -> Any:
     options: dict[str, Any] = {"uid": "w", "flush_seconds": 0.2}
     if kind != "lanes":
-        return TraceRecordingWrapper(mortals.made(kind), directory, **options)
+        return TraceRecordingWrapper(crash_victims.make_env(kind), directory, **options)
     from gymnasium import vector
 
     from gym_trace import TraceRecordingVectorWrapper
 
-    makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+    makers: Any = [lambda lane=lane: crash_victims.LaneEnv(lane) for lane in range(crash_victims.LANES)]
     mode = vector.AutoresetMode.NEXT_STEP
     return TraceRecordingVectorWrapper(vector.SyncVectorEnv(makers, autoreset_mode=mode), directory, **options)
 
 
 def main(kind: str, directory: str, diary_path: str, steps: str, filler: str) -> None:
-    env, diary, after = made(kind, directory), Diary(diary_path), 0
+    env, diary, after = made(kind, directory), CallLog(diary_path), 0
     errors: list[str] = []
     env.action_space.seed(1)
     over, count = True, 0
@@ -57,15 +57,17 @@ def main(kind: str, directory: str, diary_path: str, steps: str, filler: str) ->
                     diary.note("reset", count)
                 observation, _ = env.reset(seed=count)
                 if not errors:
-                    diary.note("began", canon(observation))
+                    diary.note("began", canonical(observation))
             action = env.action_space.sample()
             if not errors:
-                diary.note("ask", canon(action), None)
+                diary.note("ask", canonical(action), None)
             count += 1
             *told, _ = env.step(action)
             over = kind != "lanes" and (told[2] or told[3])
             if not errors:
-                diary.note("told" if kind != "lanes" else "lanes", *map(canon, told), {} if kind != "lanes" else None)
+                diary.note(
+                    "told" if kind != "lanes" else "lanes", *map(canonical, told), {} if kind != "lanes" else None
+                )
             after += bool(errors)
         except RecordingError as error:
             errors.append(str(error))

@@ -1,4 +1,4 @@
-"""A store that several processes see, shelf://PATH, and an environment whose workers publish to it often."""
+"""A store that several processes see, shared://PATH, and an environment whose workers publish to it often."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_trace.format import batch_files
 from gym_trace.recording.publishing import spool
 
 
-class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
+class SharedStore(LocalFileSystem):  # type: ignore[misc]
     """A directory as an object store: an object is there whole or not at all."""
 
-    protocol = ("shelf",)
+    protocol = ("shared",)
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return "/" + path.removeprefix("shelf://").strip("/")
+        return "/" + path.removeprefix("shared://").strip("/")
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         path = self._strip_protocol(path)
@@ -37,10 +37,10 @@ class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
             os.replace(staged, path)
 
 
-fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+fsspec.register_implementation("shared", SharedStore, clobber=True)
 
 
-class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+class SlowEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Episodes after the first $GYM_TRACE_QUICK take seconds: a run is not over before a test has come to it."""
 
     left = int(os.environ.get("GYM_TRACE_QUICK", 10**9))
@@ -56,4 +56,4 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def make() -> gymnasium.Env[Any, Any]:
     batch_files.BATCH_FRAGMENTS, spool._EVERY = 7, 0.02
-    return Slow(gymnasium.make("CartPole-v1"))
+    return SlowEpisodes(gymnasium.make("CartPole-v1"))

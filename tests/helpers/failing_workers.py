@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.envs.seeding import episode_of, episode_seed
 
 
-class Troubled(gymnasium.Env[Any, Any]):
+class FailingEnv(gymnasium.Env[Any, Any]):
     """Hangs in resets, and raises in steps, the first time that an episode comes to it; folder: for its notes."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
@@ -45,7 +45,7 @@ class Troubled(gymnasium.Env[Any, Any]):
         return self.np_random.random(2), float(action), self.left == 0, False, {}
 
 
-class Deadly(gymnasium.Env[Any, Any]):
+class DyingEnv(gymnasium.Env[Any, Any]):
     """Its process dies in one episode, in any worker."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
@@ -63,11 +63,11 @@ class Deadly(gymnasium.Env[Any, Any]):
         return self.np_random.random(2), 0.0, self.left == 0, False, {}
 
 
-def acts_by_the_observation(observation: Any) -> tuple[int, dict[str, Any]]:
+def act_on_observation(observation: Any) -> tuple[int, dict[str, Any]]:
     return int(observation[0] * 3) % 3, {"value": float(observation[1])}
 
 
-class Seeded:
+class SeededPolicy:
     def __init__(self, observation_space: Any, action_space: Any):
         self.space = action_space
 

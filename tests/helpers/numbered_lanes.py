@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces, vector
-from zoo import bits, row_bits
+from scripted_env import bits, row_bits
 
 from gym_trace import check_trace, open_trace
 from gym_trace.data.packing import pack
@@ -45,13 +45,13 @@ SPACES: dict[str, spaces.Space[Any]] = {
 }
 
 
-def told(space: spaces.Space[Any], lane: int, episode: int, t: int) -> Any:
-    """Return the observation of a TellingEnv after t steps."""
+def observation_of(space: spaces.Space[Any], lane: int, episode: int, t: int) -> Any:
+    """Return the observation of a NumberedLaneEnv after t steps."""
     space.seed(1000 * lane + 50 * episode + t)
     return space.sample()
 
 
-class TellingEnv(gymnasium.Env[Any, Any]):
+class NumberedLaneEnv(gymnasium.Env[Any, Any]):
     """Values encode lane, episode and step; lengths differ by lane and episode."""
 
     def __init__(self, lane: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]):
@@ -59,7 +59,7 @@ class TellingEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = observation_space, action_space
 
     def _observation(self) -> Any:
-        return told(self.observation_space, self.lane, self.episode, self.t)
+        return observation_of(self.observation_space, self.lane, self.episode, self.t)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -76,8 +76,8 @@ class TellingEnv(gymnasium.Env[Any, Any]):
         return self._observation(), self.lane + self.t / 8, over and not cut, over and cut, info
 
 
-def made(kind: str, mode: Any, copy: bool, space: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
-    makers: list[Callable[[], Any]] = [lambda lane=lane: TellingEnv(lane, space, action) for lane in range(COUNT)]  # type: ignore[misc]
+def make_vector_env(kind: str, mode: Any, copy: bool, space: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
+    makers: list[Callable[[], Any]] = [lambda lane=lane: NumberedLaneEnv(lane, space, action) for lane in range(COUNT)]  # type: ignore[misc]
     if kind == "sync":
         return vector.SyncVectorEnv(makers, autoreset_mode=mode, copy=copy)
     return vector.AsyncVectorEnv(makers, shared_memory=kind == "async", autoreset_mode=mode, copy=copy)
@@ -117,8 +117,8 @@ def record_and_check(
     flush_every: int = 7,
     around: Callable[[Any], Any] = lambda env: env,
 ) -> None:
-    """Record TellingEnvs, and compare the trace with the expected episodes. around: wraps the vector environment."""
-    env = made(kind, mode, copy, space, action_space)
+    """Record NumberedLaneEnvs; compare the trace with the expected episodes. around: wraps the vector environment."""
+    env = make_vector_env(kind, mode, copy, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
     record(around(env), directory, actions, flush_every)
     check(directory, expected(mode, space, action_space, actions, batch), space, action_space)
@@ -128,7 +128,7 @@ def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch
     """Return the episodes of each lane, as single environments would produce them."""
     lanes = []
     for lane in range(COUNT):
-        env, episodes = TellingEnv(lane, space, action_space), []
+        env, episodes = NumberedLaneEnv(lane, space, action_space), []
 
         def begin(env: Any = env, episodes: Any = episodes, **options: Any) -> None:
             observation, info = env.reset(**options)
@@ -159,9 +159,9 @@ def check(directory: Path, lanes: list[list[dict[str, Any]]], space: Any, action
     found: list[list[Any]] = [[] for _ in lanes]
     for episode in sorted(trace, key=lambda episode: episode.episode_id):
         found[episode.lane].append(episode)
-    for lane, (episodes, told) in enumerate(zip(found, lanes)):
-        assert len(episodes) == len(told)
-        for number, (episode, real) in enumerate(zip(episodes, told)):
+    for lane, (episodes, wanted) in enumerate(zip(found, lanes)):
+        assert len(episodes) == len(wanted)
+        for number, (episode, real) in enumerate(zip(episodes, wanted)):
             assert len(episode) == len(real["steps"])
             rows = rows_of(space, episode.observations, len(episode) + 1)
             assert [row_bits(row) for row in rows] == [row_bits(value) for value in real["observations"]]
@@ -215,8 +215,8 @@ def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
     return sorted(parts, key=lambda part: (part["episode_id"], part["first_step"]))
 
 
-def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
-    """Check a trace of TellingEnvs with Box spaces and infos; count its steps by (lane, episode, step).
+def check_lanes(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
+    """Check a trace of NumberedLaneEnvs with Box spaces and infos; count its steps by (lane, episode, step).
 
     Args:
         dead: the writer may have died.
@@ -228,7 +228,7 @@ def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
         lane, number = part.lane, int(part.reset_info["began"])
         times = range(part.first_step, part.first_step + len(part) + 1)
         assert bits(part.observations) == bits(
-            np.array([told(trace.observation_space, lane, number, t) for t in times])
+            np.array([observation_of(trace.observation_space, lane, number, t) for t in times])
         )
         assert part.rewards.tolist() == [lane + t / 8 for t in times[1:]]
         assert [int(info["t"]) for info in (part.infos if len(part) else ())] == list(times[1:])
@@ -240,27 +240,33 @@ def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
     return steps
 
 
-def said(directory: Path, record_infos: bool = False, **values: Any) -> list[Any]:
+def record_result(directory: Path, record_infos: bool = False, **values: Any) -> list[Any]:
     """Record one step that returns these values; return the episodes of its lanes."""
-    env = TraceRecordingVectorWrapper(Saying(**values), directory, record_infos=record_infos)
+    env = TraceRecordingVectorWrapper(FixedResultEnv(**values), directory, record_infos=record_infos)
     env.reset()
     env.step(np.zeros(3, np.int64))
     env.close()
     return list(open_trace(directory))
 
 
-class Saying(vector.VectorEnv):  # type: ignore[type-arg]
+class FixedResultEnv(vector.VectorEnv):  # type: ignore[type-arg]
     """Return given values at each step, for three lanes."""
 
     metadata: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, **said: Any):
+    def __init__(self, **given: Any):
         self.num_envs = 3
         self.single_observation_space, self.single_action_space = SPACES["box"], spaces.Discrete(2)
         self.observation_space = vector.utils.batch_space(self.single_observation_space, 3)
         self.action_space = vector.utils.batch_space(self.single_action_space, 3)
         flags = np.zeros(3, np.bool_)
-        self.said = {"obs": np.zeros((3, 2), np.float32), "rewards": np.zeros(3), "ends": flags, "infos": {}, **said}
+        self.result = {
+            "obs": np.zeros((3, 2), np.float32),
+            "rewards": np.zeros(3),
+            "ends": flags,
+            "infos": {},
+            **given,
+        }
         self.steps = 0
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
@@ -268,4 +274,10 @@ class Saying(vector.VectorEnv):  # type: ignore[type-arg]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         self.steps += 1
-        return self.said["obs"], self.said["rewards"], self.said["ends"], np.zeros(3, np.bool_), self.said["infos"]
+        return (
+            self.result["obs"],
+            self.result["rewards"],
+            self.result["ends"],
+            np.zeros(3, np.bool_),
+            self.result["infos"],
+        )

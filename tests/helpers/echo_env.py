@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gym_trace import check_trace, open_trace
 
 
-class TellingEnv(gymnasium.Env[Any, Any]):
+class EchoEnv(gymnasium.Env[Any, Any]):
     """Observations tell the episode, how many steps it was asked for, and the last action. Asked for 9, it raises."""
 
     def __init__(self, length: int = 10**9, shape: tuple[int, ...] = (3,)):
@@ -40,13 +40,13 @@ class TellingEnv(gymnasium.Env[Any, Any]):
         return told, float(self.asked), self.asked >= self.length, False, {"asked": self.asked}
 
 
-def tried(env: Any, *actions: int) -> None:
+def try_steps(env: Any, *actions: int) -> None:
     for action in actions:
         with contextlib.suppress(ValueError):
             env.step(action)
 
 
-def look_at(directory: Path, infos: bool = False) -> list[tuple[int, int, list[int]]]:
+def check_echoes(directory: Path, infos: bool = False) -> list[tuple[int, int, list[int]]]:
     """Asserts that all transitions are true, and returns (episode id, first step, actions) of each part."""
     parts = []
     for part in open_trace(directory):

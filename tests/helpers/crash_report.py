@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mortals import LANES, canon, events
-from telling import rows_of
+from crash_victims import LANES, canonical, logged_calls
+from numbered_lanes import rows_of
 
 from gym_trace import Episode, Trace, check_trace, open_trace, repair_trace
 from gym_trace.data.episode import infos_of
 
 
 @dataclasses.dataclass
-class Life:
+class LoggedEpisode:
     """An episode as the victim knew it. Lists have one item per step."""
 
     first_step: int = 0
@@ -31,17 +31,17 @@ class Life:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.steps) and any(flag == canon(True) for flag in self.steps[-1][1:3])
+        return bool(self.steps) and any(flag == canonical(True) for flag in self.steps[-1][1:3])
 
 
-def lives(path: Path) -> list[Life]:
+def logged_episodes(path: Path) -> list[LoggedEpisode]:
     """Return the episodes in the diary of a single environment."""
-    found: list[Life] = []
-    for name, *values in events(path):
+    found: list[LoggedEpisode] = []
+    for name, *values in logged_calls(path):
         if name == "reset":
-            found.append(Life(seed=values[0]))
+            found.append(LoggedEpisode(seed=values[0]))
         elif name == "fork":
-            found.append(Life(values[0], [values[1]]))
+            found.append(LoggedEpisode(values[0], [values[1]]))
         elif name == "began":
             found[-1].observations.append(values[0])
         elif name == "ask":
@@ -59,7 +59,7 @@ def lives(path: Path) -> list[Life]:
 
 
 @dataclasses.dataclass
-class Verdict:
+class StepCounts:
     """Counts of recovered, lost and wrong steps."""
 
     recovered: int = 0
@@ -68,17 +68,17 @@ class Verdict:
     pending: int = 0  # crashes in a step whose action is known
     unknown: int = 0  # crashes in a step whose action is unknown
 
-    def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
 
     @property
     def is_clean(self) -> bool:
         return not (self.lost or self.wrong or self.unknown)
 
 
-def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdict:
+def compare_episodes(trace: Trace, parts: Iterable[Episode], told: list[LoggedEpisode]) -> StepCounts:
     """Compare the episodes of one writer with its diary."""
-    verdict = Verdict()
+    verdict = StepCounts()
     parts = list(parts)
     unanswered = {life.seed for life in told if not life.observations}  # resets
     assert all(not len(part) for part in parts if part.seed in unanswered)
@@ -90,23 +90,23 @@ def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdic
         if number >= len(parts):
             verdict.lost += len(life.steps) + 1
             continue
-        verdict += of_episode(trace, parts[number], life, number == len(told) - 1)
+        verdict += compare_episode(trace, parts[number], life, number == len(told) - 1)
     verdict.wrong += len(parts) > len(told)
     return verdict
 
 
-def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdict:
+def compare_episode(trace: Trace, part: Episode, life: LoggedEpisode, is_last: bool) -> StepCounts:
     answered, steps = len(life.steps), len(part)
-    verdict = Verdict(recovered=min(answered, steps), lost=max(0, answered - steps))
+    verdict = StepCounts(recovered=min(answered, steps), lost=max(0, answered - steps))
     if steps > answered + ((is_last or life.alarmed) and len(life.actions) > answered):
         verdict.wrong += 1
     assert part.first_step == life.first_step, (part.first_step, life.first_step)
     columns = [
-        [canon(row) for row in rows_of(trace.observation_space, part.observations, steps + 1)],
-        [canon(row) for row in rows_of(trace.action_space, part.actions, steps)],
-        [_number(canon(row)) for row in part.rewards],
-        [canon(bool(row)) for row in part.terminations],
-        [canon(bool(row)) for row in part.truncations],
+        [canonical(row) for row in rows_of(trace.observation_space, part.observations, steps + 1)],
+        [canonical(row) for row in rows_of(trace.action_space, part.actions, steps)],
+        [_number(canonical(row)) for row in part.rewards],
+        [canonical(bool(row)) for row in part.terminations],
+        [canonical(bool(row)) for row in part.truncations],
     ]
     real = [life.observations, life.actions, *([step[i] for step in life.steps] for i in range(3))]
     real[2] = list(map(_number, real[2]))
@@ -115,7 +115,7 @@ def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdic
         verdict.wrong += sum(a != b for a, b in zip(mine[:common], theirs[:common]))
     verdict.wrong += _notes(part, life)
     if steps and infos_of(part) is not None:
-        infos = [canon(info) for info in part.infos]
+        infos = [canonical(info) for info in part.infos]
         verdict.wrong += sum(info != step[3] for info, step in zip(infos, life.steps))
     if life.seed is not None:
         verdict.wrong += part.seed != life.seed
@@ -124,7 +124,7 @@ def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdic
         verdict.wrong += (part.outcome in ("lost", "closed")) != (is_last and not _ends(part))
     if is_last and not life.alarmed and life.inside > answered and steps == answered:
         action = part.pending_action
-        known = action is not None and canon(action) == life.actions[answered]
+        known = action is not None and canonical(action) == life.actions[answered]
         verdict.pending, verdict.unknown = int(known), int(not known)
     return verdict
 
@@ -139,30 +139,30 @@ def _ends(part: Episode) -> bool:
     return bool(len(part)) and bool(part.terminations[-1] or part.truncations[-1])
 
 
-def _notes(part: Episode, life: Life) -> int:
+def _notes(part: Episode, life: LoggedEpisode) -> int:
     wrong = 0
     names = sorted({key for note in life.notes if note is not None for key, _ in note[1]})
     for name in names:
         rows = part.annotations.get(name, [None] * len(part))
         for row, note in zip(list(rows)[: len(life.steps)], life.notes):
             wanted = None if note is None else dict(note[1])[name]
-            wrong += (None if row is None else canon(row)) != wanted
+            wrong += (None if row is None else canonical(row)) != wanted
     return wrong
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------
 
 
-def lives_of_lanes(path: Path, mode: str) -> tuple[list[list[Life]], int]:
+def logged_lanes(path: Path, mode: str) -> tuple[list[list[LoggedEpisode]], int]:
     """Return the episodes of each lane in the diary of a vector environment, and the number of unanswered steps."""
-    found: list[list[Life]] = [[] for _ in range(LANES)]
+    found: list[list[LoggedEpisode]] = [[] for _ in range(LANES)]
     over = np.zeros(LANES, bool)
     asked: list[Any] = []
     unanswered, mask = 0, []
-    for name, *values in events(path):
+    for name, *values in logged_calls(path):
         if name == "began":
             for lane, row in enumerate(_rows(values[0])):
-                found[lane].append(Life(observations=[row]))
+                found[lane].append(LoggedEpisode(observations=[row]))
         elif name == "ask":
             asked = _rows(values[0])
         elif name == "inside":
@@ -171,36 +171,36 @@ def lives_of_lanes(path: Path, mode: str) -> tuple[list[list[Life]], int]:
             mask = values[0]
         elif name == "masked":
             for lane in mask:
-                found[lane].append(Life(observations=[_rows(values[0])[lane]]))
+                found[lane].append(LoggedEpisode(observations=[_rows(values[0])[lane]]))
         elif name == "lanes":
             unanswered = 0
             observations, rewards, terminations, truncations = map(_rows, values[:4])
-            for lane, lives_ in enumerate(found):
+            for lane, episodes in enumerate(found):
                 if mode == "NextStep" and over[lane]:
                     over[lane] = False
-                    lives_.append(Life(observations=[observations[lane]]))
+                    episodes.append(LoggedEpisode(observations=[observations[lane]]))
                     continue
                 ends = terminations[lane], truncations[lane]
-                over[lane] = any(end == canon(np.True_) for end in ends)
+                over[lane] = any(end == canonical(np.True_) for end in ends)
                 at_once = mode == "SameStep" and over[lane]
-                lives_[-1].actions.append(asked[lane])
-                lives_[-1].steps.append((rewards[lane], *ends))
-                lives_[-1].observations.append(values[4][lane] if at_once else observations[lane])
+                episodes[-1].actions.append(asked[lane])
+                episodes[-1].steps.append((rewards[lane], *ends))
+                episodes[-1].observations.append(values[4][lane] if at_once else observations[lane])
                 if at_once:
-                    lives_.append(Life(observations=[observations[lane]]))
+                    episodes.append(LoggedEpisode(observations=[observations[lane]]))
     return found, unanswered
 
 
 def _rows(packed: tuple[Any, ...]) -> list[Any]:
-    """Return the rows of an array in the form of canon()."""
+    """Return the rows of an array in the form of canonical()."""
     _, dtype, shape, raw = packed
-    return [canon(row) for row in np.frombuffer(raw, dtype).reshape(shape)]
+    return [canonical(row) for row in np.frombuffer(raw, dtype).reshape(shape)]
 
 
-def compared_lanes(trace: Trace, path: Path, mode: str) -> Verdict:
+def compare_lanes(trace: Trace, path: Path, mode: str) -> StepCounts:
     """Compare the episodes of lanes with the diary."""
-    told, unanswered = lives_of_lanes(path, mode)
-    verdict = Verdict()
+    told, unanswered = logged_lanes(path, mode)
+    verdict = StepCounts()
     parts: list[list[Episode]] = [[] for _ in range(LANES)]
     for part in trace:
         parts[part.lane].append(part)
@@ -217,35 +217,35 @@ def compared_lanes(trace: Trace, path: Path, mode: str) -> Verdict:
             columns = part.observations, part.actions, part.rewards, part.terminations, part.truncations
             real = life.observations, life.actions, *([step[i] for step in life.steps] for i in range(3))
             for rows, wanted in zip(columns, real):
-                verdict.wrong += sum(canon(row) != other for row, other in zip(rows, wanted))
+                verdict.wrong += sum(canonical(row) != other for row, other in zip(rows, wanted))
         verdict.lost += sum(len(life.steps) + 1 for life in lane[len(mine) :])
         verdict.wrong += len(mine) > len(lane) + 1
     if unanswered and not extra[1]:
-        verdict += _pending_of_lanes(trace, path, mode, parts)
+        verdict += _pending_lanes(trace, path, mode, parts)
     return verdict
 
 
-def _pending_of_lanes(trace: Trace, path: Path, mode: str, parts: list[list[Episode]]) -> Verdict:
-    asked = [event for event in events(path) if event[0] == "ask"][-1]
+def _pending_lanes(trace: Trace, path: Path, mode: str, parts: list[list[Episode]]) -> StepCounts:
+    asked = [event for event in logged_calls(path) if event[0] == "ask"][-1]
     wanted = _rows(asked[1])
     known = []
     for lane, mine in enumerate(parts):
         if not mine or _ends(mine[-1]):
             continue  # this call is an autoreset, not a step
         action = mine[-1].pending_action
-        known.append(action is not None and canon(action) == wanted[lane])
-    return Verdict(pending=int(all(known)), unknown=int(not all(known)))
+        known.append(action is not None and canonical(action) == wanted[lane])
+    return StepCounts(pending=int(all(known)), unknown=int(not all(known)))
 
 
 # -- a trace, before and after it is repaired -------------------------------------------------------------------------
 
 
-def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -> Verdict:
+def examine_crash(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -> StepCounts:
     """Read the trace of crashed recordings in every way. diaries: as in judged()."""
     report = check_trace(directory)
     assert report.damages == []
     trace = open_trace(directory)
-    verdict = judged(trace, diaries, kind)
+    verdict = compare_trace(trace, diaries, kind)
     scanned = [(e.episode_id, e.lane, len(e), e.rewards.tolist()) for e in trace.scan()]
     assert scanned == [(e.episode_id, e.lane, len(e), e.rewards.tolist()) for e in trace]
     repaired = repair_trace(directory, spare)
@@ -255,27 +255,27 @@ def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -
         return verdict
     after = check_trace(spare)
     assert (after.damages, after.remarks, after.steps) == ([], [], report.steps)
-    assert judged(open_trace(spare), diaries, kind) == verdict
-    assert judged(open_trace(directory), diaries, kind) == verdict
+    assert compare_trace(open_trace(spare), diaries, kind) == verdict
+    assert compare_trace(open_trace(directory), diaries, kind) == verdict
     return verdict
 
 
-WITHOUT_DIARY = "other"  # id of a writer
+UNLOGGED_WRITER = "other"  # id of a writer
 
 
-def judged(trace: Trace, diaries: dict[str, Path], kind: str) -> Verdict:
+def compare_trace(trace: Trace, diaries: dict[str, Path], kind: str) -> StepCounts:
     """Compare a trace with diaries, by writer id; the diary of a forked child has the key "child"."""
-    verdict = Verdict()
-    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != WITHOUT_DIARY]]
+    verdict = StepCounts()
+    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != UNLOGGED_WRITER]]
     if kind.startswith("lanes-"):
         path = diaries["w"]
-        return compared_lanes(trace, path, kind.removeprefix("lanes-"))
+        return compare_lanes(trace, path, kind.removeprefix("lanes-"))
     by_writer: dict[str, list[Episode]] = {writer: [] for writer in diaries if writer != "child"}
     for index, part in enumerate(trace):
         by_writer.setdefault(trace.writer_of(index).writer, []).append(part)
     for writer, parts in by_writer.items():
         diary = diaries.get(writer) or diaries["child"]
-        verdict += compared(trace, parts, lives(diary))
+        verdict += compare_episodes(trace, parts, logged_episodes(diary))
     if by_writer.keys() <= diaries.keys() and "child" in diaries:
-        verdict += compared(trace, [], lives(diaries["child"]))
+        verdict += compare_episodes(trace, [], logged_episodes(diaries["child"]))
     return verdict

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import cradle
+import forked_python
 from gym_trace_cli.player.terminal import Abilities
 from rich.cells import cell_len
 
@@ -118,7 +118,7 @@ class Console:
         named = {"TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": "", "PYTHONIOENCODING": "utf-8"}
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
         environ = {**os.environ, **named, **(environ or {})}
-        self.process: Any = cradle.Popen(command, start_new_session=True, env=environ, **streams)
+        self.process: Any = forked_python.Popen(command, start_new_session=True, env=environ, **streams)
 
     def __enter__(self) -> Console:
         return self

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cradle
+import forked_python
 import gymnasium
 import pytest
 from click.testing import CliRunner, Result
@@ -124,7 +124,7 @@ def process(
     """
     command = [sys.executable, "-c", script, *map(str, args)]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
-    return cradle.Popen(command, text=True, **kwargs)
+    return forked_python.Popen(command, text=True, **kwargs)
 
 
 HEARING = """

@@ -26,16 +26,16 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+import crash_victims
 import gymnasium
-import mortals
 import numpy as np
-from mortals import Deadly, Diary, canon
+from crash_victims import CallLog, DyingEnv, canonical
+from forked_python import HELPERS
 
 MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
 MEMORY_2 = Path("/sys/fs/cgroup")
 FAILED = 99 << 8  # status of a victim that failed instead of dying
 _NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/(slab|writer))"
-HERE = str(Path(__file__).parent)
 
 
 @dataclasses.dataclass
@@ -43,8 +43,8 @@ class Crash:
     """A recording and its end.
 
     Attributes:
-        kind: one of mortals.KINDS, lanes-MODE, or robot, which is a loop with a TraceWriter.
-        death, where, at: a key of mortals.DEATHS, the method that dies, and at which call.
+        kind: one of crash_victims.KINDS, lanes-MODE, or robot, which is a loop with a TraceWriter.
+        death, where, at: a key of crash_victims.DEATHS, the method that dies, and at which call.
         seconds: time from the first step to a kill from outside.
         line: number of recorder lines executed from the first step to a kill.
         near: count only lines that fill and turn slabs, not those that encode and write them.
@@ -84,7 +84,7 @@ class Victim:
     """An endless recorded run with a diary."""
 
     def __init__(self, crash: Crash):
-        self._crash, self._diary = crash, Diary(crash.diary)
+        self._crash, self._diary = crash, CallLog(crash.diary)
         self._random = np.random.default_rng(crash.seed)
         self._begun = False
 
@@ -97,7 +97,7 @@ class Victim:
             self._live_in_lanes(crash.kind.removeprefix("lanes-"))
         if crash.kind == "robot":
             self._live_as_a_robot()
-        self._inner = Deadly(mortals.made(crash.kind), self._diary, crash.death, crash.where, crash.at)
+        self._inner = DyingEnv(crash_victims.make_env(crash.kind), self._diary, crash.death, crash.where, crash.at)
         things = crash.kind == "things"
         env = TraceRecordingWrapper(self._inner, crash.directory, record_infos=things, **crash.options)
         env.action_space.seed(crash.seed)
@@ -109,7 +109,7 @@ class Victim:
         except RecordingError:
             if crash.most_bytes is None:
                 raise
-        self._inner.diary = Diary(os.devnull)  # later steps are not recorded
+        self._inner.diary = CallLog(os.devnull)  # later steps are not recorded
         env.reset()
         for _ in range(3):
             env.step(env.action_space.sample())
@@ -132,7 +132,7 @@ class Victim:
         self._diary.note("reset", episode)
         with _no_descriptors() if crash.is_short and not episode else contextlib.nullcontext():
             observation, _ = env.reset(seed=episode)
-        self._diary.note("began", canon(observation))
+        self._diary.note("began", canonical(observation))
         if crash.is_short and not episode:
             env.flush()
         over = False
@@ -150,9 +150,9 @@ class Victim:
         if annotated:
             notes = {"logprob": self._random.normal(), "why": "w" * int(self._random.integers(9))}
             env.annotate(**notes)
-        self._diary.note("ask", canon(action), None if notes is None else canon(notes))
+        self._diary.note("ask", canonical(action), None if notes is None else canonical(notes))
         result = observation, _, terminated, truncated, _ = env.step(action)
-        self._diary.note("told", *map(canon, result))
+        self._diary.note("told", *map(canonical, result))
         self._on_step()
         return observation, terminated or truncated
 
@@ -178,8 +178,8 @@ class Victim:
         if child:
             self._inner.diary = self._diary
             return
-        self._diary = self._inner.diary = Diary(self._crash.diary + ".child")
-        self._diary.note("fork", step, canon(observation))
+        self._diary = self._inner.diary = CallLog(self._crash.diary + ".child")
+        self._diary.note("fork", step, canonical(observation))
         if self._crash.line is not None:
             _kill_at_line(self._crash.line, self._crash.near)
 
@@ -197,22 +197,22 @@ class Victim:
             observation = sensed(0.0)
             self._diary.note("reset", episode)
             writer.begin(observation, {"began": True}, seed=episode)
-            self._diary.note("began", canon(observation))
+            self._diary.note("began", canonical(observation))
             length = int(random.integers(1, 60))
             for step in range(length):
                 action = {"force": random.normal(size=3).astype(np.float32), "grip": bool(step % 2)}
                 notes = {"value": float(random.normal())} if step % 4 else {}
                 acts = step % 3 != 2
-                self._diary.note("ask", canon(action), canon(notes) if notes else None)
+                self._diary.note("ask", canonical(action), canonical(notes) if notes else None)
                 if acts:
                     writer.act(action)
                     self._diary.note("inside")
                     if crash.where == "step" and next(left) == crash.at:
-                        mortals.DEATHS[crash.death]()
+                        crash_victims.DEATHS[crash.death]()
                 observation, info = sensed(step / 10 + 0.1), {"step": step}
                 told = [observation, step / 8, step == length - 1 and episode % 2 == 0, step == length - 1, info]
                 writer.step(action, *told, **notes)
-                self._diary.note("told", *map(canon, told))
+                self._diary.note("told", *map(canonical, told))
                 if not acts:
                     self._diary.note("inside")
                 self._on_step()
@@ -222,14 +222,14 @@ class Victim:
 
         from gym_trace import TraceRecordingVectorWrapper
 
-        makers = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+        makers = [lambda lane=lane: crash_victims.LaneEnv(lane) for lane in range(crash_victims.LANES)]
         inner: Any = vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode(mode))
         crash, original, left = self._crash, inner.step, count(1)
 
         def step(actions: Any) -> Any:
             self._diary.note("inside")
             if crash.where == "step" and next(left) == crash.at:
-                mortals.DEATHS[crash.death]()
+                crash_victims.DEATHS[crash.death]()
             return original(actions)
 
         inner.step = step
@@ -238,22 +238,22 @@ class Victim:
         self._diary.note("reset", 1)
         with _no_descriptors() if crash.is_short else contextlib.nullcontext():
             observations, _ = env.reset(seed=1)
-        self._diary.note("began", canon(observations))
+        self._diary.note("began", canonical(observations))
         if crash.is_short:
             env.flush()
         while True:
             actions = env.action_space.sample()
-            self._diary.note("ask", canon(actions), None)
+            self._diary.note("ask", canonical(actions), None)
             *told, infos = env.step(actions)
             last = infos.get("final_obs")
-            rows = None if last is None else [canon(row) for row in last]
-            self._diary.note("lanes", *map(canon, told), rows)
+            rows = None if last is None else [canonical(row) for row in last]
+            self._diary.note("lanes", *map(canonical, told), rows)
             self._on_step()
             over = told[2] | told[3]
             if mode == "Disabled" and over.any():
                 self._diary.note("mask", np.flatnonzero(over).tolist())
                 observations, _ = env.reset(options={"reset_mask": over})
-                self._diary.note("masked", canon(observations))
+                self._diary.note("masked", canonical(observations))
 
 
 def _time_out(*_: object) -> None:
@@ -298,7 +298,7 @@ def _kill_at_line(line: int, near: bool) -> None:
 
 def small_slabs(rows: int) -> contextlib.ExitStack:
     """Limit slabs to this many rows."""
-    from zoo import small_blocks
+    from scripted_env import small_blocks
 
     stack = contextlib.ExitStack()
     stack.enter_context(small_blocks(rows))
@@ -329,13 +329,13 @@ def _die(crash: Crash) -> None:
 # -- the parent of victims --------------------------------------------------------------------------------------------
 
 
-def crashed(crashes: list[Crash]) -> list[int]:
+def run_crashes(crashes: list[Crash]) -> list[int]:
     """Fork victims that run concurrently, wait for them and their children, and return their wait statuses."""
-    pids = [_born(crash) for crash in crashes]
-    return [_buried(crash, pid) for crash, pid in zip(crashes, pids)]
+    pids = [_forked(crash) for crash in crashes]
+    return [_wait_for(crash, pid) for crash, pid in zip(crashes, pids)]
 
 
-def _born(crash: Crash) -> int:
+def _forked(crash: Crash) -> int:
     pid = os.fork()
     if not pid:
         _die(crash)
@@ -344,7 +344,7 @@ def _born(crash: Crash) -> int:
     return pid
 
 
-def _buried(crash: Crash, pid: int) -> int:
+def _wait_for(crash: Crash, pid: int) -> int:
     if crash.seconds is not None:
         _wait_for_a_step(crash, pid)
         time.sleep(crash.seconds)
@@ -374,7 +374,7 @@ def _lives(group: int) -> bool:
 
 
 def _wait_for_a_step(crash: Crash, pid: int) -> None:
-    while not any(event[0] in ("told", "lanes") for event in mortals.events(Path(crash.diary))):
+    while not any(event[0] in ("told", "lanes") for event in crash_victims.logged_calls(Path(crash.diary))):
         time.sleep(0.002)
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return
@@ -385,7 +385,7 @@ def main() -> None:
     from gym_trace.recording.core import CORE
 
     with tempfile.TemporaryDirectory() as place:  # warm up: work done once per process, such as finding versions
-        env = gym_trace.TraceRecordingWrapper(mortals.made("cartpole"), Path(place, "t"))
+        env = gym_trace.TraceRecordingWrapper(crash_victims.make_env("cartpole"), Path(place, "t"))
         env.reset()
         env.close()
     print(CORE, flush=True)
@@ -393,11 +393,11 @@ def main() -> None:
         crashes = [Crash(**fields) for fields in json.loads(line)]
         if any(crash.kind == "cheetah" for crash in crashes):
             with contextlib.suppress(ImportError, gymnasium.error.Error):
-                mortals.made("cheetah")  # import its packages once
-        print(json.dumps(crashed(crashes)), flush=True)
+                crash_victims.make_env("cheetah")  # import its packages once
+        print(json.dumps(run_crashes(crashes)), flush=True)
 
 
-class Undertaker:
+class CrashServer:
     """A process that makes crashes. pure: without the C core.
 
     Attributes:
@@ -405,7 +405,7 @@ class Undertaker:
     """
 
     def __init__(self, pure: bool):
-        path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "GYM_TRACE_PURE": str(int(pure)), "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

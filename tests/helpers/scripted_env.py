@@ -18,7 +18,7 @@ from gymnasium.spaces import GraphInstance
 from gym_trace.data.tensors import RawArray
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """Result of one scripted step."""
 
     observation: Any
@@ -29,16 +29,16 @@ class Told(NamedTuple):
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):
-    """Plays a script: a list of episodes, each a reset observation and a list of Told.
+    """Plays a script: a list of episodes, each a reset observation and a list of results.
 
     It returns copies and overwrites them at the next call, like environments that reuse buffers.
     """
 
-    def __init__(self, observation_space: Any, action_space: Any, episodes: list[tuple[Any, list[Told]]]):
+    def __init__(self, observation_space: Any, action_space: Any, episodes: list[tuple[Any, list[Result]]]):
         self.observation_space = observation_space
         self.action_space = action_space
         self._episodes = iter(episodes)
-        self._steps: Iterator[Told] = iter(())
+        self._steps: Iterator[Result] = iter(())
         self._handed_out: list[Any] = []
         self.calls: list[Any] = []
 
@@ -77,7 +77,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self.calls.append("close")
 
 
-def scripted(steps: list[Told], space: Any = None, first: Any = None) -> ScriptedEnv:
+def scripted(steps: list[Result], space: Any = None, first: Any = None) -> ScriptedEnv:
     """Return an environment with one episode and two actions. Its observations are 0 or 1 by default."""
     return ScriptedEnv(
         space or spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0) if first is None else first, steps)]

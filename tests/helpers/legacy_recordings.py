@@ -11,13 +11,13 @@ import numpy as np
 
 from gym_trace import check_trace, import_trace, load_results, scan_recorded_traces
 
-LEGACY = Path(__file__).parent.parent / "sample_traces" / "legacy"
+LEGACY = Path(__file__).parents[2] / "sample_traces" / "legacy"
 RECORDINGS = ["gym_recording-json/CartPole-v0", "gym_recording-json/Pixels", "gym_recording-npy/CartPole-v0"]
 MONITOR = LEGACY / "monitor-0.9.7"
 Episodes = list[tuple[Any, Any, Any]]
 
 
-def imported(path: Path, target: Path) -> Episodes:
+def import_episodes(path: Path, target: Path) -> Episodes:
     """Import a recording, check the trace, and return the arrays of its episodes."""
     import_trace(path, target)
     assert check_trace(target).damages == []
@@ -31,7 +31,7 @@ def copy_of(name: str, path: Path) -> Path:
     return path
 
 
-class OldRecorder:
+class LegacyRecorder:
     """Writes what gym_recording wrote, of any era: "bare" arrays with order and size, or whole records of np.save."""
 
     def __init__(self, path: Path, era: str = "bare"):

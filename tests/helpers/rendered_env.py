@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 
-class PaintedEnv(gymnasium.Env[Any, Any]):
+class RenderedEnv(gymnasium.Env[Any, Any]):
     """Counts its steps. Ends after `length`.
 
     pictures: whether observations are what it renders. offset: added to what is observed. luck: whether rewards come
@@ -67,9 +67,9 @@ class PaintedEnv(gymnasium.Env[Any, Any]):
         return self.picture(self.steps) if self.render_mode == "rgb_array" else None
 
 
-if "Painted-v0" not in gymnasium.registry:
-    gymnasium.register("Painted-v0", entry_point="painted:PaintedEnv")
+if "Rendered-v0" not in gymnasium.registry:
+    gymnasium.register("Rendered-v0", entry_point="rendered_env:RenderedEnv")
 
 
-def painted(**kwargs: Any) -> Any:
-    return gymnasium.make("Painted-v0", **kwargs)
+def make_rendered(**kwargs: Any) -> Any:
+    return gymnasium.make("Rendered-v0", **kwargs)

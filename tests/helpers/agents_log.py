@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from zoo import bits, row_bits
+from scripted_env import bits, row_bits
 
 from gym_trace import Episode
 

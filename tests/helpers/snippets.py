@@ -1,6 +1,6 @@
 """Run the examples of a page in order, in one directory, and compare what they print with what the page shows.
 
-    python tests/snippets.py PAGE ...
+    python tests/helpers/snippets.py PAGE ...
 
 A page has fenced blocks:
 
@@ -28,10 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import cradle
+import forked_python
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
 _COMMAND = "from gym_trace_cli.main import cli; cli(prog_name='gym-trace')"
 _BLOCK = re.compile(
@@ -164,7 +164,7 @@ def _ran(
     ended: re.Match[str] | None,
     starts_processes: bool = False,
 ) -> str:
-    run = cradle.run if words[0] == python and not starts_processes else subprocess.run
+    run = forked_python.run if words[0] == python and not starts_processes else subprocess.run
     done = run(
         words,
         cwd=directory,

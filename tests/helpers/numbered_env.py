@@ -21,7 +21,7 @@ OUTCOMES = ("terminated", "truncated", "cut", "cut", "closed")
 STEPS = sum(LENGTHS)
 
 
-class TellTaleEnv(gymnasium.Env[Any, Any]):
+class NumberedEnv(gymnasium.Env[Any, Any]):
     """Observation, reward and info are functions of episode number and step number."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -75,7 +75,7 @@ def record(directory: Path, *, closed: bool = True, parity: bool = False, **opti
     parity: keep the parity of the batch, which restores what a test damages.
     """
     options = {"uid": "w", "record_infos": True, "flush_seconds": 1000.0, **options}
-    env = TraceRecordingWrapper(TellTaleEnv(), directory, **options)
+    env = TraceRecordingWrapper(NumberedEnv(), directory, **options)
     play_episodes(env, len(LENGTHS))
     if closed:
         env.close()
@@ -98,7 +98,7 @@ def leave_open(env: TraceRecordingWrapper, directory: Path) -> None:
         (directory / name).write_bytes(data)
 
 
-def look_at(episode: Episode, damaged: bool = False) -> None:
+def check_episode(episode: Episode, damaged: bool = False) -> None:
     """Check the values of an episode or a part of one.
 
     Args:
@@ -121,12 +121,12 @@ def look_at(episode: Episode, damaged: bool = False) -> None:
     assert episode.truncations.tolist() == [outcome == "truncated" and end for end in ended]
     assert episode.outcome in (outcome, "lost")
     with contextlib.suppress(*([CorruptTrace] if damaged else [])):
-        _look_at_start(episode)
+        _check_start(episode)
     if not np.isnan(episode.total_reward):
         assert episode.total_reward == sum(reward_at(e, s) for s in numbers)
 
 
-def _look_at_start(episode: Episode) -> None:
+def _check_start(episode: Episode) -> None:
     e = episode.episode_id
     if episode.start_time is not None:
         assert episode.seed == (None if e % 3 == 2 else e)
@@ -139,7 +139,7 @@ def steps_of(episodes: Iterable[Episode], damaged: bool = False) -> set[tuple[in
     """Check all episodes and return their steps as (episode id, step). No step may occur twice."""
     found: list[tuple[int, int]] = []
     for episode in episodes:
-        look_at(episode, damaged)
+        check_episode(episode, damaged)
         found += [(episode.episode_id, episode.first_step + s) for s in range(len(episode))]
     assert len(found) == len(set(found))
     return set(found)
@@ -149,7 +149,7 @@ def all_steps(lengths: Iterable[int] = LENGTHS) -> set[tuple[int, int]]:
     return {(episode, step) for episode, length in enumerate(lengths) for step in range(length)}
 
 
-def skimmed(directory: Path) -> list[Episode]:
+def read_undamaged(directory: Path) -> list[Episode]:
     """Read all readable episodes of a damaged trace, with their arrays."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

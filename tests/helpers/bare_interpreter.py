@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OURS = {"gym_trace": ROOT / "gym_trace", "gym_trace_cli": ROOT / "cli" / "gym_trace_cli"}
 _COMMAND = "from gym_trace_cli.start import main; main('gym-trace')"
 

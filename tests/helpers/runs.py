@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from zoo import CountingEnv, ScriptedEnv, Told
+from scripted_env import CountingEnv, Result, ScriptedEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.format.batch_reader import BatchReader
@@ -59,7 +59,7 @@ def recorder_of(make_env: Callable[[], Any], directory: Path, lanes: int, **opti
     """Return a recorded environment, or a vector environment if there are lanes, and its action 0."""
     if not lanes:
         return TraceRecordingWrapper(make_env(), directory, **options), 0
-    from vectors import TraceRecordingVectorWrapper
+    from vector_wrapper import TraceRecordingVectorWrapper
 
     envs = gymnasium.vector.SyncVectorEnv([make_env] * lanes)
     return TraceRecordingVectorWrapper(envs, directory, **options), np.zeros(int(lanes), int)
@@ -146,7 +146,7 @@ def record_nested(directory: Path) -> None:
     objects = np.empty(2, object)
     objects[:] = [np.arange(3), {"deep": [1]}]
     info = {"list": [1, [2]], "array": np.arange(3.0), "objects": objects, "map": {"a": {"b": 1}}}
-    steps = [Told(observation(i), 0.5 * i, info=info) for i in range(1, 30)]
+    steps = [Result(observation(i), 0.5 * i, info=info) for i in range(1, 30)]
     env = ScriptedEnv(NESTED, spaces.Box(-1, 1, (2,)), [(observation(0), steps)] * 4)
     wrapped = TraceRecordingWrapper(env, directory, record_infos=True)
     for number in range(4):

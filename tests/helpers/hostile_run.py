@@ -1,6 +1,6 @@
 """Lets everything that reads traces loose on the forgeries, each in a process of its own, and measures what it takes.
 
-    python tests/hostile_run.py [WORD …]
+    python tests/helpers/hostile_run.py [WORD …]
 
 prints a table: the forgeries whose names have these words, bytes on the disk, what came of it, seconds, memory.
 """
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import fuzz_reader
 import gymnasium  # noqa: F401 - once, for all
-import hostile_places  # noqa: F401 - more forgeries
+import hostile_files  # noqa: F401 - more forgeries
 from click.testing import CliRunner
 from gym_trace_cli.main import COMMANDS, cli
 from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from asking import TellingEnv, tried
 from column_hashes import describe_trace
+from echo_env import EchoEnv, try_steps
 from runs import record_nested
-from vectors import TraceRecordingVectorWrapper
-from zoo import CountingEnv, ImageEnv, small_blocks
+from scripted_env import CountingEnv, ImageEnv, small_blocks
+from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.data.packing import pack_lenient
 
 Key = tuple[str, int, int]
-SAMPLES = sorted((Path(__file__).parents[1] / "sample_traces").glob("format-*/*"))
+SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("format-*/*"))
 
 
 def contents(directory: Path) -> dict[Key, dict[str, Any]]:
@@ -78,7 +78,7 @@ def _play(env: Any, random: np.random.Generator, most: int = 12) -> None:
         for _ in range(int(random.integers(0, most))):
             if random.random() < 0.2:
                 env.annotate(value=float(random.random()), odd=[1, "a"])
-            tried(env, int(random.integers(0, 4)))
+            try_steps(env, int(random.integers(0, 4)))
             if random.random() < 0.1:
                 env.flush()
     env.close()
@@ -99,7 +99,7 @@ def _filtered(directory: Path, random: np.random.Generator) -> None:
 
 
 def _with_gaps(directory: Path, random: np.random.Generator) -> None:
-    env = TellingEnv(length=15)
+    env = EchoEnv(length=15)
     env.raises_after = set(random.integers(0, 12, 3).tolist())
     _play(TraceRecordingWrapper(env, directory, on_exist="append", record_infos=True), random, 20)
 

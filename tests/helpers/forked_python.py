@@ -27,8 +27,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_HERE = str(Path(__file__).parent)
-_SERVER = "import cradle; code = cradle.serve(); del cradle; exec(code)"
+HELPERS = str(Path(__file__).parent)
+_SERVER = "import forked_python; code = forked_python.serve(); del forked_python; exec(code)"
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -96,7 +96,7 @@ def run(
 def _server(_: int, python: str) -> socket.socket:
     """Return the socket of this process's server for an interpreter; the server ends when the socket is closed."""
     ours, theirs = _pair()
-    path = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
     with theirs:
         server = subprocess.Popen(
             [python, "-c", _SERVER, str(theirs.fileno())],
@@ -152,14 +152,21 @@ def _import_all() -> None:
     import gym_trace
 
     commands = [f"gym_trace_cli.{module}" for module, *_ in COMMANDS.values()]
-    for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
+    for module in (
+        "hypothesis",
+        "pytest",
+        "scripted_env",
+        "gymnasium.wrappers",
+        "gymnasium.envs.classic_control",
+        *commands,
+    ):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     progress._PLAIN_SECONDS = math.inf  # on a busy machine any command may take long enough to print its progress
     for name in set(gym_trace.__all__) - {"train"}:  # it starts threads, which a fork must not inherit
         with contextlib.suppress(ImportError):
             getattr(gym_trace, name)
-    sys.path.remove(_HERE)
+    sys.path.remove(HELPERS)
 
 
 def _keep(child: int, keeper: socket.socket, fds: list[int]) -> None:

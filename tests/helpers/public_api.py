@@ -1,6 +1,6 @@
 """The public interface as text: names, signatures, attributes, commands, options.
 
-    python tests/public_api.py > tests/public_api.txt      after a change of them that is meant; PyTorch must be there
+    python tests/helpers/public_api.py > tests/public_api.txt    after an intended change; needs PyTorch
 
 Annotations are those of the source, so that the text is the same on every Python and Gymnasium. The classes of what the
 public functions return are public, too.

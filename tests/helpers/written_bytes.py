@@ -1,6 +1,6 @@
 """Seeded recordings and the bytes they write, as lines that are equal on every machine and in every run.
 
-    python tests/written_bytes.py > tests/written_bytes.txt      after an intended change of the bytes
+    python tests/helpers/written_bytes.py > tests/written_bytes.txt      after an intended change of the bytes
 
 Each line is a column of a chunk: its descriptor, and hashes of its decompressed and of its stored bytes. The stored
 bytes depend on the zstd version, so they are compared only with the version in the first line of the file. Ids, times,
@@ -30,7 +30,7 @@ from gymnasium import spaces
 import gym_trace
 
 ZSTD = ".".join(map(str, zstandard.ZSTD_VERSION))
-SAMPLES = Path(__file__).parent.parent / "sample_traces"
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
 HEADER = 64
 TIMES = 48  # offset in a fragment of 80 bytes; only times follow
@@ -108,7 +108,7 @@ def without_what_varies(path: list[Any], data: bytes, encoding: int, rows: int) 
 # -- environments ------------------------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """Result of one scripted step; error: the step raises."""
 
     observation: Any
@@ -125,7 +125,7 @@ class Scripted(gymnasium.Env[Any, Any]):
     Scripts draw only integers and floats below 1 from random: they are equal on every machine.
     """
 
-    def __init__(self, observation_space: Any, action_space: Any, tell: Callable[[Any, int], Told]):
+    def __init__(self, observation_space: Any, action_space: Any, tell: Callable[[Any, int], Result]):
         self.observation_space, self.action_space, self.tell = observation_space, action_space, tell
         self.count = 0
 
@@ -177,8 +177,8 @@ FOUR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 TWO = spaces.Discrete(2)
 
 
-def four_numbers(random: Any, step: int) -> Told:
-    return Told(random.random(4).astype(np.float32), float(random.integers(0, 5)) / 4, step == 37)
+def four_numbers(random: Any, step: int) -> Result:
+    return Result(random.random(4).astype(np.float32), float(random.integers(0, 5)) / 4, step == 37)
 
 
 # -- recordings --------------------------------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ def many_numbers(directory: Path) -> None:
 
 
 def short_episodes(directory: Path) -> None:
-    def tell(random: Any, step: int) -> Told:
-        return Told(np.int64(random.integers(0, 9)), -1.0, step >= 2, step == 3)
+    def tell(random: Any, step: int) -> Result:
+        return Result(np.int64(random.integers(0, 9)), -1.0, step >= 2, step == 3)
 
     env = Scripted(spaces.Discrete(9), spaces.Box(-1, 1, (2,), np.float64), tell)
     play(recorder(env, directory, level=5), lambda number: np.full(2, number / 64), 5_000, flush_every=1_999)
@@ -223,14 +223,14 @@ def trees(directory: Path) -> None:
         }
     )
 
-    def tell(random: Any, step: int) -> Told:
+    def tell(random: Any, step: int) -> Result:
         observation = {
             "bits": random.integers(0, 2, 5).astype(np.int8),
             "image": np.full((8, 8), step, np.uint8),
             "pair": (np.int64(step % 5), "abcabc"[: step % 7]),
             "several": tuple(range(step % 4)),
         }
-        return Told(observation, step / 8, step == 50)
+        return Result(observation, step / 8, step == 50)
 
     actions = spaces.Tuple([spaces.MultiDiscrete([3, 4]), spaces.Box(0, 1, (), np.float32)])
     env = recorder(Scripted(space, actions, tell), directory)
@@ -241,29 +241,29 @@ def frames(directory: Path) -> None:
     """Record frames: most change little, some change completely, some are noise."""
     picture = np.zeros((84, 84, 3), np.uint8)
 
-    def tell(random: Any, step: int) -> Told:
+    def tell(random: Any, step: int) -> Result:
         row = int(random.integers(0, 80))
         picture[row : row + 3, 10:20] ^= np.uint8(step)
         if step % 90 == 89:
             picture[...] = random.integers(0, 256, picture.shape if step % 180 == 89 else (1, 1, 3))
-        return Told(picture, 0.0, False, step == 120)
+        return Result(picture, 0.0, False, step == 120)
 
     env = Scripted(spaces.Box(0, 255, picture.shape, np.uint8), spaces.Discrete(6), tell)
     play(recorder(env, directory), lambda number: number % 6, 700, flush_every=300)
 
 
 def noise(directory: Path) -> None:
-    def tell(random: Any, step: int) -> Told:
-        return Told(random.integers(0, 256, (40, 40, 3), np.uint8), 0.0, step == 25)
+    def tell(random: Any, step: int) -> Result:
+        return Result(random.integers(0, 256, (40, 40, 3), np.uint8), 0.0, step == 25)
 
     env = Scripted(spaces.Box(0, 255, (40, 40, 3), np.uint8), TWO, tell)
     play(recorder(env, directory, level=-3), lambda number: number % 2, 120, flush_every=50)
 
 
 def infos(directory: Path) -> None:
-    def tell(random: Any, step: int) -> Told:
+    def tell(random: Any, step: int) -> Result:
         info = {"count": step, "array": np.arange(step % 3), "map": {"a": [1, (2, None)]}, "odd": Fraction(1, 3)}
-        return Told(random.random(4).astype(np.float32), 0.5, step == 21, info=info)
+        return Result(random.random(4).astype(np.float32), 0.5, step == 21, info=info)
 
     def annotate(number: int) -> dict[str, Any]:
         notes: dict[str, Any] = {"value": np.float32(number / 32), "logits": np.full(2, number, np.float64)}
@@ -274,8 +274,8 @@ def infos(directory: Path) -> None:
 
 
 def chosen_infos(directory: Path) -> None:
-    def tell(random: Any, step: int) -> Told:
-        return Told(np.zeros(4, np.float32), 0.0, step == 9, info={"kept": step, "dropped": "x" * step})
+    def tell(random: Any, step: int) -> Result:
+        return Result(np.zeros(4, np.float32), 0.0, step == 9, info={"kept": step, "dropped": "x" * step})
 
     play(recorder(Scripted(FOUR, TWO, tell), directory, record_infos=["kept"]), lambda number: 1, 50)
 
@@ -304,22 +304,22 @@ def odd_values(directory: Path) -> None:
     """Record values outside their spaces, rewards of several types, steps that raise, and resets in mid-episode."""
     nan = np.frombuffer(b"\x01\x00\xa0\x7f" * 4, np.float32)
     told = [
-        Told(np.arange(4.0), 1),
-        Told(np.arange(4, dtype=np.float32), np.float32(0.1)),
-        Told(nan, float("nan")),
-        Told([1.0, 2.0], 10**30),
-        Told(None, None),
-        Told(np.arange(4, dtype=">f4"), True),
-        Told(np.zeros((2, 2), np.float32), np.array([1.0, 2.0])),
-        Told({"a": 1}, "text", np.bool_(True)),
-        Told(np.zeros(4, np.float32), error=True),
-        Told(np.ma.masked_array(np.arange(4, dtype=np.float32), [0, 1, 0, 1])),
-        Told(np.array([1, "a", None, 2.5], object), 1 + 2j),
-        Told(Fraction(2, 3), Fraction(1, 2), False, 1),
+        Result(np.arange(4.0), 1),
+        Result(np.arange(4, dtype=np.float32), np.float32(0.1)),
+        Result(nan, float("nan")),
+        Result([1.0, 2.0], 10**30),
+        Result(None, None),
+        Result(np.arange(4, dtype=">f4"), True),
+        Result(np.zeros((2, 2), np.float32), np.array([1.0, 2.0])),
+        Result({"a": 1}, "text", np.bool_(True)),
+        Result(np.zeros(4, np.float32), error=True),
+        Result(np.ma.masked_array(np.arange(4, dtype=np.float32), [0, 1, 0, 1])),
+        Result(np.array([1, "a", None, 2.5], object), 1 + 2j),
+        Result(Fraction(2, 3), Fraction(1, 2), False, 1),
     ]
 
-    def tell(random: Any, step: int) -> Told:
-        return Told(np.ones(4, np.float32)) if step % 40 < 20 else told[step % len(told)]
+    def tell(random: Any, step: int) -> Result:
+        return Result(np.ones(4, np.float32)) if step % 40 < 20 else told[step % len(told)]
 
     acts: list[Any] = [0, 1, np.int64(1), np.int32(0), 1.0, 5, "left", None, np.array([1])]
     env = recorder(Scripted(FOUR, TWO, tell), directory)
@@ -464,7 +464,7 @@ def names() -> list[str]:
 
 
 def main() -> None:
-    print(f"# zstd {ZSTD}; made by: python tests/written_bytes.py > tests/written_bytes.txt")
+    print(f"# zstd {ZSTD}; made by: python tests/helpers/written_bytes.py > tests/written_bytes.txt")
     for name in names():
         with tempfile.TemporaryDirectory() as directory:
             for line in recorded(name, Path(directory) / "trace"):

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from zoo import small_blocks
+from scripted_env import small_blocks
 
 from gym_trace import TraceRecordingWrapper, lint_trace, open_trace, summarize
 from gym_trace.playback.trace import Trace
