@@ -16,7 +16,7 @@ from pathlib import Path
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     from round_trips import CHUNKS, CONSUMERS, record_chunks, waits_of
 
     with tempfile.TemporaryDirectory() as folder:

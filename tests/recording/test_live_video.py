@@ -25,9 +25,9 @@ av = pytest.importorskip("av")
 
 _SCRIPT = """
 import os, signal, sys
-import rendered_env
+from rendered_env import make_rendered
 from gym_trace import TraceRecordingWrapper
-env = TraceRecordingWrapper(rendered_env.make_rendered(length=200, render_mode="rgb_array"), sys.argv[1], uid="w", video="cubic")
+env = TraceRecordingWrapper(make_rendered(length=200, render_mode="rgb_array"), sys.argv[1], uid="w", video="cubic")
 for episode in range(2):
     env.reset(seed=episode)
     for _ in range(200 if episode == 0 else 120):
