@@ -59,8 +59,10 @@ def compiled(folder: str) -> dict[str, Path]:
     """Compile the modules into a folder; return the shared library of each. Raises Unavailable."""
     if os.environ.get("GYM_TRACE_PURE", "0") not in ("", "0"):
         raise Unavailable("GYM_TRACE_PURE is set")
-    if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise Unavailable("it is for CPython with its lock")
+    if platform.python_implementation() != "CPython":
+        raise Unavailable(platform.python_implementation())
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise Unavailable("free-threaded CPython")
     if sys.byteorder != "little" or os.name != "posix":
         raise Unavailable("it is for little-endian POSIX systems")
     try:

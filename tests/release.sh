@@ -21,24 +21,24 @@ diff <(cd "$scratch/first" && sha256sum ./*) <(cd "$scratch/second" && sha256sum
     { echo "release: two builds of the same commit differ"; exit 1; }
 "$tools/twine" check --strict "$scratch"/first/*
 
-tried() { # name, core (compiled or pure), what to install; environment variables apply
+tried() { # name, core (yes or no), what to install; environment variables apply
     "$python" -m venv "$scratch/$1"
     "$scratch/$1/bin/pip" install --quiet "$3"
     (
         cd "$scratch" # not in the checkout, whose packages would be found first
-        "$scratch/$1/bin/gym-trace" --version | grep -F "($2)"
+        "$scratch/$1/bin/gym-trace" --version | grep "^C core: $2"
         "$scratch/$1/bin/gym-trace" record CartPole-v1 -o "trace-$1" --episodes 20 --seed 0 --quiet
         "$scratch/$1/bin/gym-trace" verify "trace-$1"
         "$scratch/$1/bin/python" -c "import gym_trace; assert len(gym_trace.open_trace('trace-$1')) == 20"
     )
-    echo "release: $1 works, $2"
+    echo "release: $1 works; C core: $2"
 }
 
 wheel="$(echo "$scratch"/first/*.whl)" sdist="$(echo "$scratch"/first/*.tar.gz)"
-tried wheel compiled "$wheel"
-tried sdist compiled "$sdist"
-CC=no-such-compiler tried sdist-without-compiler pure "$sdist"
-GYM_TRACE_PURE=1 tried wheel-in-pure-python pure "$wheel"
+tried wheel yes "$wheel"
+tried sdist yes "$sdist"
+CC=no-such-compiler tried sdist-without-compiler no "$sdist"
+GYM_TRACE_PURE=1 tried wheel-in-pure-python no "$wheel"
 
 mkdir -p dist
 rm -f dist/gym_trace-*

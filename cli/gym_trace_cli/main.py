@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import os
 import re
@@ -26,6 +25,7 @@ from gym_trace.errors import (
     TraceNotFound,
     told,
 )
+from gym_trace.recording.compiled import why_pure
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, option
@@ -98,7 +98,7 @@ ELSEWHERE = {
 
 _CODES = {CorruptTrace: DAMAGED, ReplayDiverged: DIFFERS, InvalidOption: USAGE}
 
-_VERSION_HELP = "Show the version; compiled or pure Python."
+_VERSION_HELP = "Show the version, and whether the C core is used."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -212,10 +212,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        # Without importing them, which would import NumPy.
-        modules = map(importlib.util.find_spec, ("gym_trace.recording._core", "gym_trace.format._kernels"))
-        is_compiled = os.environ.get("GYM_TRACE_PURE", "0") in ("", "0") and all(modules)
-        click.echo(f"gym-trace, version {gym_trace.__version__} ({'compiled' if is_compiled else 'pure'})")
+        reason = why_pure()
+        click.echo(f"gym-trace, version {gym_trace.__version__}")
+        click.echo("C core: yes" if reason is None else f"C core: no ({reason}); pure Python, slower")
         ctx.exit()
 
 

@@ -20,7 +20,7 @@ from runs import recorded
 from shell import ok, process, run
 
 import gym_trace
-from gym_trace.recording import core
+from gym_trace.recording import compiled, core
 
 
 @pytest.mark.parametrize("args", [["--help"], ["recrod"]], ids=str)
@@ -37,8 +37,28 @@ finally:
     assert output.splitlines()[-1] == "[]"
 
 
-def test_version_is_that_of_the_library_and_says_whether_it_is_compiled() -> None:
-    assert ok("--version").output == f"gym-trace, version {gym_trace.__version__} ({core.CORE})\n"
+def test_version_names_the_library_and_whether_it_is_compiled() -> None:
+    first, second = ok("--version").output.splitlines()
+    assert first == f"gym-trace, version {gym_trace.__version__}"
+    assert second.startswith("C core: yes" if core.CORE == "compiled" else "C core: no (")
+
+
+@pytest.mark.parametrize(
+    ("variables", "implementation", "reason"),
+    [
+        ({"Py_GIL_DISABLED": 1}, "CPython", "free-threaded CPython"),
+        ({}, "PyPy", "PyPy"),
+        ({}, "CPython", "not compiled at installation; pip install -v shows why"),
+    ],
+)
+def test_version_says_why_the_core_is_missing(
+    variables: dict[str, int], implementation: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GYM_TRACE_PURE", raising=False)
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiled.sysconfig, "get_config_var", variables.get)
+    monkeypatch.setattr(compiled.platform, "python_implementation", lambda: implementation)
+    assert ok("--version").output.splitlines()[1] == f"C core: no ({reason}); pure Python, slower"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
