@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gym_trace.data.layout import Layout, Leaf, layout_of
+from gym_trace.data.layout import Layout, Leaf, Path, PlainSpace, layout_of, leaves_in
 from gym_trace.errors import CorruptTrace
 from gym_trace.printable import shown
 
@@ -69,6 +69,13 @@ class WriterSchema:
         observations, actions = (self.raw[name] for name in _SPACES)
         infos = self._is_set("record_infos")
         return Layouts(layout_of(observations, ("observations",)), layout_of(actions, ("actions",)), infos)
+
+    @cached_property
+    def leaves(self) -> dict[Path, tuple[Leaf, PlainSpace]]:
+        """Return the leaves of actions and observations with their spaces, by path. Raises CorruptTrace."""
+        spaces = (leaf for name in ("action_space", "observation_space") for _, leaf in leaves_in(self.raw[name], ()))
+        leaves = (*self.layouts.actions.leaves(), *self.layouts.observations.leaves())
+        return {leaf.path: (leaf, space) for leaf, space in zip(leaves, spaces)}
 
     # -- recording options --------------------------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class Chunk:
         self._blobs = blobs
         self.located = located
         self._decoded: dict[Path, Array] = {}
+        self._packed: dict[Path, list[bytes]] = {}
 
     @property
     def columns(self) -> dict[Path, Column]:
@@ -116,8 +117,9 @@ class Chunk:
 
     def packed(self, path: Path) -> list[bytes]:
         """Return the packed rows of a msgpack column. Call it before the column is decoded. Raises CorruptTrace."""
-        packed: list[bytes] = self._by(packed_values, path)
-        return packed
+        if path not in self._packed:
+            self._packed[path] = self._by(packed_values, path)
+        return self._packed[path]
 
     def _by(self, decoder: Callable[..., Any], path: Path, *rest: Any) -> Any:
         try:

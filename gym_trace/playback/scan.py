@@ -213,7 +213,8 @@ def read_chunks(
                 asked.turn()
                 chunk = ChunkOnDemand(reader, block.number, asked)
             if on_damage is not None:
-                chunk.decode_all()
+                for path in chunk.columns:  # starts are handed on as they are packed
+                    chunk.packed(path) if path == STARTS else chunk.array(path)
         except CorruptTrace as error:
             if on_damage is None:
                 raise
@@ -244,11 +245,12 @@ class _Runs:
 
     def of(self, block: Block, chunk: Chunk) -> StepRuns:
         scan, parts, table, rows = self._scan, self._reader.parts, block.table, block.rows
-        flags = table["flags"]
+        flags = np.ascontiguousarray(table["flags"])
         steps, first_step = table["steps"].astype(np.int64), table["first_step"].astype(np.int64)
         has_initial = flags & wire.LEADS > 0
         observations = steps + has_initial
-        observation_begins, step_begins = (offsets[:-1].copy() for offsets in block.offsets)
+        step_begins, observation_begins = np.cumsum(steps) - steps, np.cumsum(observations) - observations
+        sizes = int(steps.sum()), int(observations.sum())
         is_first = parts.first_of(rows) == block.begin + np.arange(len(rows))
         lost = is_first & ~has_initial
         if self._after_damage.any():
@@ -280,10 +282,13 @@ class _Runs:
             observation_begins, observations = observation_begins + cut_observations, observations - cut_observations
         wanted = np.flatnonzero(is_wanted)
         mine = rows[wanted]
-        if len(np.unique(mine)) <= np.count_nonzero(mine[1:] != mine[:-1]):  # fragments of an episode lie apart
+        is_next = mine[1:] != mine[:-1]
+        if (mine[1:] < mine[:-1]).any() and len(np.unique(mine)) <= np.count_nonzero(is_next):
+            # Fragments of an episode lie apart.
             order = np.argsort(mine, kind="stable")
             wanted, mine = wanted[order], mine[order]
-        begins = np.append(0, np.flatnonzero(mine[1:] != mine[:-1]) + 1)[: len(mine)]
+            is_next = mine[1:] != mine[:-1]
+        begins = np.append(0, np.flatnonzero(is_next) + 1)[: len(mine)]
         heads, tails = wanted[begins], wanted[np.append(begins[1:], len(mine))[: len(begins)] - 1]
         bounds = np.append(begins, len(mine))
         runs = StepRuns(
@@ -306,8 +311,8 @@ class _Runs:
         if STARTS in chunk:
             begun = rows[table["flags"] & wire.STARTS > 0].tolist()
             runs.starts = {row: entry for row, entry in zip(begun, chunk.packed(STARTS)) if row >= 0}
-        in_steps = _Taken(step_begins[wanted], steps[wanted], int(table["steps"].sum()))
-        in_observations = _Taken(observation_begins[wanted], observations[wanted], int(block.offsets[0][-1]))
+        in_steps = _Taken(step_begins[wanted], steps[wanted], sizes[0])
+        in_observations = _Taken(observation_begins[wanted], observations[wanted], sizes[1])
         for path in chunk.columns:
             if path != STARTS:
                 rows_of = in_observations if path[0] == "observations" else in_steps
@@ -359,7 +364,7 @@ class _Taken:
             self._rows = np.repeat(begins - ends + counts, counts) + np.arange(self.count)
 
     def of(self, column: Array) -> Array:
-        return column if self._rows is None else column[self._rows]
+        return column if self._rows is None else column.take(self._rows, axis=0)
 
 
 def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Array:

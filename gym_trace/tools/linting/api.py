@@ -8,10 +8,10 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage
+from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.tools.linting.findings import SEVERITIES, Finding, Sighting, finding_of
 from gym_trace.tools.linting.rules import DAMAGED, Rule, all_kinds, all_rules, chosen_codes, merged_thresholds
-from gym_trace.tools.linting.steps import WriterSteps, step_blocks
 
 
 def lint_trace(
@@ -63,9 +63,7 @@ def _findings(
     if damage:
         message = f"{DAMAGED.what}; first: {next(iter(damage)).error().problem}"
         sightings.append(Sighting(DAMAGED, message, len(damage), "place", shown_by=("check",)))
-    partial = trace.content["first_step"] > 0
-    first_steps = dict(zip(trace.chosen[partial].tolist(), trace.content["first_step"][partial].tolist()))
-    found = [finding_of(it, str(trace.directory), first_steps) for it in sightings if it.kind.code in codes]
+    found = [finding_of(it, trace) for it in sightings if it.kind.code in codes]
     yield from sorted(found, key=lambda it: (SEVERITIES.index(it.severity), it.code, it.column or ""))
 
 
@@ -82,16 +80,13 @@ def _read(
     def on_damage(found: Damage) -> None:
         damage[found] = None
 
-    for number, reader in enumerate(trace.readers):
-        mine = trace.content["writer"] == number
-        episodes = np.full(len(reader.parts), -1)
-        episodes[trace.rows[mine]] = trace.chosen[mine]
-        writer = WriterSteps(number, reader, episodes)
+    for number in range(len(trace.readers)):
+        mine = np.flatnonzero(trace.content["writer"] == number)
         try:
-            for block in step_blocks(writer, roots, on_damage):
+            for block in Scan(trace.content, roots, mine, finals=OMITTED, on_damage=on_damage):
                 for rule in reading:
                     rule.add(block)
-                done += int(block.steps[-1])
+                done += block.size
                 if on_progress is not None:
                     on_progress(min(done, total), total)
         except CorruptTrace as error:  # a schema that is missing or malformed

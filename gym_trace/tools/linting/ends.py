@@ -11,9 +11,9 @@ import numpy as np
 from gym_trace.data.schema import WriterSchema
 from gym_trace.data.values import Array
 from gym_trace.format import wire
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting
-from gym_trace.tools.linting.steps import StepBlock
 
 _AT_ONCE = Kind("T401", WARNING, "episodes that end at once")
 _CUT = Kind("T402", WARNING, "episodes that were cut by a reset")
@@ -33,7 +33,7 @@ class EndsRule:
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._trace, self._thresholds = trace, thresholds
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         """Steps are not needed."""
 
     def findings(self) -> Iterator[Sighting]:
@@ -72,7 +72,7 @@ class EndsRule:
 
     def _of(self, kind: Kind, found: Array, message: str) -> Iterator[Sighting]:
         if found.any():
-            episode = int(self._trace.chosen[np.argmax(found)])
+            episode = int(np.argmax(found))
             yield Sighting(kind, message, int(np.count_nonzero(found)), "episode", episode)
 
 

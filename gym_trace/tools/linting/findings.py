@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +10,8 @@ import numpy as np
 
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
+from gym_trace.playback.scan import StepRuns
+from gym_trace.playback.trace import Trace
 
 ERROR, WARNING, NOTE = SEVERITIES = ("error", "warning", "note")
 _AROUND = 2  # steps shown before and after the first place
@@ -59,6 +60,7 @@ class Finding:
 class Sighting:
     """A finding of a rule, before it gets its command. See Finding.
 
+    episode: index in the trace or view that is checked.
     shown_by: a command and its options, without DIR; empty: cat for a step, ls for an episode.
     """
 
@@ -72,23 +74,33 @@ class Sighting:
     shown_by: tuple[str, ...] = ()
 
 
-def finding_of(seen: Sighting, directory: str, first_steps: Mapping[int, int]) -> Finding:
-    """Add the command that shows it. first_steps: of the recorded part of an episode, where that is not 0."""
-    command, *options = seen.shown_by or _shown_by(seen, first_steps)
-    line = shlex.join(["gym-trace", command, directory, *options])
+def finding_of(seen: Sighting, trace: Trace) -> Finding:
+    """Add the command that shows a sighting in this trace, and the index of its episode in the whole trace."""
+    episode = None if seen.episode is None else int(trace.chosen[seen.episode])
+    command, *options = seen.shown_by or _shown_by(seen, trace)
+    line = shlex.join(["gym-trace", command, str(trace.directory), *options])
     kind = seen.kind
-    place = seen.episode, seen.step, seen.column
+    place = episode, seen.step, seen.column
     return Finding(kind.code, kind.severity, kind.what, seen.message, seen.count, seen.unit, *place, line)
 
 
-def _shown_by(seen: Sighting, first_steps: Mapping[int, int]) -> tuple[str, ...]:
+def _shown_by(seen: Sighting, trace: Trace) -> tuple[str, ...]:
     if seen.episode is None:
         return ("stats", "--columns")
+    episode = str(trace.chosen[seen.episode])
     if seen.step is None:
-        return ("ls", "--episodes", str(seen.episode))
-    row = seen.step - first_steps.get(seen.episode, 0)
+        return ("ls", "--episodes", episode)
+    row = seen.step - int(trace.content["first_step"][seen.episode])
     steps = f"{max(0, row - _AROUND)}:{max(0, row) + _AROUND + 1}"
-    return ("cat", "--episodes", str(seen.episode), "--steps", steps)
+    return ("cat", "--episodes", episode, "--steps", steps)
+
+
+def last_steps(block: StepRuns) -> Array:
+    """Return (steps,) bool: True for the last recorded step of an episode."""
+    found = np.zeros(block.size, np.bool_)
+    is_over = (block.terminated | block.truncated | block.closes) & (block.lengths > 0)
+    found[block.step_offsets[1:][is_over] - 1] = True
+    return found
 
 
 def column_name(path: Path, dimensions: Array | None = None, shape: tuple[int, ...] = ()) -> str:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
-from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting, column_name
-from gym_trace.tools.linting.steps import StepBlock
+from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting, column_name, last_steps
 
 _MISSING = Kind("T701", WARNING, "infos that a few steps lack")
 _RARE = Kind("T702", NOTE, "infos that only some steps have")
@@ -32,20 +32,18 @@ class InfosRule:
         self._common = thresholds["common_info"]
         self._found: dict[tuple[int, Any], list[Any]] = {}  # by writer and keys: count, first place
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         infos = block.columns.get(_PATH)
         if infos is None:
             return
-        counts = np.ones(len(infos), bool)
-        is_over = (block.terminated | block.truncated | block.ends) & (np.diff(block.steps) > 0)
-        counts[block.steps[1:][is_over] - 1] = False
+        counts = ~last_steps(block)
         keys = [tuple(info) if type(info) is dict else () for info in infos[counts].tolist()]
         rows = np.flatnonzero(counts)
         first: dict[Any, int] = {}
         for place, key in enumerate(keys):
             first.setdefault(key, place)
         for key, count in Counter(keys).items():
-            mine = block.writer.number, key
+            mine = block.writer, key
             if mine in self._found or len(self._found) < _MOST:
                 found = self._found.setdefault(mine, [0, block.place(_PATH, int(rows[first[key]]))])
                 found[0] += count

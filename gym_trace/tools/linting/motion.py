@@ -10,9 +10,9 @@ import numpy as np
 
 from gym_trace.data.layout import Leaf, Path, PlainSpace
 from gym_trace.data.values import Array
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING, Kind, Sighting, column_name
-from gym_trace.tools.linting.steps import StepBlock
 from gym_trace.tools.linting.values import Limits
 
 _FROZEN = Kind("T201", WARNING, "observations that stop changing")
@@ -65,9 +65,9 @@ class _Motion:
         self.bound_place: tuple[int, int] | None = None
         self._carried: dict[int, _Carried] = {}  # by writer
 
-    def add(self, block: StepBlock, path: Path, rows: Array) -> None:
+    def add(self, block: StepRuns, path: Path, rows: Array) -> None:
         bits = _bits(rows, self.is_whole)
-        bounds = block.bounds(path)
+        bounds = block.offsets(path)
         self.rows += len(rows)
         if self.first is None:
             self.first, self.place = bits[0].copy(), block.place(path, 0)
@@ -92,22 +92,22 @@ class _Motion:
         whole: Array = np.any(different, axis=1)[:, None]
         return whole
 
-    def _before(self, block: StepBlock, runs: Array, begins: Array, bits: Array, changed: Array) -> Array:
+    def _before(self, block: StepRuns, runs: Array, begins: Array, bits: Array, changed: Array) -> Array:
         """Compare first rows with the last rows of earlier blocks; return the place of each in what is carried."""
-        carried = self._carried.get(block.writer.number)
+        carried = self._carried.get(block.writer)
         before = np.full(len(runs), -1)
         if carried is None or not len(carried.part):
             return before
-        goes_on = ~block.leads[runs]
-        places = np.minimum(np.searchsorted(carried.part, block.part[runs]), len(carried.part) - 1)
-        goes_on &= carried.part[places] == block.part[runs]
+        goes_on = ~block.has_initial[runs]
+        places = np.minimum(np.searchsorted(carried.part, block.row[runs]), len(carried.part) - 1)
+        goes_on &= carried.part[places] == block.row[runs]
         before[goes_on] = places[goes_on]
         changed[begins[goes_on]] = self._per_dimension(bits[begins[goes_on]] != carried.bits[places[goes_on]])
         return before
 
     def _follow(
         self,
-        block: StepBlock,
+        block: StepRuns,
         path: Path,
         rows: Array,
         bits: Array,
@@ -119,7 +119,7 @@ class _Motion:
     ) -> None:
         """Find runs of equal rows, also those that reach over blocks."""
         count = len(rows)
-        carried = self._carried.get(block.writer.number)
+        carried = self._carried.get(block.writer)
         goes_on = before >= 0
         earlier = np.zeros((len(runs), self.dimensions), np.int64)  # rows before the block that equal its first
         if carried is not None and goes_on.any():
@@ -147,20 +147,20 @@ class _Motion:
                 episode, step = block.place(path, row)
                 self.begin[number] = episode, step - int(total[i] - lengths[i])
         tails = np.searchsorted(places, (offsets + ends).reshape(-1)) - 1
-        open_ = np.flatnonzero(~block.ends[runs])
+        open_ = np.flatnonzero(~block.closes[runs])
         last = total[tails].reshape(self.dimensions, -1).T[open_]
-        self._carry(block, block.part[runs[open_]], bits[ends[open_] - 1], last)
+        self._carry(block, block.row[runs[open_]], bits[ends[open_] - 1], last)
 
-    def _carry(self, block: StepBlock, part: Array, bits: Array, run: Array) -> None:
+    def _carry(self, block: StepRuns, part: Array, bits: Array, run: Array) -> None:
         """Keep the last rows of episodes that go on; forget those of episodes that have ended here."""
-        carried = self._carried.get(block.writer.number)
+        carried = self._carried.get(block.writer)
         if carried is not None and len(carried.part):
-            rest = ~np.isin(carried.part, block.part)
+            rest = ~np.isin(carried.part, block.row)
             part = np.concatenate([carried.part[rest], part])
             bits = np.concatenate([carried.bits[rest], bits])
             run = np.concatenate([carried.run[rest], run])
         order = np.argsort(part)
-        self._carried[block.writer.number] = _Carried(part[order], bits[order], run[order])
+        self._carried[block.writer] = _Carried(part[order], bits[order], run[order])
 
     def _are_at_bound(self, rows: Array, dimensions: Array, places: Array) -> Array:
         """Return True for numbers at a bound of their space, where they may stay."""
@@ -171,7 +171,7 @@ class _Motion:
         at: Array = (values == low) | (values == high)
         return at
 
-    def count_bounds(self, block: StepBlock, path: Path, rows: Array) -> None:
+    def count_bounds(self, block: StepRuns, path: Path, rows: Array) -> None:
         """Count the numbers that are exactly at a finite bound."""
         if self._limits is None or self.is_whole:
             return
@@ -231,9 +231,9 @@ class _MotionRule:
         self.motions: dict[tuple[Path, object, tuple[int, ...]], _Motion] = {}
         self.has_others = False  # leaves of other spaces
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         for path, rows in block.columns.items():
-            leaf, space = block.writer.leaves.get(path, (None, None))
+            leaf, space = block.reader.about.leaves.get(path, (None, None))
             if path[0] != self.root or leaf is None or space is None:
                 continue
             if space["type"] not in self.kinds_of_space:
@@ -247,7 +247,7 @@ class _MotionRule:
             self.motions[key].add(block, path, rows)
             self.measure(self.motions[key], space, block, path, rows)
 
-    def measure(self, motion: _Motion, space: PlainSpace, block: StepBlock, path: Path, rows: Array) -> None:
+    def measure(self, motion: _Motion, space: PlainSpace, block: StepRuns, path: Path, rows: Array) -> None:
         """Measure more of these rows."""
 
 
@@ -301,7 +301,7 @@ class ActionMotionRule(_MotionRule):
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         super().__init__(trace, {**thresholds, "frozen_steps": thresholds["frozen_actions"]})
 
-    def measure(self, motion: _Motion, space: PlainSpace, block: StepBlock, path: Path, rows: Array) -> None:
+    def measure(self, motion: _Motion, space: PlainSpace, block: StepRuns, path: Path, rows: Array) -> None:
         if space["type"] == "Box" and rows.dtype.kind == "f":
             motion.count_bounds(block, path, rows)
 

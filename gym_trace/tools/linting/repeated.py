@@ -12,9 +12,9 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import ERROR, WARNING, Kind, Sighting
-from gym_trace.tools.linting.steps import StepBlock
 from gym_trace.tools.replay.fingerprints import CONTENT, fingerprints_of
 from gym_trace.tools.replay.lanes import inseparable
 
@@ -53,11 +53,10 @@ class RepeatedRule:
         self._hashes: dict[int, _Hashes] = {}
         self._is_branched = np.array([bool(reader.about_or_empty.branch) for reader in trace.readers], np.bool_)
 
-    def add(self, block: StepBlock) -> None:
-        writer = block.writer
-        if writer.number not in self._hashes:
-            self._hashes[writer.number] = _Hashes(len(writer.episodes))
-        hashes = self._hashes[writer.number]
+    def add(self, block: StepRuns) -> None:
+        if block.writer not in self._hashes:
+            self._hashes[block.writer] = _Hashes(len(block.reader.parts))
+        hashes = self._hashes[block.writer]
         for salt, (path, rows) in enumerate(block.columns.items()):
             if path[0] not in CONTENT or rows.dtype == object:
                 continue
@@ -65,7 +64,7 @@ class RepeatedRule:
                 continue
             sums = _sums(block, path, rows, salt)
             into = hashes.actions if path[0] == "actions" else hashes.results
-            into[block.part] += sums
+            into[block.row] += sums
         for row, packed in block.starts.items():
             hashes.starts[row] = hash(packed) & _MASK
 
@@ -98,9 +97,11 @@ class RepeatedRule:
                 known.setdefault(split, index)
         for kind, pairs in ((_TWICE, twice), (_SHARED, shared), (_UNEQUAL, unequal)):
             if pairs:
-                pair = min(tuple(sorted(trace.chosen[list(pair)].tolist())) for pair in pairs)
-                shown = "ls", "--episodes", ",".join(map(str, pair))
-                message = f"{kind.what}; first: {pair[0]} and {pair[1]}"
+                ordered = (sorted(pair, key=lambda index: int(trace.chosen[index])) for pair in pairs)
+                pair = min(ordered, key=lambda pair: trace.chosen[pair].tolist())
+                first, second = trace.chosen[pair].tolist()
+                shown = "ls", "--episodes", f"{first},{second}"
+                message = f"{kind.what}; first: {first} and {second}"
                 yield Sighting(kind, message, len(pairs), "episode", pair[1], shown_by=shown)
 
     def _alike(self) -> list[Array]:
@@ -166,15 +167,15 @@ def _mixed(keys: Array) -> Array:
     return mixed
 
 
-def _sums(block: StepBlock, path: tuple[str | int, ...], rows: Array, salt: int) -> Array:
+def _sums(block: StepRuns, path: tuple[str | int, ...], rows: Array, salt: int) -> Array:
     """Return the sum of the hashes of each run's rows; a hash depends on the value and on its step."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
     if flat.shape[1] % 8:
         flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8)))
     words = np.ascontiguousarray(flat).view(np.uint64)
-    bounds = block.bounds(path)
+    bounds = block.offsets(path)
     counts = np.diff(bounds)
-    begin = block.first_step - (block.leads & (path[0] == "observations")) - bounds[:-1]
+    begin = block.first_step - (block.has_initial & (path[0] == "observations")) - bounds[:-1]
     steps = (np.repeat(begin, counts) + np.arange(len(rows))).astype(np.uint64)
     mixed = (steps + np.uint64(salt + 1)) * _ODD[1]
     for word in words.T:

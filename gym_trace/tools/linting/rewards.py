@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.data.values import Array
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
-from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting
-from gym_trace.tools.linting.steps import StepBlock
+from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting, last_steps
 
 _CONSTANT = Kind("T301", NOTE, "rewards that are the same in the whole trace")
 _SCALE = Kind("T302", WARNING, "rewards of a writer of another scale than those of the others")
@@ -32,7 +32,7 @@ class _Sizes:
         self.within = np.zeros(_EXPONENTS, np.int64)  # before the last step of an episode, which is often paid apart
         self.first: dict[int, tuple[int, int]] = {}  # of within
 
-    def add(self, block: StepBlock, rewards: Array, is_last: Array) -> None:
+    def add(self, block: StepRuns, rewards: Array, is_last: Array) -> None:
         known = np.isfinite(rewards) & (rewards != 0)
         sizes = np.frexp(np.abs(rewards, dtype=np.float64))[1] - _LOWEST
         self.counts += np.bincount(sizes[known], minlength=_EXPONENTS)
@@ -64,7 +64,7 @@ class RewardsRule:
         self._place = (0, 0)
         self._varies = False
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         rewards = block.columns.get(_PATH)
         if rewards is None or rewards.ndim != 1 or rewards.dtype.kind not in "iuf":
             return
@@ -72,9 +72,7 @@ class RewardsRule:
             self._first, self._place = rewards[0], block.place(_PATH, 0)
         self._rows += len(rewards)
         self._varies = self._varies or bool((rewards != self._first).any())
-        is_last = np.zeros(len(rewards), bool)
-        is_last[block.steps[1:][(block.terminated | block.truncated | block.ends) & (np.diff(block.steps) > 0)] - 1] = 1
-        self._sizes.setdefault(block.writer.number, _Sizes()).add(block, rewards, is_last)
+        self._sizes.setdefault(block.writer, _Sizes()).add(block, rewards, last_steps(block))
 
     def findings(self) -> Iterator[Sighting]:
         if self._rows and not self._varies:
@@ -85,7 +83,7 @@ class RewardsRule:
             odd |= self._of_another_scale(numbers)
         if odd:
             firsts = (self._trace.content["writer"] == number for number in odd)
-            places = [int(self._trace.chosen[np.argmax(mine)]) for mine in firsts]
+            places = [int(np.argmax(mine)) for mine in firsts]
             writers = ", ".join(self._trace.writers[number] for number in list(odd)[:3])
             message = f"rewards of {writers} are about {next(iter(odd.values())):.3g} times those of the others"
             count = sum(int(self._sizes[number].counts.sum()) for number in odd)

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import ClassVar, Protocol
 
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 from gym_trace.tools.linting.ends import EndsRule
@@ -23,7 +24,6 @@ from gym_trace.tools.linting.motion import ActionMotionRule, ObservationMotionRu
 from gym_trace.tools.linting.repeated import RepeatedRule
 from gym_trace.tools.linting.rewards import RewardsRule
 from gym_trace.tools.linting.starts import StartsRule
-from gym_trace.tools.linting.steps import StepBlock
 from gym_trace.tools.linting.values import ValuesRule
 
 _GROUP = "gym_trace.lint_rules"
@@ -46,7 +46,7 @@ class Rule(Protocol):
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         """thresholds: all of them, with the values in force."""
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         """Take in steps. Called for each block, in the order of the files; not if columns is empty."""
 
     def findings(self) -> Iterable[Sighting]:

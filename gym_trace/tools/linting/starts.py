@@ -10,10 +10,10 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting
-from gym_trace.tools.linting.steps import StepBlock
 from gym_trace.tools.replay.lanes import inseparable, lanes_of
 
 _UNVERIFIABLE = Kind("T501", WARNING, "episodes that cannot be verified: no seed, and no generator state recorded")
@@ -35,9 +35,9 @@ class StartsRule:
         self._jump = max(1, int(thresholds["clock_seconds"] * 1e9))
         self._stateless: dict[int, set[int]] = {}  # by writer: rows of episodes begun without a generator state
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         rows = [row for row, packed in block.starts.items() if _STATE not in packed]
-        self._stateless.setdefault(block.writer.number, set()).update(rows)
+        self._stateless.setdefault(block.writer, set()).update(rows)
 
     def findings(self) -> Iterator[Sighting]:
         hopeless: list[int] = []

@@ -10,9 +10,9 @@ import numpy as np
 from gym_trace.data.layout import Leaf, Path, PlainSpace, from_array_map
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
+from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import ERROR, WARNING, Kind, Sighting, column_name
-from gym_trace.tools.linting.steps import StepBlock, by_dimension
 
 _NAN = Kind("T101", ERROR, "NaN in observations, actions or rewards")
 _INFINITE = Kind("T102", ERROR, "infinite observations, actions or rewards")
@@ -20,6 +20,7 @@ _NOTES = Kind("T103", WARNING, "NaN or infinite annotations")
 _OBSERVATIONS = Kind("T104", WARNING, "observations outside their space")
 _ACTIONS = Kind("T105", ERROR, "actions outside their space")
 _MISFITS = Kind("T106", WARNING, "values without the dtype or shape of their space")
+_WIDE = 512  # numbers of the rows that are reduced together
 
 
 class Limits(NamedTuple):
@@ -83,8 +84,8 @@ class ValuesRule:
         self._found: dict[tuple[Kind, Path, tuple[int, ...]], _Count] = {}
         self._limits: dict[tuple[int, Path], Limits | None] = {}
 
-    def add(self, block: StepBlock) -> None:
-        leaves = block.writer.leaves
+    def add(self, block: StepRuns) -> None:
+        leaves = block.reader.about.leaves
         for path, rows in block.columns.items():
             if path[0] not in self.columns:
                 continue
@@ -101,7 +102,7 @@ class ValuesRule:
             if leaf is not None and space is not None and rows.shape[1:] == leaf.shape and rows.dtype.kind != "c":
                 self._compare(block, path, rows, leaf, space, least, largest)
 
-    def _look_at_odd(self, block: StepBlock, path: Path, odd: Array) -> None:
+    def _look_at_odd(self, block: StepRuns, path: Path, odd: Array) -> None:
         """odd: 1 for NaN, 2 for an infinity, 3 for a row that has both."""
         shape = odd.shape[1:]
         if path[0] == "annotations":
@@ -111,9 +112,9 @@ class ValuesRule:
         self._take(_INFINITE, block, path, odd & 2 > 0, shape)
 
     def _compare(
-        self, block: StepBlock, path: Path, rows: Array, leaf: Leaf, space: PlainSpace, least: Array, largest: Array
+        self, block: StepRuns, path: Path, rows: Array, leaf: Leaf, space: PlainSpace, least: Array, largest: Array
     ) -> None:
-        key = block.writer.number, path
+        key = block.writer, path
         if key not in self._limits:
             limits = Limits.of(leaf, space)
             self._limits[key] = None if limits is None or limits.are_of_dtype else limits
@@ -121,13 +122,13 @@ class ValuesRule:
         if known is None or (least >= known.low.max() and largest <= known.high.min()):
             return
         with np.errstate(invalid="ignore"):  # NaN compares as not outside; T101 reports it
-            lows, highs = by_dimension(np.minimum, rows), by_dimension(np.maximum, rows)
+            lows, highs = _by_dimension(np.minimum, rows), _by_dimension(np.maximum, rows)
             if not np.isnan(least) and (lows >= known.low).all() and (highs <= known.high).all():
                 return
             outside = ((rows < known.low) | (rows > known.high)) & ~np.isinf(rows)
         self._take(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)
 
-    def _take(self, kind: Kind, block: StepBlock, path: Path, wrong: Array, shape: tuple[int, ...]) -> None:
+    def _take(self, kind: Kind, block: StepRuns, path: Path, wrong: Array, shape: tuple[int, ...]) -> None:
         """wrong: (rows, *shape), True where something is wrong."""
         flat = wrong.reshape(len(wrong), -1)
         rows = np.flatnonzero(flat.any(axis=1))
@@ -159,3 +160,15 @@ def _odd(value: object) -> int:
     if not isinstance(value, (float, np.floating, np.ndarray)) or np.asarray(value).dtype.kind not in "fc":
         return 0
     return int(np.isnan(value).any()) + 2 * int(np.isinf(value).any())
+
+
+def _by_dimension(ufunc: np.ufunc, rows: Array) -> Array:
+    """Reduce rows, (rows, ...), to one: ufunc.reduce() over the rows, several times faster where these are short."""
+    flat = rows.reshape(len(rows), -1)
+    together = _WIDE // max(1, flat.shape[1])
+    if together > 1 and len(flat) > together:
+        whole = len(flat) - len(flat) % together
+        wide = ufunc.reduce(flat[:whole].reshape(-1, together * flat.shape[1]), axis=0)
+        flat = np.concatenate([wide.reshape(together, -1), flat[whole:]])
+    reduced: Array = ufunc.reduce(flat, axis=0).reshape(rows.shape[1:])
+    return reduced

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from gym_trace.data.layout import Leaf, Path, PlainSpace, leaves_in
+from gym_trace.data.layout import Leaf, Path, PlainSpace
 from gym_trace.data.values import Array
-from gym_trace.data.vocabulary import FragmentFlag
+from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.statistics.accumulators import Curve, Moments, Tally, Variety
 
 DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
@@ -29,10 +28,11 @@ class ColumnValues:
         self._rewards = Rewards()
         self._leaves: dict[Any, LeafValues] = {}
 
-    def add(self, leaves: list[tuple[Leaf, PlainSpace]], columns: dict[Path, Array]) -> None:
-        for leaf, space in leaves:
-            if leaf.path in columns:
-                self._of(LeafValues(leaf, space)).add(columns[leaf.path])
+    def add(self, leaves: Mapping[Path, tuple[Leaf, PlainSpace]], columns: Mapping[Path, Array]) -> None:
+        """Add rows of columns. leaves: those of the spaces that the columns belong to."""
+        for path, (leaf, space) in leaves.items():
+            if path in columns:
+                self._of(LeafValues(leaf, space)).add(columns[path])
         if ("rewards",) in columns:
             self._rewards.add(columns["rewards",])
 
@@ -72,72 +72,34 @@ class StepValues:
 
 
 def describe_columns(
-    trace: Trace, groups: int, group_of_part: Array, on_progress: Callable[[int, int], None] | None
+    trace: Trace, groups: int, group_of_episode: Array, on_progress: Callable[[int, int], None] | None
 ) -> list[ColumnValues]:
     """Return statistics of the values of each group. Raises CorruptTrace.
 
     Reads by chunks, not by episodes, because an episode of images may exceed the memory.
 
     Args:
-        group_of_part: the group of each row of trace.episodes.
+        group_of_episode: (episodes,) int, the group of each episode of the trace.
         on_progress: called with the number of steps done and in all.
     """
     described = [ColumnValues() for _ in range(groups)]
-    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers)
-    writers, rows, done = trace.content["writer"], trace.rows, 0
-    for number, writer in enumerate(trace.readers):
-        if writer.damage:
-            raise writer.damage[0].error()
-        mine = np.flatnonzero(writers == number)
-        own = np.full(len(writer.parts), -1)
-        own[rows[mine]] = group_of_part[mine]
-        leaves = leaves_with_spaces(writer) if writer.chunk_count else []
-        for group, columns, steps in _grouped_chunks(writer, own):
-            described[group].add(leaves, columns)
-            done += steps
-            if on_progress is not None:
-                on_progress(done, total)
+    done, total = 0, sum(int(reader.fragments.steps.sum(dtype=np.int64)) for reader in trace.readers)
+    for block in Scan(trace.content, _VALUES, finals=OMITTED, prefix=False):
+        group_of_run = group_of_episode[block.episode]
+        present = np.unique(group_of_run).tolist() if groups > 1 else [0]
+        for group in present:
+            columns = block.columns
+            if len(present) > 1:
+                is_of_group = group_of_run == group
+                columns = {
+                    path: rows[np.repeat(is_of_group, np.diff(block.offsets(path)))]
+                    for path, rows in block.columns.items()
+                }
+            described[group].add(block.reader.about.leaves, columns)
+        done += block.size
+        if on_progress is not None:
+            on_progress(done, total)
     return described
-
-
-def leaves_with_spaces(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
-    """Return the leaves of a writer's actions and observations with their spaces. Raises CorruptTrace."""
-    spaces = (leaf for name in ("action_space", "observation_space") for _, leaf in leaves_in(writer.schema[name], ()))
-    return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
-
-
-def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
-    """Yield (group, columns, steps) for each group in each chunk."""
-    parts = writer.parts
-    # As in Episode, a step is skipped if its leading observation is lost.
-    trimmed = np.zeros(len(writer.fragments), bool)
-    trimmed[parts.first_of(parts.trimmed.nonzero()[0])] = True
-    for block in writer.blocks(group_of_part >= 0):
-        chunk = writer.chunk(block.number, _VALUES)
-        groups = np.where(block.rows >= 0, group_of_part[block.rows], -1)
-        observations, steps = block.offsets
-        of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
-        of_step[steps[:-1][trimmed[block.begin : block.begin + len(groups)]]] = -1
-        unknown = block.table["flags"] & FragmentFlag.PLACEHOLDER > 0
-        of_observation[observations[1:][unknown] - 1] = -1
-        if writer.about.prefix:  # these rows repeat the episode that all of them branch from
-            leads, first = block.table["flags"] & FragmentFlag.LEADS > 0, block.table["first_step"].astype(np.int64)
-            of_step[_numbers(first, steps) < writer.about.prefix] = -1
-            of_observation[_numbers(first + ~leads, observations) < writer.about.prefix] = -1
-        for group in np.unique(groups[groups >= 0]).tolist():
-            chosen = {True: of_observation == group, False: of_step == group}
-            columns = {}
-            for path in chunk.columns:
-                mask = chosen[path[0] == "observations"]
-                array = chunk.array(path)
-                columns[path] = array if mask.all() else array[mask]
-            yield group, columns, int(np.count_nonzero(chosen[False]))
-
-
-def _numbers(first: Array, offsets: Array) -> Array:
-    """Return the number of each row in its episode. first: of each fragment. offsets: where its rows begin."""
-    counts = np.diff(offsets)
-    return np.repeat(first - offsets[:-1], counts) + np.arange(int(offsets[-1]))
 
 
 class LeafValues:

@@ -13,9 +13,9 @@ from planted import EPISODES, STEPS, Script
 
 from gym_trace import Trace, lint_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.scan import StepRuns
 from gym_trace.tools.linting import rules
 from gym_trace.tools.linting.findings import Kind, Sighting
-from gym_trace.tools.linting.steps import StepBlock
 
 
 class SlowRule:
@@ -28,7 +28,7 @@ class SlowRule:
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._limit, self._steps = thresholds["slow_reward"], 0
 
-    def add(self, block: StepBlock) -> None:
+    def add(self, block: StepRuns) -> None:
         self._steps += int(np.count_nonzero(block.columns["rewards",] < self._limit))
 
     def findings(self) -> Iterator[Sighting]:
