@@ -12,12 +12,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from planted_defects import check_adapter
 
 import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.data.episode import infos_of
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError, TraceExists
-from gym_trace.exchange.formats.conformance import Loaded, check_adapter
+from gym_trace.exchange.formats.conformance import Loaded
 
 NO_ARRAYS = {"text"}
 

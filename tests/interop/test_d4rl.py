@@ -12,6 +12,7 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
+from planted_defects import check_exporter
 from traces import run_example
 
 import gym_trace
@@ -19,7 +20,6 @@ from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
-    check_exporter,
     check_importer,
     check_round_trip,
 )

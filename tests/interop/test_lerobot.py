@@ -21,10 +21,11 @@ from lerobot.datasets.compute_stats import (
     sample_indices,
 )
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from planted_defects import check_exporter
 
 import gym_trace
 from gym_trace.data.values import ABSENT
-from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter, check_round_trip
+from gym_trace.exchange.formats.conformance import Loaded, check_export, check_round_trip
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.lerobot.exporter import LeRobotExporter
 from gym_trace.exchange.formats.lerobot.features import ABOUT, Feature, feature_of, values_of

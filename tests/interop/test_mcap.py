@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from mcap.reader import make_reader
 from PIL import Image
+from planted_defects import check_exporter
 
 from gym_trace.data.json_values import array_from, untagged
 from gym_trace.data.layout import Layout
-from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.exchange.formats.conformance import Loaded, check_export
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.viewing.leaves import name_of
 from gym_trace.exchange.formats.viewing.mcap_out import McapExporter

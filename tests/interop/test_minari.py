@@ -16,6 +16,7 @@ import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from planted_defects import check_exporter
 from traces import run_example
 
 import gym_trace
@@ -23,7 +24,6 @@ from gym_trace.data.packing import pack
 from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
-    check_exporter,
     check_importer,
     check_round_trip,
 )

@@ -12,13 +12,13 @@ import gymnasium
 import local_ray
 import numpy as np
 import pytest
+from planted_defects import check_exporter
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.json_values import untagged
 from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
-    check_exporter,
     check_importer,
     check_round_trip,
     difference,

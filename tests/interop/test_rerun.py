@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import rerun
 from PIL import Image
+from planted_defects import check_exporter
 from rerun.chunk import RrdReader
 
 from gym_trace.data.layout import Layout
-from gym_trace.exchange.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.exchange.formats.conformance import Loaded, check_export
 from gym_trace.exchange.formats.rlds.values import all_from_json, unpacked
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.viewing.leaves import name_of

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from planted_defects import check_exporter
 from tensorflow_datasets.rlds import rlds_base
 from traces import run_example
 
@@ -19,7 +20,6 @@ from gym_trace.data.schema import Layouts
 from gym_trace.exchange.formats.conformance import (
     Loaded,
     check_export,
-    check_exporter,
     check_importer,
     check_round_trip,
 )

@@ -20,16 +20,14 @@ from plain_format import (
     load_plain,
     read_plain,
 )
+from planted_defects import DEFECTS, check_exporter, plant
 
 from gym_trace.exchange.formats.conformance import (
-    WRONG,
     Loaded,
-    check_exporter,
     check_importer,
     difference,
     loaded_from,
     make_zoo,
-    wrong_trace,
 )
 from gym_trace.exchange.formats.contract import LOSSES, Target
 from gym_trace.exchange.formats.source import Source
@@ -49,13 +47,13 @@ def test_an_importer_that_makes_it_all_again_passes(tmp_path: Path) -> None:
     assert check_importer(PlainExporter(), PlainImporter(), tmp_path, only=TRACES) == {}
 
 
-def test_each_wrong_trace_is_wrong_in_a_trace_that_each_exporter_is_given(zoo: dict[str, Path], tmp_path: Path) -> None:
+def test_each_defect_shows_in_a_trace_that_exporters_are_given(zoo: dict[str, Path], tmp_path: Path) -> None:
     source = Source(open_trace(zoo["dict"]))
-    for number, what in enumerate(WRONG):
-        assert wrong_trace(zoo["dict"], what, tmp_path / str(number)), what
+    for number, what in enumerate(DEFECTS):
+        assert plant(what, zoo["dict"], tmp_path / str(number)), what
         loaded = loaded_from(open_trace(tmp_path / str(number)))
         assert difference(source, loaded, (), only_steps=True), what
-        assert WRONG[what].hidden_by <= LOSSES
+        assert DEFECTS[what].hidden_by <= LOSSES
 
 
 @pytest.mark.parametrize(
@@ -87,15 +85,16 @@ def test_missing_content_must_be_reported_as_lost(zoo: dict[str, Path], tmp_path
         assert not difference(source, loaded, {missing})
 
 
-def test_a_loader_that_cannot_see_a_wrong_trace_is_found_out(zoo: dict[str, Path], tmp_path: Path) -> None:
+def test_a_loader_that_cannot_see_a_defect_is_found_out(zoo: dict[str, Path], tmp_path: Path) -> None:
     right: dict[str, Any] = {}
 
     def blind(path: Path) -> Iterable[Loaded]:
-        """Always gives the rewards that it gave first."""
+        """Return the rewards of the correct trace for each defect."""
         for number, one in enumerate(load_plain(path)):
             if path == tmp_path / "vectors":
                 right[str(number)] = one.rewards
-            yield one._replace(rewards=right.get(str(number), one.rewards))
+            is_defect = path.parent.name == "vectors-defects"
+            yield one._replace(rewards=right.get(str(number), one.rewards)) if is_defect else one
 
     with pytest.raises(AssertionError, match="rewards shifted, not noticed"):
         check_exporter(PlainExporter(), blind, tmp_path, only=["vectors"], run_how_to_load=False)

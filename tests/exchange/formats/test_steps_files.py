@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from long_tests import TRACES
+from planted_defects import check_exporter
 from shell import ok
 
 from gym_trace import open_trace
 from gym_trace.data.json_values import untagged
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.conformance import Loaded, check_exporter, check_importer, make_zoo
+from gym_trace.exchange.formats.conformance import Loaded, check_importer, make_zoo
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter

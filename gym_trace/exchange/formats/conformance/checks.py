@@ -1,4 +1,4 @@
-"""The checks of an exporter, an importer and an adapter."""
+"""The checks of an exporter and an importer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.exchange.formats.conformance.comparing import Loaded, difference, loaded_from
-from gym_trace.exchange.formats.conformance.wrong import WRONG, wrong_trace
-from gym_trace.exchange.formats.conformance.zoo import FOR_WRONG, make_zoo
+from gym_trace.exchange.formats.conformance.zoo import make_zoo
 from gym_trace.exchange.formats.contract import LOSSES, Exporter, ExportReport, Importer
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
@@ -36,7 +35,7 @@ def check_exporter(
     only: Collection[str] = (),
     run_how_to_load: bool = True,
 ) -> dict[str, str]:
-    """Export correct and wrong traces of every kind, and compare what load returns with them.
+    """Export traces of every kind, and compare what load returns with them.
 
     Args:
         load: yields the episodes of an export, with the usual package for the format.
@@ -65,9 +64,6 @@ def check_exporter(
         if run_how_to_load:
             _check_how_to_load(report, directory)
             run_how_to_load = False
-        if name in FOR_WRONG:
-            found = check_wrong(exporter, load, trace, directory / f"{name}-wrong", suffix=suffix)
-            _must(len(found) > 3, f"{name}: only {found} could be wrong")
     chosen = [name for name in traces if name not in refused]
     _must(bool(chosen), f"{exporter.name} refuses every trace: {refused}")
     _check_selection(exporter, load, traces[chosen[0]], directory / f"selected{suffix}")
@@ -76,7 +72,10 @@ def check_exporter(
 
 
 def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out: Path) -> ExportReport:
-    """Exports one trace and compares what load gives with it. Raises AssertionError; InvalidOption if it is refused."""
+    """Export one trace and compare the result of load with it.
+
+    Raises AssertionError; InvalidOption if the exporter rejects the trace.
+    """
     told: list[tuple[int, int]] = []
     report = export(trace, out, exporter, on_progress=lambda done, total: told.append((done, total)))
     source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
@@ -88,67 +87,6 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
         _must(loss.what in LOSSES, f"{name}: a loss of {loss.what!r}, not in contract.LOSSES")
         _must(loss.why.isprintable() and loss.why.strip() == loss.why != "", f"{name}: no sentence: {loss.why!r}")
     return report
-
-
-def check_adapter(
-    load: Callable[[Trace], Iterable[Loaded]], directory: Path, *, lost: Collection[str], only: Collection[str] = ()
-) -> dict[str, str]:
-    """Convert correct and wrong traces of every kind to objects of a library, and compare their steps.
-
-    Args:
-        load: converts a trace and yields the episodes of the result. Raises InvalidOption for spaces that the library
-            does not support.
-        directory: an empty output directory.
-        lost: what the objects cannot hold (see contract.LOSSES).
-        only: names of the traces (see zoo.py); empty: all.
-
-    Returns:
-        The rejected traces by name, with the reason.
-
-    Raises AssertionError if an object differs from its trace, or if a wrong trace gives the same object.
-    """
-    rejected: dict[str, str] = {}
-    for name, path in make_zoo(directory / "traces", only).items():
-        source = Source(as_trace(path))
-        try:
-            problem = difference(source, load(source.trace), lost, only_steps=True)
-        except InvalidOption as error:
-            rejected[name] = str(error)
-            continue
-        _must(not problem, f"{name}: {problem}")
-        for number, (what, wrong) in enumerate(WRONG.items() if name in FOR_WRONG else ()):
-            place = directory / f"{name}-wrong-{number}"
-            if wrong.hidden_by.isdisjoint(lost) and wrong_trace(source.trace, what, place):
-                shown = difference(source, load(as_trace(place)), lost, only_steps=True)
-                _must(bool(shown), f"{name}: {what} goes unnoticed")
-    return rejected
-
-
-def check_wrong(
-    exporter: Exporter, load: Load, trace: Trace | str | Path, directory: Path, *, suffix: str = ""
-) -> list[str]:
-    """Exports traces that are wrong in place of a right one, and makes sure that load shows it; returns which.
-
-    Nothing is compared but steps. What the plan reports as lost need not show. Raises AssertionError.
-    """
-    source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
-    lost = {loss.what for loss in exporter.plan(source).losses}
-    found = []
-    for number, (what, wrong) in enumerate(WRONG.items()):
-        place, out = directory / f"trace-{number}", directory / f"{number}{suffix}"
-        if wrong.hidden_by & lost or not wrong_trace(source.trace, what, place):
-            continue
-        found.append(what)
-        try:
-            export(place, out, exporter)
-        except InvalidOption:  # not even exported
-            continue
-        try:
-            shown = difference(source, load(out), lost, only_steps=True)
-        except Exception:  # that what is wrong cannot be loaded is a way of showing it
-            continue
-        _must(bool(shown), f"{exporter.name}, {source.trace.directory.name}: {what}, not noticed")
-    return found
 
 
 def _must(true: bool, otherwise: str) -> None:
@@ -240,7 +178,10 @@ def check_importer(
 def check_round_trip(
     exporter: Exporter, importer: Importer, trace: Trace | str | Path, out: Path, back: Path
 ) -> list[str]:
-    """trace -> out -> the trace back. Returns what is lost. Raises AssertionError; InvalidOption if it is refused."""
+    """Export a trace to out, import it into back and compare. Return what is lost.
+
+    Raises AssertionError; InvalidOption if the exporter rejects the trace.
+    """
     source = Source(as_trace(trace))
     name = source.trace.directory.name
     report = export(source.trace, out, exporter)

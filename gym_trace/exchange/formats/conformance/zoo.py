@@ -106,7 +106,7 @@ def _spaces(observation_space: Any, action_space: Any = _DISCRETE, **options: An
 
 
 def _of_ends(directory: Path) -> None:
-    """Episodes that were broken off, one of no step, and one whose recorder was killed."""
+    """Record incomplete episodes, one without steps, and one whose recorder was killed."""
     scripts = (Script(4, "terminated"), Script(3, ""), Script(0, ""), Script(3, "both"), Script(6, "", 5))
     with tempfile.TemporaryDirectory() as place:
         env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
@@ -164,12 +164,10 @@ _ZOO: dict[str, Callable[[Path], None]] = {
     "several-rewards": lambda directory: _record(_Scripted(_BOX32, _DISCRETE, (2,)), directory),
     "odd-numbers": _of_odd_numbers,
 }
-# Traces with everything that WRONG changes: float64, images, and both kinds of ends.
-FOR_WRONG = ("vectors", "float64", "pixels", "integers", "dict")
 
 
 def make_zoo(directory: Path, only: Collection[str] = ()) -> dict[str, Path]:
-    """Records the traces, each in a directory of its name in this one; returns these. only: of these names."""
+    """Record the traces into subdirectories, and return these by name. only: names of traces; empty: all."""
     for name in only or _ZOO:
         _ZOO[name](directory / name)
     return {name: directory / name for name in only or _ZOO}
