@@ -62,6 +62,9 @@ _TEST_NAME = re.compile(
 )
 
 
+MOST_LETTERS = 70  # of the name of a test
+
+
 class Hit(NamedTuple):
     """A stiff phrase. line: from 1."""
 
@@ -87,10 +90,11 @@ def _python_hits(text: str) -> Iterator[tuple[int, str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _text_hits(enumerate(node.value.split("\n"), node.lineno))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (
-            node.name.startswith("test_") and _TEST_NAME.search(node.name)
-        ):
-            yield node.lineno, node.name, "say what the test expects, and of what"
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+            if _TEST_NAME.search(node.name):
+                yield node.lineno, node.name, "say what the test expects, and of what"
+            if len(node.name) > MOST_LETTERS:
+                yield node.lineno, node.name, f"say it in at most {MOST_LETTERS} letters"
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node, clean=False)
             if docstring is not None and (opening := _OPENING.match(docstring.strip())):

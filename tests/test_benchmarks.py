@@ -40,7 +40,7 @@ def worked(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floors(tmp_path: Path) -> None:
+def test_a_worker_records_and_reads_cartpole_and_measures_the_floors(tmp_path: Path) -> None:
     place = {"workload": "cartpole", "directory": str(tmp_path)}
     hello, recorded, read, sizes = worked(
         [

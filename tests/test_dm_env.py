@@ -74,7 +74,7 @@ def recorded(directory: Path, count: int = 80) -> list[Any]:
         return steps_of(env, count)
 
 
-def test_a_recorded_environment_returns_the_time_steps_of_one_that_is_not_recorded(tmp_path: Path) -> None:
+def test_recording_does_not_change_the_returned_time_steps(tmp_path: Path) -> None:
     for ours, bare in zip(recorded(tmp_path / "trace"), steps_of(Walk(), 80)):
         np.testing.assert_equal(ours, bare)
 

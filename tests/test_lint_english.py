@@ -14,6 +14,7 @@ STIFF = [
     ('raise ValueError(f"{x} is no trace")', "is no trace"),
     ('x = "a row a step"', "a row a step"),
     ("def test_a_rate_that_is_none_is_refused(): ...", "test_a_rate_that_is_none_is_refused"),
+    (f"def test_{'x' * 66}(): ...", f"test_{'x' * 66}"),
 ]
 
 

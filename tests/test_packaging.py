@@ -125,7 +125,7 @@ def test_the_installed_command_runs_from_another_folder(wheel: Path, tmp_path: P
     assert all(str(environment) in place for place in ran.stdout.split())
 
 
-def test_the_declared_dependencies_are_the_six_we_promise_and_what_newer_pythons_have_themselves() -> None:
+def test_the_declared_dependencies_are_six_and_backports() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     block = text[text.index("\ndependencies = [") : text.index("[project.optional-dependencies]")]
     lines = [line.strip().strip('",') for line in block.splitlines() if line.startswith("    ")]

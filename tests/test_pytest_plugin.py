@@ -76,7 +76,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     return Project(pytester)
 
 
-def test_a_changed_constant_is_found_at_its_first_step_and_an_update_records_it_again(project: Project) -> None:
+def test_a_changed_constant_is_found_at_its_first_step_and_updated(project: Project) -> None:
     told = project.run("-k", "by_id", failed=1)
     assert "no golden trace; record it with pytest --golden-update" in told
     project.run("--golden-update", passed=3)
@@ -97,7 +97,7 @@ def test_a_changed_constant_is_found_at_its_first_step_and_an_update_records_it_
     } | {path.relative_to(project.golden) for path in before}
 
 
-def test_a_policy_that_acts_otherwise_is_found_and_a_tolerance_accepts_a_small_drift(project: Project) -> None:
+def test_a_changed_policy_is_found_and_a_tolerance_accepts_drift(project: Project) -> None:
     project.run("--golden-update", passed=3)
     project.write(push=0.6)
     told = project.run(failed=2, passed=1)

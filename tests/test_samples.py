@@ -79,7 +79,7 @@ def test_the_sample_with_parity_is_intact() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged, and read as it was recorded")
-def test_the_sample_with_parity_reads_as_before_after_a_flip_and_can_be_healed(tmp_path: Path) -> None:
+def test_the_sample_with_parity_is_readable_and_healed_after_a_flip(tmp_path: Path) -> None:
     for start in (0, 1500, 3000, 4500):
         trace = shutil.copytree(SAMPLES / PARITY, tmp_path / str(start))
         batches = {path: path.read_bytes() for path in trace.glob("*.gtb")}

@@ -49,7 +49,7 @@ def run(page: str, directory: Path) -> int:
     return run_page(directory / "page.md", directory)
 
 
-def test_blocks_run_in_order_in_one_directory_and_missing_packages_are_skipped(tmp_path: Path) -> None:
+def test_blocks_run_in_order_and_skip_missing_packages(tmp_path: Path) -> None:
     assert run(PAGE, tmp_path) == 2
 
 

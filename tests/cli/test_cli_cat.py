@@ -470,7 +470,7 @@ def test_cat_of_a_damaged_trace_prints_what_a_scan_yields(tmp_path: Path) -> Non
     assert [(line["episode"], line["step"]) for line in lines if line["type"] == "step"] == sorted(expected)
 
 
-def test_a_chunk_in_the_midst_costs_no_more_than_itself_and_the_step_behind_it(tmp_path: Path) -> None:
+def test_a_damaged_chunk_costs_only_itself_and_the_step_after_it(tmp_path: Path) -> None:
     record_lengths(tmp_path, [40], flush_after=10, uid="w")
     trace = open_trace(tmp_path)
     batch, i = trace.readers[0].chunk_places[1]

@@ -101,7 +101,7 @@ def test_a_trace_that_is_being_recorded_says_so(tmp_path: Path) -> None:
     assert states(tmp_path) == {"live": "closed"}
 
 
-def test_traces_are_found_some_levels_below_but_not_behind_links_or_in_hidden_places(tmp_path: Path) -> None:
+def test_traces_are_found_below_but_not_behind_links_or_hidden(tmp_path: Path) -> None:
     for place in ("a", "b/c/d", "b/c/e", ".hidden/x", "1/2/3/4"):
         recorded(tmp_path / place)
     recorded(tmp_path / "a" / "inside")

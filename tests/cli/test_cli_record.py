@@ -40,7 +40,7 @@ def test_the_next_commands_import_what_registers_the_environment(here: Path) -> 
     assert "gym-trace verify t --import registering\n" in output
 
 
-def test_record_without_a_limit_records_ten_episodes_with_a_seed_that_it_tells(here: Path) -> None:
+def test_record_without_a_limit_records_ten_episodes_and_prints_the_seed(here: Path) -> None:
     output = ok("record", "CartPole-v1", "-o", "t").output
     trace = gym_trace.open_trace("t")
     assert len(trace) == 10
@@ -105,7 +105,7 @@ def test_a_policy_is_a_function_or_a_class_in_a_module_nearby(here: Path, policy
 
 
 @pytest.mark.parametrize("policy", ["clicks", "nowhere:f", "clicks:nothing", "clicks:not_callable"])
-def test_a_policy_that_is_not_there_is_a_usage_error_and_nothing_is_recorded(here: Path, policy: str) -> None:
+def test_a_missing_policy_is_a_usage_error_and_nothing_is_recorded(here: Path, policy: str) -> None:
     result = run("record", "CartPole-v1", "-o", "t", "--policy", policy)
     assert result.exit_code == 2
     assert "invalid value for '--policy'" in result.stderr
@@ -134,7 +134,7 @@ def test_an_environment_that_cannot_be_made_is_one_line(here: Path, arguments: l
     assert not Path("t").exists()
 
 
-def test_a_run_of_several_processes_that_is_there_already_can_be_resumed_and_the_error_says_so(here: Path) -> None:
+def test_an_existing_run_of_several_processes_raises_with_advice_to_resume(here: Path) -> None:
     arguments = ["record", "CartPole-v1", "-o", "t", "--episodes", 1]
     ok(*arguments)
     result = run(*arguments, "-j", 1)
@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path)
 
 
 @needs_vectors
-def test_a_ctrl_c_that_the_processes_of_a_vector_environment_get_as_well_ends_in_good_order(here: Path) -> None:
+def test_ctrl_c_in_all_processes_of_a_vector_environment_ends_cleanly(here: Path) -> None:
     arguments = ["-o", "t", "--num-envs", 2, "--vectorization-mode", "async", "--seconds", 60]
     with process("record", "CartPole-v1", *arguments, start_new_session=True) as running:
         wait_for(lambda: list(Path().glob("t/*.ring")) and sum(gym_trace.open_trace("t").episodes["steps"]))

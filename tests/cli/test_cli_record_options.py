@@ -228,7 +228,7 @@ def test_an_error_in_a_config_file_names_the_file(here: Path, content: bytes, sa
     assert not (here / "t").exists()
 
 
-def test_a_file_that_is_not_there_or_cannot_be_written_is_a_matter_of_usage() -> None:
+def test_a_missing_or_unwritable_file_is_a_usage_error() -> None:
     for option in ("--config", "--write-config"):
         refused = run("record", "CartPole-v1", option, "missing/run.toml")
         assert refused.exit_code == 2

@@ -164,7 +164,7 @@ def test_a_report_that_cannot_be_written_leaves_the_one_before(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("place", ["t", "missing/r.json", "/dev/null"])
-def test_places_where_no_report_can_be_are_refused_before_anything_is_played(place: str) -> None:
+def test_invalid_report_paths_are_refused_before_anything_is_played(place: str) -> None:
     record("fine", 1)
     for option in ("--report", "--junit"):
         result = run("verify", "t", option, place)

@@ -126,7 +126,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", WORDS)
-def test_a_signal_whose_exception_python_swallows_ends_a_command_all_the_same(number: signal.Signals) -> None:
+def test_a_signal_whose_exception_is_swallowed_still_ends_a_command(number: signal.Signals) -> None:
     script = [sys.executable, "-c", f"import signal; signal.signal({number}, signal.default_int_handler)\n{SWALLOWING}"]
     ended = forked_python.run([*script, str(int(number))], capture_output=True)
     assert (ended.returncode, ended.stderr) == (128 + number, b"")

@@ -257,7 +257,7 @@ def test_an_error_shows_the_command_with_the_imports_of_the_recording(imported: 
     ok("verify", "t", "--import", "clicks")
 
 
-def test_an_environment_that_cannot_be_made_exits_with_4_also_beside_others(imported: Callable[[], None]) -> None:
+def test_an_unavailable_environment_exits_with_4_also_among_others(imported: Callable[[], None]) -> None:
     record("fine")
     result = run("verify", "t")
     assert (result.exit_code, "3 identical, bit for bit, 1 that cannot be verified" in result.stdout) == (4, True)

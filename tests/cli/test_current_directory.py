@@ -123,9 +123,7 @@ def test_no_command_imports_a_module_of_the_current_directory(tmp_path: Path, mo
 
 
 @pytest.mark.skipif(not SAFE, reason="Python 3.10 has no way to start it safely")
-def test_python_m_imports_no_module_of_the_current_directory_that_it_needs_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_m_imports_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = filled_with_decoys(tmp_path / "data", monkeypatch)
     for path in (tmp_path / "data").glob("*.py"):
         if path.stem not in OPTIONAL | {"logging", "json", "multiprocessing"}:  # Python itself may import others first
@@ -181,9 +179,7 @@ def test_an_installed_module_comes_before_one_of_the_current_directory(
     assert str(tmp_path) not in sys.path
 
 
-def test_workers_do_not_start_where_an_old_python_would_import_what_lies_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_do_not_start_in_an_importable_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "version_info", (3, 10, 0))
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

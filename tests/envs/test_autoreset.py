@@ -17,7 +17,7 @@ AT_ONCE = hasattr(gymnasium.wrappers, "AutoResetWrapper")  # Gymnasium 0.29; new
 Autoreset: Any = gymnasium.wrappers.AutoResetWrapper if AT_ONCE else gymnasium.wrappers.Autoreset
 
 
-def test_episodes_of_an_environment_that_resets_itself_are_those_of_one_that_does_not(tmp_path: Path) -> None:
+def test_autoreset_does_not_change_the_recorded_episodes(tmp_path: Path) -> None:
     bare, told = EchoEnv(3), []
     for actions in ((1, 2, 3), (4, 5, 6), (7,)):
         bare.reset()
@@ -45,7 +45,7 @@ def test_the_agent_gets_the_same_values_as_without_a_recorder(tmp_path: Path) ->
     env.close()
 
 
-def test_filters_are_asked_of_each_episode_that_the_environment_begins_itself(tmp_path: Path) -> None:
+def test_filters_are_called_for_each_automatically_reset_episode(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def every_other(episode: int) -> bool:
@@ -92,7 +92,7 @@ def test_episodes_that_the_environment_began_itself_can_be_verified(tmp_path: Pa
     assert {verdict.verdict for verdict in resetting} == {"identical"}
 
 
-def test_a_copy_made_before_the_environment_resets_itself_begins_with_the_next_episode(tmp_path: Path) -> None:
+def test_a_copy_made_before_an_autoreset_begins_with_the_next_episode(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(Autoreset(EchoEnv(2)), tmp_path)
     env.reset()
     try_steps(env, 1, 2)

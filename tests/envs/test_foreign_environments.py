@@ -119,7 +119,7 @@ def test_supersuits_lanes_are_reset_in_the_step_that_ends_their_episode(tmp_path
 
 
 @needs_vectors
-def test_a_vector_environment_that_does_not_say_what_a_lane_has_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_vector_environment_without_single_spaces_raises_with_advice(tmp_path: Path) -> None:
     envs: Any = Batched()
     with pytest.raises(InvalidOption, match="set its single_observation_space"):
         gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
@@ -269,7 +269,7 @@ def make_limited_view() -> Any:
 
 
 @pytest.mark.parametrize("make", [View, make_limited_view])
-def test_an_unwrapped_environment_that_is_not_gymnasiums_is_recorded_and_verified(tmp_path: Path, make: Any) -> None:
+def test_a_foreign_unwrapped_environment_is_recorded_and_verified(tmp_path: Path, make: Any) -> None:
     with TraceRecordingWrapper(make(), tmp_path / "t") as env:
         gym_trace.record_episodes(env, episodes=3, seed=0)
     trace = open_trace(tmp_path / "t")

@@ -69,7 +69,7 @@ def test_a_backend_is_tried_without_modules_of_the_current_directory(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_recording_of_mujoco_is_rendered_without_a_display_or_says_what_to_do(tmp_path: Path) -> None:
+def test_mujoco_is_rendered_without_a_display_or_raises_with_advice(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
 

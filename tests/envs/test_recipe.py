@@ -257,7 +257,7 @@ def test_wrappers_of_gymnasium_are_made_again_without_a_word(tmp_path: Path, wra
     assert verdicts(tmp_path) == {"identical"}
 
 
-def test_a_wrapper_that_does_not_say_how_it_was_made_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_wrapper_without_recorded_arguments_is_named_with_advice(tmp_path: Path) -> None:
     inner = gymnasium.make("CartPole-v1")
     for number, env in enumerate([Silent(inner, 2.0), Scaled(inner, 9)]):
         record(env, tmp_path / str(number), 5)
@@ -301,9 +301,7 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize("infos", [False, True])
-def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without_trust(
-    tmp_path: Path, infos: bool
-) -> None:
+def test_a_recording_inside_the_sb3_monitor_verifies_without_trust(tmp_path: Path, infos: bool) -> None:
     env = TraceRecordingWrapper(
         gymnasium.wrappers.ClipAction(Monitor(gymnasium.make("Pendulum-v1", max_episode_steps=7))),
         tmp_path,
@@ -327,7 +325,7 @@ def test_a_version_is_the_same_whether_its_package_is_imported_or_not(monkeypatc
     assert versions_of(None)["numpy"] == "0.1+cu130"
 
 
-def test_the_version_of_a_module_is_found_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_version_is_found_under_another_package_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"odd_module": ["numpy"]})
     recorded = {"odd_module": ["1.0"], "absent": ["1.0"]}
     assert installed_versions(recorded) == {"odd_module": np.__version__, "absent": None}
@@ -446,7 +444,7 @@ def test_wrappers_of_lanes_are_made_again(tmp_path: Path, mode: str) -> None:
 
 
 @needs_vectors
-def test_arguments_that_make_vec_passes_to_make_do_not_reach_the_environment(tmp_path: Path, mode: str) -> None:
+def test_arguments_of_make_inside_make_vec_do_not_reach_the_environment(tmp_path: Path, mode: str) -> None:
     options: dict[str, Any] = {"max_episode_steps": 4, "disable_env_checker": True}
     record(gymnasium.make_vec("Pendulum-v1", 2, vectorization_mode=mode, **options), tmp_path)
     trace = open_trace(tmp_path)
@@ -517,7 +515,7 @@ def test_actions_that_could_not_be_stored_cannot_be_verified(tmp_path: Path) -> 
     assert (verdict.verdict, verdict.reason) == ("unverifiable", "its action at step 0 could not be stored")
 
 
-def test_writers_in_several_processes_say_the_same_of_what_only_lies_elsewhere(tmp_path: Path, register: Any) -> None:
+def test_writers_in_several_processes_store_the_same_moved_module(tmp_path: Path, register: Any) -> None:
     kept = []
     for _ in range(2):
         kept += [OddSpace(), lambda **kwargs: Keeps(**kwargs), lambda: 1]  # at other addresses than before

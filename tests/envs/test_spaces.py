@@ -99,7 +99,7 @@ def test_a_large_box_of_equal_bounds_takes_little_room() -> None:
 
 
 @pytest.mark.parametrize("key", [(2, 3), 2.0, True, None, 2**63, np.int64(2)], ids=repr)
-def test_a_dict_space_with_keys_that_are_neither_text_nor_integers_is_kept_as_values_and_said(key: Any) -> None:
+def test_a_dict_space_with_other_keys_is_stored_as_values_with_a_warning(key: Any) -> None:
     with pytest.warns(UserWarning, match="neither text nor integers"):
         plain = describe(spaces.Dict([(5, spaces.Discrete(2)), (key, spaces.Discrete(2))]))
     assert plain["type"] == "custom"

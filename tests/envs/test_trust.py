@@ -292,7 +292,7 @@ def test_modules_of_python_and_scripts_are_never_imported_for_an_id(module: str)
         assert not caught.value.imports
 
 
-def test_letters_that_look_like_others_or_turn_a_line_around_are_shown_as_escapes() -> None:
+def test_confusable_and_bidirectional_letters_are_escaped() -> None:
     made = {
         "id": "Own-v0",
         "entry_point": "gymnas\u0456um:Env",

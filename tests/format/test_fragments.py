@@ -61,7 +61,7 @@ def test_fields_and_rows_are_those_of_the_joined_tables(
     assert Fragments.joined([part, found])[:].tobytes() == whole[begin:end].tobytes() + whole.tobytes()
 
 
-def test_a_large_table_stays_as_it_is_stored_and_bytes_that_all_rows_share_take_no_memory() -> None:
+def test_a_large_table_stays_encoded_and_shared_bytes_take_no_memory() -> None:
     table = a_table(fragments._LEAST_ROWS, 0)
     column, blob = stored(table)
     assert column.encoding == SHUFFLE | ZSTD

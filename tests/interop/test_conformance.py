@@ -16,7 +16,7 @@ def test_a_real_environment_is_said_whole(real: Path, tmp_path: Path) -> None:
     assert check_round_trip(PlainExporter(), PlainImporter(), real, tmp_path / "again", tmp_path / "back") == []
 
 
-def test_a_real_environment_has_seeds_and_none_and_episodes_that_are_broken_off(real: Path) -> None:
+def test_a_real_environment_has_unseeded_resets_and_cut_episodes(real: Path) -> None:
     trace = open_trace(real)
     assert len(trace) >= 2
     assert trace[0].seed == 10

@@ -133,7 +133,7 @@ def test_traces_of_real_environments_go_out_and_come_back(
 
 
 @pytest.mark.parametrize("name", ["MiniGrid", "Blackjack", "nested"])
-def test_observations_that_are_not_one_array_raise_before_anything_is_written(
+def test_nested_observations_raise_before_anything_is_written(
     name: str, record: Callable[[str], Path], tmp_path: Path
 ) -> None:  # fmt: skip
     with pytest.raises(InvalidOption, match="one array of numbers for observations"):

@@ -98,9 +98,7 @@ def processes_of(node: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["directory", "url"])
-def test_a_node_killed_twice_an_actor_and_the_driver_once_record_each_episode_once(
-    tmp_path: Path, cluster: Any, remote: bool
-) -> None:
+def test_killed_nodes_actors_and_drivers_record_each_episode_once(tmp_path: Path, cluster: Any, remote: bool) -> None:
     """The nodes come back with their spools."""
     place = f"shared:/{tmp_path}/bucket/t" if remote else str(tmp_path / "t")
     words = ["record", "--make", "slow:make", "-o", place, "--episodes", EPISODES, "--seed", SEED, "-j", NODES]
@@ -145,7 +143,7 @@ def test_a_node_killed_twice_an_actor_and_the_driver_once_record_each_episode_on
     assert bool(left) == remote
 
 
-def test_an_actor_that_is_frozen_in_mid_episode_until_its_node_is_given_up_doubles_no_episode(
+def test_an_actor_frozen_in_mid_episode_duplicates_no_episode(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

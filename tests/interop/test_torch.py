@@ -67,7 +67,7 @@ class Pictures(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk", None])
-def test_batches_are_the_same_with_any_number_of_workers_in_each_epoch_and_when_they_are_resumed(
+def test_batches_do_not_depend_on_the_number_of_workers_or_on_resuming(
     pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None
 ) -> None:
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))

@@ -113,9 +113,7 @@ class Own(torch.nn.Module):
 """
 
 
-def test_an_own_network_with_head_and_loss_learns_and_acts_once_it_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_custom_network_learns_and_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
@@ -192,7 +190,7 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
     assert "observations of this environment differ from those in training" in refused.output
 
 
-def test_a_run_begins_with_the_weights_of_another_one_and_can_be_learnt_again(trained: Path, tmp_path: Path) -> None:
+def test_a_run_that_begins_with_the_weights_of_another_is_reproducible(trained: Path, tmp_path: Path) -> None:
     argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--rollout", 16]
     ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--from", f"{trained}@5")
     first = Run(tmp_path / "r").updates()[1]

@@ -269,7 +269,7 @@ def test_densities_of_actions_are_those_of_pytorch() -> None:
     torch.testing.assert_close(mine.entropy(), choice.entropy() + normal.entropy().sum(1))
 
 
-def test_actions_are_drawn_as_often_as_they_are_likely_and_never_where_they_are_forbidden() -> None:
+def test_actions_are_sampled_by_probability_and_never_where_masked() -> None:
     form, settings = ActionForm(spaces.Discrete(3)), Settings()
     logits = torch.tensor([0.0, 1.0, -1.0]).repeat(20_000, 1)
     drawn = Distribution(form, logits, None).sample(torch.Generator().manual_seed(0)).long().flatten()

@@ -123,7 +123,7 @@ def test_mutated_settings_stay_settings() -> None:
         assert 0.0 <= settings.gamma < 1.0
 
 
-def test_policies_begin_with_settings_of_their_own_of_which_the_seed_decides() -> None:
+def test_the_seed_decides_the_initial_settings_of_each_policy() -> None:
     found = first_settings(Settings(), 4, Exchange(), seed=3)
     assert found[0] == Settings()
     assert len({settings.learning_rate for settings in found}) == 4
@@ -179,7 +179,7 @@ def weighed() -> Weighed:
     return Weighed(gymnasium.make("CartPole-v1"))
 
 
-def test_rewards_are_weighed_as_a_population_finds_and_the_trace_says_how_in_each_episode(tmp_path: Path) -> None:
+def test_each_episode_stores_the_reward_weights_of_its_population(tmp_path: Path) -> None:
     options: dict[str, Any] = {"workers": 1, "num_envs": 4, "rollout": 32, "stall_timeout": 300.0}
     exchange = Exchange(period=256, mutated=1.0, objective="stood")
     train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, reward_shaping={"step": 1.0}, **options)

@@ -147,7 +147,7 @@ def test_one_process_learns_what_several_would(tmp_path: Path, given: dict[str, 
         assert digests(tmp_path / "here") == digests(tmp_path / "there")
 
 
-def test_an_error_in_one_process_is_raised_unchanged_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_an_error_in_one_process_is_raised_and_the_run_resumes(tmp_path: Path) -> None:
     count = 0
 
     class Falling(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -194,7 +194,7 @@ def linger() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_an_extended_run_can_be_interrupted_and_its_schedules_go_over_all_steps(tmp_path: Path, schedule: str) -> None:
+def test_schedules_of_an_extended_interrupted_run_cover_all_steps(tmp_path: Path, schedule: str) -> None:
     settings: dict[str, Any] = {"workers": 0, "learning_rate_schedule": schedule, "exploration_schedule": schedule}
     trained(tmp_path, until_return=-1e9, learning_rate=0.5, **settings)
     slow = partial(Seen, linger)  # so that it is not done before it is asked
@@ -217,7 +217,7 @@ class Constant(Seen):
         return observation, 1.0, self._steps == 2, False, info
 
 
-def test_the_first_of_equally_good_versions_stays_the_best_when_a_run_is_resumed(tmp_path: Path) -> None:
+def test_the_first_of_equally_good_versions_stays_best_when_resumed(tmp_path: Path) -> None:
     trained(tmp_path, Constant, workers=0, on_progress=lambda now: now.version >= 6)
     gym_trace.train(Constant, tmp_path, resume=True)
     means = [update.told.get("mean_return") for update in Run(tmp_path).updates()]
@@ -291,7 +291,7 @@ IN_STEP = r", in step 40 of episode (\d+) \(seed (\d+), action \d\)"
         ("nan", r"learner 0: a reward is not finite: step 40 of episode (\d+) \(seed (\d+)\) of .*/trace; nothing", 0),
     ],
 )
-def test_an_environment_that_always_breaks_in_one_step_ends_the_run_with_the_place(
+def test_a_step_that_always_raises_ends_the_run_and_is_located(
     tmp_path: Path, what: str, said: str, restarts: int
 ) -> None:
     with pytest.raises(TrainingFailed, match=said) as error:
@@ -404,7 +404,7 @@ def fill(disk: Path, room: int = 0) -> Path:
     return disk / "filler"
 
 
-def test_a_full_disk_ends_the_run_at_once_and_it_goes_on_when_there_is_room(disk: Path) -> None:
+def test_a_full_disk_ends_the_run_which_resumes_with_free_space(disk: Path) -> None:
     run = disk / "r"
 
     def report(now: Trained) -> None:

@@ -228,7 +228,7 @@ def test_threads_fill_a_table_once(many: Path) -> None:
     assert found.count(expected) == 4
 
 
-def test_the_table_can_be_written_to_and_is_what_selections_see_from_then_on(tmp_path: Path) -> None:
+def test_selections_see_changes_of_the_table(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
     for _ in range(5):
         env.reset()

@@ -169,7 +169,7 @@ def test_the_trace_is_safe_before_the_environment_is_closed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
-def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path, options: Any) -> None:
+def test_a_closed_recorder_steps_unrecorded_with_one_warning(tmp_path: Path, options: Any) -> None:
     inner = CountingEnv()
     env = acted(TraceRecordingWrapper(inner, tmp_path, **options), "reset", 0, "close")
     assert env.step(0)[1] == 2.0

@@ -121,7 +121,7 @@ if child:
     assert len(open_trace(tmp_path / "t").writers) == 8
 
 
-def test_a_step_between_the_preparation_of_a_fork_and_the_fork_leaves_a_gap_in_the_child(tmp_path):
+def test_a_step_during_the_preparation_of_a_fork_is_a_gap_in_the_child(tmp_path):
     script = """
 env = None
 os.register_at_fork(before=lambda: env is None or steps(env, 1))  # runs after the hook of the recorder

@@ -217,7 +217,7 @@ def test_a_full_disk_is_reported_once_at_a_step_and_the_run_continues(
     assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
 
 
-def test_a_disk_without_space_for_the_ring_raises_once_before_the_first_step(small_disk: tuple[Path, int]) -> None:
+def test_a_disk_too_full_for_the_ring_raises_before_the_first_step(small_disk: tuple[Path, int]) -> None:
     directory, limit = small_disk
     (told,) = record_until_full(directory, limit, how="ring")
     (error,) = told["errors"]

@@ -138,7 +138,7 @@ def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None
     assert sorted(check_echoes(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
 
 
-def test_steps_before_a_gap_are_verified_and_steps_after_it_are_unverifiable(tmp_path: Path) -> None:
+def test_steps_before_a_gap_verify_and_steps_after_it_cannot(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(EchoEnv(), tmp_path)
     for seed in (3, None):
         env.reset(seed=seed)

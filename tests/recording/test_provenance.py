@@ -210,9 +210,7 @@ def test_an_anchor_in_git_notes_runs_no_program_of_the_repository(
     assert not list((here / "ran").iterdir())
 
 
-def test_a_filter_that_cannot_be_turned_off_leaves_it_open_whether_files_were_changed(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavoidable_git_filter_leaves_modified_files_unknown(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = a_strangers_repository(here)
     (data / ".gitattributes").write_text("*.txt filter=a=b\n")
     git("-C", "data", "config", "filter.a=b.clean", marking(here, "odd"))

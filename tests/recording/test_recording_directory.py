@@ -58,7 +58,7 @@ def test_a_url_as_directory_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(here.iterdir())
 
 
-def test_a_directory_that_has_the_name_of_a_url_is_read_and_written_by_its_absolute_path(
+def test_a_directory_named_like_a_url_is_used_by_its_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

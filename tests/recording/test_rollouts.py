@@ -175,7 +175,7 @@ def test_rollouts_equal_the_run_that_the_wrapper_records(tmp_path: Path, mode: s
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_rollouts_without_the_observations_after_them_are_completed_by_the_next(tmp_path: Path, mode: str) -> None:
+def test_the_next_rollout_completes_one_without_final_observations(tmp_path: Path, mode: str) -> None:
     rollouts = run(tmp_path / "wrapper", mode, [6, 1, 9, 5], record_infos=True)
     with TraceWriter(tmp_path / "writer", record_infos=True) as writer:
         for number, arrays in enumerate(rollouts):
@@ -290,7 +290,7 @@ def test_a_writer_takes_either_rollouts_or_single_steps(tmp_path: Path) -> None:
     assert sorted((e.lane, len(e)) for e in open_trace(tmp_path)) == [(0, 2), (1, 2), (2, 2), (7, 1)]
 
 
-def test_an_interrupted_rollout_is_cut_and_lanes_are_recorded_from_their_next_episode(
+def test_an_interrupted_rollout_is_cut_and_lanes_resume_with_new_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gym_trace.recording.vector.steps import LaneSteps

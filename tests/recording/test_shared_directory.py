@@ -54,9 +54,7 @@ def test_the_environments_of_an_async_vector_env_share_a_directory(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["SyncVectorEnv", "AsyncVectorEnv"])
-def test_environments_that_replace_a_trace_replace_that_of_the_earlier_run_and_not_each_other(
-    tmp_path: Path, kind: str
-) -> None:
+def test_environments_of_one_run_do_not_replace_each_other(tmp_path: Path, kind: str) -> None:
     recorded(tmp_path, 2, uid="earlier")
     options = {"context": "fork"} if kind == "AsyncVectorEnv" else {}
     envs = getattr(gymnasium.vector, kind)([Make(tmp_path, on_exist="replace")] * COUNT, **options)
@@ -92,7 +90,7 @@ def test_a_recording_of_this_process_that_has_steps_is_not_joined(tmp_path: Path
         Make(tmp_path)()
 
 
-def test_a_recording_that_was_closed_before_its_first_step_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_recording_closed_before_its_first_step_leaves_no_trace(tmp_path: Path) -> None:
     Make(tmp_path)().close()
     recorded(tmp_path, 2)
     assert len(open_trace(tmp_path)) == 2

@@ -244,7 +244,7 @@ def test_a_full_reset_cuts_open_episodes_and_closing_closes_them(tmp_path: Path)
     ]  # fmt: skip
 
 
-def test_the_seed_of_lanes_that_are_seeded_together_is_the_one_that_was_given(tmp_path: Path) -> None:
+def test_lanes_seeded_together_store_the_given_seed(tmp_path: Path) -> None:
     for kind, seeds in (("vector_entry_point", [5, 5, 5]), ("sync", [5, 6, 7])):
         envs = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=kind)
         env = TraceRecordingVectorWrapper(envs, tmp_path / kind)
@@ -271,7 +271,7 @@ def test_annotations_have_one_row_per_lane(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lanes", [3, 5], ids=["rewards", "actions"])
-def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path, lanes: int) -> None:
+def test_annotations_of_an_unrecorded_step_do_not_reach_the_next_step(tmp_path: Path, lanes: int) -> None:
     envs = FixedResultEnv(rewards=np.zeros(8 - lanes))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
@@ -286,7 +286,7 @@ def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tm
     assert found == [(0, {})] * 3 + [(1, {})] * 3
 
 
-def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_path: Path) -> None:
+def test_annotations_stay_typed_when_lanes_are_reset_between_steps(tmp_path: Path) -> None:
     envs = make_vector_env("sync", DISABLED, True, SPACES["box"], spaces.Discrete(2))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset(seed=0)

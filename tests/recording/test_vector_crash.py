@@ -441,7 +441,7 @@ def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_pa
     assert check_lanes(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
 
 
-def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:
+def test_a_closed_recorder_steps_unrecorded_with_one_warning(tmp_path: Path) -> None:
     env = record_small(tmp_path, NEXT_STEP)
     env.close()
     size = len(open_trace(tmp_path))

@@ -237,7 +237,7 @@ class Dies(FixedResultEnv):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_killed_run_leaves_the_numbers_of_its_lanes_and_the_actions_being_executed(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_lane_numbers_and_pending_actions(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         env = TraceRecordingVectorWrapper(Dies(), tmp_path / "t", lanes=[0, 2])

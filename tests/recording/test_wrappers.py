@@ -81,7 +81,7 @@ def test_the_wrapper_returns_the_objects_of_the_environment_unchanged(tmp_path: 
     env.close()
 
 
-def test_flags_of_other_types_are_returned_unchanged_and_stored_as_booleans(tmp_path: Path) -> None:
+def test_flags_of_other_types_are_stored_as_booleans(tmp_path: Path) -> None:
     steps = [Result(np.int64(0), 1.0, np.False_, 0), Result(np.int64(0), 1.0, np.True_, 1)]
     env = acted(TraceRecordingWrapper(scripted(steps), tmp_path), "reset")
     assert env.step(0)[2] is steps[0].terminated

@@ -119,9 +119,7 @@ def test_the_staged_files_of_a_living_process_are_left_alone(tmp_path: Path) -> 
 @needs_processes
 @pytest.mark.skipif(sys.platform != "linux", reason="needs paths of descriptors")
 @pytest.mark.parametrize("staged_as", [new_file, new_directory, replaced_file, replaced_made])
-def test_a_link_that_others_put_in_place_of_a_work_directory_is_not_followed(
-    tmp_path: Path, staged_as: Callable[[Path], Any]
-) -> None:
+def test_a_link_in_place_of_a_work_directory_is_not_followed(tmp_path: Path, staged_as: Callable[[Path], Any]) -> None:
     shared, home = tmp_path / "shared", tmp_path / "home"
     for folder in (shared, home, home / "t"):
         folder.mkdir()
@@ -138,7 +136,7 @@ def test_a_link_that_others_put_in_place_of_a_work_directory_is_not_followed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs paths of descriptors")
-def test_a_directory_that_others_rename_to_a_work_directory_keeps_its_files(
+def test_a_foreign_directory_named_as_a_work_directory_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, private = tmp_path / "shared", tmp_path / "private"
@@ -178,9 +176,7 @@ def test_a_pipe_among_what_is_made_raises_and_stalls_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs locks")
-def test_a_recorder_whose_manifest_a_reader_keeps_locked_fails_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_locked_by_a_reader_fails_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_PATIENCE", 0.1)
     kept: list[int] = []
     os_open = os.open

@@ -123,7 +123,7 @@ def test_writing_to_a_read_only_storage_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of descriptors")
-def test_without_file_descriptors_the_holder_of_a_lock_is_an_error_and_not_unknown(tmp_path: Path) -> None:
+def test_without_file_descriptors_the_holder_of_a_lock_is_an_error(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     file = storage.create("w.manifest.jsonl", lock=True)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -165,7 +165,7 @@ def test_files_in_the_working_directory_have_plain_paths() -> None:
 
 
 @pytest.mark.skipif(shutil.which("du") is None, reason="no du here")
-def test_the_size_of_a_trace_is_that_which_du_tells_while_it_is_recorded_and_after_that(tmp_path: Path) -> None:
+def test_the_size_of_a_trace_is_that_of_du_during_and_after_recording(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=4), tmp_path / "t")
     for close in (False, True):
         play(env, 2)

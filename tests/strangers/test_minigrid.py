@@ -58,7 +58,7 @@ def test_wrapper(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ImgObsWrapper", "FullyObsWrapper"])
-def test_wrappers_without_stored_arguments_are_verified_or_reported_as_unavailable(tmp_path: Path, name: str) -> None:
+def test_wrappers_without_stored_arguments_verify_or_are_unavailable(tmp_path: Path, name: str) -> None:
     from gym_trace import verify_trace
     from gym_trace.errors import EnvironmentUnavailable
 

@@ -169,7 +169,7 @@ def test_a_flipped_bit_anywhere_in_the_log_is_found(run: Run) -> None:
                 list(run.updates())
 
 
-def test_a_log_that_lost_whole_updates_is_not_gone_on_with_before_the_newest_checkpoint(run: Run) -> None:
+def test_a_log_shorter_than_the_newest_checkpoint_is_not_continued(run: Run) -> None:
     run.checkpoint(3).touch()
     run.open_log().close()
     data, ends = log_of(run).read_bytes(), [entry.end for entry in run.chain.entries()]
@@ -312,7 +312,7 @@ def test_an_update_of_very_many_lists_is_refused(run: Run, monkeypatch: pytest.M
         list(run.updates())
 
 
-def test_a_function_that_a_run_names_is_not_called_unless_the_run_is_trusted(tmp_path: Path) -> None:
+def test_a_function_named_by_an_untrusted_run_is_not_called(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.create(Settings(model="os:system"), 0)
     with pytest.raises(InvalidOption, match="os:system"):
@@ -344,7 +344,7 @@ def test_slots_keep_rollouts_apart() -> None:
         assert slots.origin(slot) == Origin(f"writer-{slot}", slot * 4, slot + 10)
 
 
-def test_the_two_newest_versions_of_weights_are_there_and_older_ones_are_refused() -> None:
+def test_only_the_two_newest_versions_of_weights_are_kept() -> None:
     weights, room = Weights(5), np.empty(5, np.uint8)
     with pytest.raises(LookupError):
         weights.read(room, 0)

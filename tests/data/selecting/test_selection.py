@@ -189,7 +189,7 @@ def with_stubs(directory: Path) -> Trace:
     return open_trace(directory)
 
 
-def test_best_and_worst_are_complete_episodes_unless_where_names_the_outcome(tmp_path: Path) -> None:
+def test_best_and_worst_are_complete_unless_where_names_the_outcome(tmp_path: Path) -> None:
     trace = with_stubs(tmp_path)
     assert trace.select(best=2).chosen.tolist() == [2, 3]
     assert trace.select(worst=2).chosen.tolist() == [0, 3]

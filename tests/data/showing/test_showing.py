@@ -192,7 +192,7 @@ def test_steps_convert_to_a_dataframe(name: str) -> None:
             assert frame["action"].dtype == episode.actions.dtype
 
 
-def test_a_notebook_shows_the_episodes_of_a_view_by_their_index_in_the_whole_trace(tmp_path: Path) -> None:
+def test_a_notebook_shows_episodes_by_their_index_in_the_whole_trace(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1, 2, 3, 4])
     view = open_trace(tmp_path)[[3, 1]]
     rows = re.findall(r"<tr><td>(\d+)</td><td>(\d+)</td>", view._repr_html_())

@@ -92,7 +92,7 @@ def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party:
 
 
 @pytest.mark.parametrize("entries", [registry.exporters, registry.importers])
-def test_every_format_of_ours_can_be_loaded_or_says_which_package_to_install(entries: Any) -> None:
+def test_every_format_loads_or_names_the_package_to_install(entries: Any) -> None:
     make: Any = registry.exporter_named if entries is registry.exporters else registry.importer_named
     for name, entry in entries().items():
         found = f"pip install 'gym-trace[{entry.extra}]'"
@@ -248,7 +248,7 @@ def test_strict_refuses_what_would_be_lost_and_writes_nothing(traces: dict[str, 
     assert left_in(tmp_path) == ["out"]
 
 
-def test_progress_ends_with_all_steps_and_running_episodes_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_progress_ends_with_all_steps_and_skipped_episodes_are_counted(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path / "trace")
     for _ in range(3):
         env.reset()
@@ -361,9 +361,7 @@ def _slow(trace: Path, out: Path, seconds: float = 60) -> subprocess.Popen[str]:
     )
 
 
-def test_an_export_that_is_killed_leaves_nothing_under_its_name_and_can_be_made_again(
-    traces: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_killed_export_leaves_no_output_and_can_be_repeated(traces: dict[str, Path], tmp_path: Path) -> None:
     killed = _slow(traces["vectors"], tmp_path / "out")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "half\n"

@@ -135,7 +135,7 @@ def _in_itself(file: Any) -> None:
     group["a"] = group["b"] = group
 
 
-def test_numbers_of_episodes_that_none_has_are_names_of_something_else(tmp_path: Path) -> None:
+def test_unknown_episode_numbers_are_rejected(tmp_path: Path) -> None:
     out = exported(tmp_path, "minari")
     _minari(out, lambda file: file.create_group("episode_" + "9" * 5000))
     gym_trace.import_trace(out, tmp_path / "again")

@@ -16,7 +16,7 @@ from gym_trace import check_trace, import_trace, load_results, open_trace, summa
 from gym_trace.errors import TraceNotFound, UnreadableRecording
 
 
-def test_load_results_gives_what_the_old_one_gave_of_old_files_and_of_the_trace(tmp_path: Path) -> None:
+def test_load_results_returns_the_original_result_for_files_and_traces(tmp_path: Path) -> None:
     expected = json.loads((MONITOR / "two-processes.expected.json").read_text())
     assert results(MONITOR / "two-processes") == expected
     import_trace(MONITOR / "two-processes", tmp_path / "t")
@@ -69,7 +69,7 @@ def test_keys_that_some_eras_lack_are_not_needed(tmp_path: Path) -> None:
     assert load_results(tmp_path / "old")["initial_reset_timestamp"] == 0
 
 
-def test_training_and_evaluation_of_one_process_are_two_splits_and_one_source(tmp_path: Path) -> None:
+def test_training_and_evaluation_of_one_process_are_two_splits(tmp_path: Path) -> None:
     stats = {"timestamps": [2.0, 3.0, 4.0], "episode_lengths": [1, 2, 3], "episode_rewards": [1.0, 2.0, 3.0]}
     write_monitor(tmp_path / "old", episode_types=["t", "e", "t", "e"], initial_reset_timestamp=1.0, **stats)
     write_monitor(tmp_path / "old", "1.7", timestamps=[], episode_lengths=[], episode_rewards=[])

@@ -208,7 +208,7 @@ class WithGoals(FourEpisodes):
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "random"])
-def test_hindsight_takes_no_unknown_observation_for_a_goal_or_an_achievement(tmp_path: Path, strategy: str) -> None:
+def test_hindsight_never_uses_an_unknown_observation(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "source").mkdir()
     import_trace(tmp_path / "source", tmp_path / "trace", WithGoals(is_box=True))
     goals = Hindsight(strategy, lambda achieved, desired, infos: np.isfinite(achieved + desired).all(axis=1), ratio=1)
@@ -217,7 +217,7 @@ def test_hindsight_takes_no_unknown_observation_for_a_goal_or_an_achievement(tmp
     assert batch["rewards"].all()
 
 
-def test_batches_of_a_trace_that_knows_everything_have_no_mask_of_next_observations(tmp_path: Path) -> None:
+def test_batches_of_a_complete_trace_have_no_mask_of_next_observations(tmp_path: Path) -> None:
     trace = four(tmp_path)
     assert "next_observation_mask" not in next(iter(trace.select("has_final_observation").transitions(2)))
     truncated = trace.select('outcome == "truncated"')
@@ -260,7 +260,7 @@ def test_an_export_says_what_becomes_of_unknown_observations(tmp_path: Path, for
         assert [len(episode) for episode in again] == [STEPS, STEPS - left, STEPS - left, STEPS]
 
 
-def test_exported_transitions_have_the_last_known_observation_where_an_episode_terminated(tmp_path: Path) -> None:
+def test_exported_transitions_repeat_the_last_known_observation_at_the_end(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     export(four(tmp_path, is_box=True), tmp_path / "out.hdf5", "d4rl")
     with h5py.File(tmp_path / "out.hdf5") as file:

@@ -66,7 +66,7 @@ def test_episodes_that_are_being_recorded_count_with_the_steps_so_far(tmp_path: 
     env.close()
 
 
-def test_moments_have_the_structure_of_the_spaces_and_only_numbers_have_them(tmp_path: Path) -> None:
+def test_moments_have_the_structure_of_the_spaces(tmp_path: Path) -> None:
     record_nested(tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     found, batch = trace.normalization(), next(trace.transitions(4))

@@ -226,7 +226,7 @@ def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: i
                     assert same(batch[name][i], frames[0] if n_frames == 1 else np.stack(frames))
 
 
-def test_every_transition_comes_once_an_epoch_and_about_as_often_with_replacement(trace: Trace) -> None:
+def test_each_transition_comes_once_an_epoch_or_evenly_with_replacement(trace: Trace) -> None:
     expected = pairs(LENGTHS, 1)
     once = [pair for batch in transitions(trace) for pair in zip(batch["episode"], batch["first_step"])]
     assert sorted(once) == expected

@@ -84,7 +84,7 @@ def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
 
 @pytest.mark.parametrize("cache", ["memory", "disk", None])
 @pytest.mark.parametrize("replacement", [False, True])
-def test_workers_that_take_turns_have_what_one_has_and_can_be_resumed_by_others(
+def test_workers_in_turn_draw_the_batches_of_one_and_can_be_resumed(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None, replacement: bool
 ) -> None:
     streamed(monkeypatch, blocks=12)
@@ -165,7 +165,7 @@ def test_damage_is_raised_or_left_out_with_a_warning(
 
 
 @pytest.mark.parametrize("cache", ["memory", None])
-def test_every_window_comes_at_every_time_of_an_epoch_as_often_as_at_any_other(
+def test_windows_are_uniform_over_the_positions_of_an_epoch(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, cache: str | None
 ) -> None:
     streamed(monkeypatch, blocks=8)

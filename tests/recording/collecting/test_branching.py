@@ -335,7 +335,7 @@ def test_learning_libraries_get_no_repeated_steps(both: Trace) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_lint_finds_nothing_wrong_with_continuations_that_are_short_or_reseeded(step: int, tmp_path: Path) -> None:
+def test_lint_accepts_short_or_reseeded_continuations(step: int, tmp_path: Path) -> None:
     trace = recorded(LAKE, tmp_path / "trace")
     gym_trace.branch(trace, longest(trace), step, always_right, tmp_path / "if", episodes=12, seed=5)
     edit.merge([tmp_path / "trace", tmp_path / "if"], tmp_path / "both")

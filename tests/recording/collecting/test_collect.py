@@ -158,7 +158,7 @@ def test_one_process_records_the_same_episodes_as_workers(tmp_path: Path, calm: 
         assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
 
 
-def test_an_error_in_one_process_is_raised_as_it_is_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_an_error_in_one_process_is_raised_unchanged_and_the_run_resumes(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
         collect(partial(FailingEnv, str(tmp_path), always=4), directory=tmp_path / "t", episodes=8, workers=0, seed=1)
     assert sorted(whole_episodes(tmp_path / "t", 1)) == [0, 1, 2, 3]

@@ -63,7 +63,7 @@ def test_episode_k_is_the_same_in_every_run_with_the_same_seed() -> None:
     assert len({tuple(actions) for actions in many.actions}) == 5
 
 
-def test_the_random_actions_of_an_episode_do_not_depend_on_the_episodes_before() -> None:
+def test_random_actions_do_not_depend_on_earlier_episodes() -> None:
     short, long = Countdown(3), Countdown(5)
     record_episodes(short, episodes=3, seed=7)
     record_episodes(long, episodes=3, seed=7)
@@ -161,7 +161,7 @@ def test_progress_tells_the_returns_of_the_last_hundred_episodes() -> None:
     assert record_episodes(Countdown(5), steps=3).mean_return is None
 
 
-def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wrappers(tmp_path: Path) -> None:
+def test_bytes_are_counted_wherever_the_recorder_is_among_the_wrappers(tmp_path: Path) -> None:
     recorder = gym_trace.TraceRecordingWrapper(Countdown(), tmp_path / "trace")
     with gymnasium.wrappers.TimeLimit(recorder, 3) as env:
         done = gym_trace.record_episodes(env, episodes=2, seed=0)

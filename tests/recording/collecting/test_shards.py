@@ -58,7 +58,7 @@ def test_an_episode_set_of_a_shard_counts_only_its_numbers(of: int, data: Any) -
     assert [done.below(limit) for limit in range(40)] == [sum(n < limit for n in truth) for limit in range(40)]
 
 
-def test_an_array_with_killed_and_requeued_jobs_records_what_one_process_records(tmp_path: Path) -> None:
+def test_an_array_with_requeued_jobs_records_what_one_process_records(tmp_path: Path) -> None:
     directory = tmp_path / "array"
     (tmp_path / "hanging.py").write_text(HANGING)
 

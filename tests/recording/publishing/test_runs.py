@@ -61,7 +61,7 @@ def events(url: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("pushed", [False, True])
-def test_a_run_whose_workers_and_driver_are_killed_is_resumed_to_each_episode_once(
+def test_a_run_with_killed_workers_and_driver_has_each_episode_once(
     tmp_path: Path, url: str, calm: Any, pushed: bool
 ) -> None:
     paths = HELPERS
@@ -113,7 +113,7 @@ class Machine(LocalProcesses):
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_a_cluster_publishes_what_a_killed_worker_left_or_records_it_again_and_sets_it_aside(
+def test_a_cluster_publishes_or_repeats_episodes_of_a_killed_worker(
     tmp_path: Path, url: str, calm: Any, reachable: bool
 ) -> None:
     killed: list[int] = []

@@ -42,7 +42,7 @@ def size_of(directory: Path) -> int:
 
 @settings(max_examples=settings().max_examples // 5)
 @given(st.integers(0, 1 << 30))
-def test_random_traces_are_the_same_when_compacted_and_when_pieces_of_that_are_put_together(seed: int) -> None:
+def test_compacting_and_merging_pieces_keeps_random_traces_equal(seed: int) -> None:
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as name, mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 6):
         where = Path(name)
@@ -79,7 +79,7 @@ def test_every_sample_trace_is_compacted_without_a_change(sample: Path, tmp_path
     assert contents(tmp_path / "new") == contents(sample)
 
 
-def test_many_short_writers_take_a_tenth_of_the_bytes_in_one_file_and_one_chunk(tmp_path: Path) -> None:
+def test_many_short_writers_compact_to_a_tenth_of_the_bytes(tmp_path: Path) -> None:
     record_many(tmp_path / "t", 60)
     report = edit.compact(tmp_path / "t", tmp_path / "c")
     (batch,) = (tmp_path / "c").glob("*.gtb")
@@ -173,7 +173,7 @@ def test_rings_of_killed_writers_are_compacted_with_their_pending_actions(tmp_pa
     assert [one["state"] for one in describe(tmp_path / "c")["writers"]] == ["killed"] * 2
 
 
-def test_small_chunks_and_batches_of_one_writer_become_few_and_large_ones_are_copied(tmp_path: Path) -> None:
+def test_small_chunks_of_one_writer_merge_and_large_ones_are_copied(tmp_path: Path) -> None:
     with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 4):
         record_lengths(tmp_path / "t", [40] * 20, flush_after=10)
     old = open_trace(tmp_path / "t")
@@ -201,7 +201,7 @@ def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Pa
         assert batch.read_bytes()[8:16] == bytes([1, 0, 1, 0, 0, 0, 0, 0])
 
 
-def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_steps_these_were(tmp_path: Path) -> None:
+def test_damage_in_a_compacted_trace_names_the_writers_of_the_lost_steps(tmp_path: Path) -> None:
     with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 700):
         record_many(tmp_path / "t", 8)
         edit.compact(tmp_path / "t", tmp_path / "c")
@@ -226,7 +226,7 @@ def test_damage_in_a_compacted_trace_costs_what_is_in_the_chunk_and_says_whose_s
     assert all(old[key] == episode for key, episode in kept.items() if key[:2] not in lost)
 
 
-def test_repair_of_a_compacted_trace_keeps_origins_apart_where_episodes_go_over_chunks(tmp_path: Path) -> None:
+def test_repair_of_a_compacted_trace_keeps_origins_apart_across_chunks(tmp_path: Path) -> None:
     for number in range(3):
         record_lengths(tmp_path / "t", [9, 12], flush_after=3, on_exist="append", metadata=number)
     with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 400):
@@ -324,7 +324,7 @@ def test_where_no_batch_says_who_the_origins_are_the_manifest_does(tmp_path: Pat
     assert open_trace(tmp_path / "c").writers == open_trace(tmp_path / "t").writers
 
 
-def test_a_filter_leaves_out_what_is_said_of_writers_that_have_no_episode_left(tmp_path: Path) -> None:
+def test_a_filter_drops_records_of_writers_without_episodes(tmp_path: Path) -> None:
     record_many(tmp_path / "t", 6)
     edit.compact(tmp_path / "t", tmp_path / "c")
     trace = open_trace(tmp_path / "c")
@@ -366,7 +366,7 @@ def test_views_and_traces_that_are_recorded_are_not_compacted(tmp_path: Path) ->
     assert not (tmp_path / "c").exists()
 
 
-def test_infos_annotations_and_large_rows_are_not_mixed_with_what_lacks_them(tmp_path: Path) -> None:
+def test_chunks_with_and_without_infos_or_annotations_stay_apart(tmp_path: Path) -> None:
     for infos in (True, False, True, ["t"]):
         env = TraceRecordingWrapper(EchoEnv(length=6), tmp_path / "t", on_exist="append", record_infos=infos)
         for annotated in (False, True, False):

@@ -138,7 +138,7 @@ def test_chunks_of_which_a_part_is_kept_are_joined_to_full_ones(tmp_path: Path) 
     assert report.episodes == len(open_trace(tmp_path / "b")) == 50
 
 
-def test_a_writer_that_was_killed_keeps_its_open_episode_and_the_action_that_was_not_answered(tmp_path: Path) -> None:
+def test_a_killed_writer_keeps_its_open_episode_and_pending_action(tmp_path: Path) -> None:
     run = Run().play(5, 100, 7, open_end=True)
     assert len(run.slabs) > 1
     run.slab.ask(3)
@@ -176,7 +176,7 @@ def test_running_episodes_are_skipped(tmp_path: Path) -> None:
     assert contents(tmp_path / "all") == contents(tmp_path / "t")
 
 
-def test_an_episode_that_is_not_the_same_in_two_traces_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_episode_that_differs_in_two_traces_is_named(tmp_path: Path) -> None:
     recorded(tmp_path / "a", 3, uid="w", metadata=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     created = open_trace(tmp_path / "a").readers[0].schema["created"]
@@ -248,7 +248,7 @@ def test_videos_of_the_episodes_that_are_kept_come_along(tmp_path: Path) -> None
     assert [line for line in manifest_entries(tmp_path / "kept") if line["type"] == "video"] == [lines[1]]
 
 
-def test_facts_of_one_trace_are_kept_and_of_several_those_on_which_they_agree(tmp_path: Path) -> None:
+def test_metadata_of_several_traces_is_kept_where_they_agree(tmp_path: Path) -> None:
     for name, author in (("a", "Ann"), ("b", "Bob")):
         recorded(tmp_path / name, 2)
         (tmp_path / name / "facts.json").write_text(json.dumps({"author": author, "license": "MIT"}))
@@ -277,7 +277,7 @@ def test_a_trace_is_split_by_what_its_episodes_have(by: str, tmp_path: Path) -> 
     assert found == contents(tmp_path / "t")
 
 
-def test_a_hash_of_the_seed_decides_the_part_of_an_episode_however_much_is_recorded(tmp_path: Path) -> None:
+def test_a_hash_of_the_seed_decides_the_part_of_an_episode(tmp_path: Path) -> None:
     record_lengths(tmp_path / "a", [1] * 100)
     record_lengths(tmp_path / "b", [1] * 300)
     seeds = {}

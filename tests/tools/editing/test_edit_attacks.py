@@ -52,7 +52,7 @@ def killed_after_the_end(directory: Path) -> None:
     recording.close()
 
 
-def test_an_action_that_was_not_answered_stays_with_its_run_or_goes_with_it(tmp_path: Path) -> None:
+def test_a_pending_action_stays_with_its_run_or_goes_with_it(tmp_path: Path) -> None:
     killed_after_the_end(tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     *others, last = [episode.pending_action for episode in trace]
@@ -184,7 +184,7 @@ def test_nothing_is_edited_in_place_where_another_user_may_put_links(tmp_path: P
 
 
 @pytest.mark.parametrize("to", ["away", "other"])
-def test_an_edit_in_place_stays_there_when_a_directory_above_becomes_a_link(tmp_path: Path, to: str) -> None:
+def test_an_edit_in_place_survives_a_parent_replaced_by_a_link(tmp_path: Path, to: str) -> None:
     trace = tmp_path / "above" / "in" / "t"
     recorded(trace, 2)
     recorded(tmp_path / "other" / "in" / "t", 2)
@@ -280,7 +280,7 @@ def test_runs_that_begin_with_the_same_step_are_distinguished(tmp_path: Path) ->
     assert (report.episodes, report.duplicates) == (len(starts), len(starts) - 1)
 
 
-def test_a_copy_of_a_trace_that_was_still_recorded_does_not_hide_how_an_episode_ended(tmp_path: Path) -> None:
+def test_a_copy_of_a_running_trace_does_not_hide_an_episode_end(tmp_path: Path) -> None:
     recording = TraceRecordingWrapper(EchoEnv(), tmp_path / "t")
     recording.reset(seed=1)
     recording.step(1)
@@ -303,7 +303,7 @@ def test_files_that_appear_in_the_destination_stay_there(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "t") == ["mine", "new", "t"]
 
 
-def test_an_episode_of_a_lane_whose_forerunner_was_left_out_is_not_said_to_differ(tmp_path: Path) -> None:
+def test_verify_skips_a_lane_whose_previous_episode_was_dropped(tmp_path: Path) -> None:
     gymnasium = pytest.importorskip("gymnasium", "1.1")
     lanes = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     envs = TraceRecordingVectorWrapper(lanes, tmp_path / "t")

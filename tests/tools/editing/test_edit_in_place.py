@@ -185,7 +185,7 @@ def test_files_that_arrive_during_the_exchange_are_kept(tmp_path: Path, monkeypa
     check_clean(target)
 
 
-def test_an_edit_that_fails_leaves_the_trace_as_it_is_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failed_edit_leaves_the_trace_unchanged(tmp_path: Path) -> None:
     make_trace(tmp_path / "t")
     before = {path: path.lstat().st_ino for path in (tmp_path / "t").rglob("*")}
     with pytest.raises(ZeroDivisionError):
@@ -200,9 +200,7 @@ def test_an_edit_that_fails_leaves_the_trace_as_it_is_and_nothing_beside_it(tmp_
     assert not list(tmp_path.glob(".*"))
 
 
-def test_where_directories_cannot_change_places_it_is_said_before_the_work_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_renameat2_fails_before_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_trace(tmp_path / "t")
     missing = OSError(errno.ENOTSUP, "this system cannot swap two directories atomically")
     with (

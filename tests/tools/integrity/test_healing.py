@@ -181,7 +181,7 @@ def test_threads_that_meet_damage_at_once_all_read_what_was_recorded(tmp_path: P
         assert found == [all_steps()] * 8
 
 
-def test_a_leftover_of_a_killed_restoration_is_replaced_and_permissions_stay(tmp_path: Path) -> None:
+def test_a_leftover_of_a_killed_restoration_is_replaced(tmp_path: Path) -> None:
     batch = record(tmp_path, parity=True)
     data = damage(batch, 700)
     batch.chmod(0o600)

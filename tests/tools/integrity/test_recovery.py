@@ -274,7 +274,7 @@ def test_a_very_large_batch_number_is_one_gap_found_quickly(tmp_path):
     assert steps_of(read_undamaged(tmp_path / "t")) == all_steps()
 
 
-def test_a_chunk_whose_fragment_table_is_damaged_is_read_and_repaired_by_the_index(tmp_path: Path) -> None:
+def test_the_index_restores_a_damaged_fragment_table(tmp_path: Path) -> None:
     batch = record(tmp_path / "t")
     flip(batch, place_of(batch, 2, "fragments"))
     report = check_trace(tmp_path / "t")

@@ -88,7 +88,7 @@ def test_an_unseeded_start_is_recorded_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
-def test_an_episode_begun_by_an_automatic_reset_of_a_lane_verifies_when_played_on(tmp_path: Path) -> None:
+def test_a_continued_episode_after_an_autoreset_of_a_lane_verifies(tmp_path: Path) -> None:
     from gym_trace import TraceRecordingVectorWrapper
 
     with closing(TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", 2, "sync"), tmp_path / "lanes")) as envs:

@@ -302,7 +302,7 @@ def _some_steps(env: Watched) -> Any:
     return act
 
 
-def test_buttons_and_directions_of_a_game_pad_are_keys_until_it_is_unplugged(tmp_path: Path) -> None:
+def test_buttons_and_axes_of_a_game_pad_are_keys_until_unplugged(tmp_path: Path) -> None:
     env = Watched(gymnasium.make("MountainCar-v0", render_mode="rgb_array"))
     (tmp_path / "keys.toml").write_text('rest = 1\n[keys]\n"pad button 3" = 0\n"pad up" = 2\n"pad left" = 0\n')
 

@@ -94,7 +94,7 @@ def test_equal_episodes_have_equal_fingerprints_however_chunks_divide_them(
     assert places == []
 
 
-def test_a_view_in_another_order_is_compared_with_its_trace_by_fingerprints(
+def test_fingerprints_compare_a_view_in_another_order_with_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = open_trace(record(tmp_path, range(12), flush=4))

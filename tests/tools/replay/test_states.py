@@ -194,7 +194,7 @@ class Busy(Walk):
         return None if int(self.place) % 2 == 0 else super().get_state()
 
 
-def test_a_state_that_cannot_be_taken_now_is_taken_before_one_of_the_next_steps(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_taken_is_taken_before_a_later_step(tmp_path: Path) -> None:
     trace = recorded(TimeLimit(Busy(), 60), tmp_path / "trace", 20)
     for episode in trace:
         odd = [step for step in range(1, 60) if int(episode.observations[step, 0]) % 2]

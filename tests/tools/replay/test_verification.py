@@ -294,9 +294,7 @@ class PlainTeller(gymnasium.Env[Any, Any]):
 
 @needs_vectors
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-def test_plain_numbers_in_observations_and_infos_of_lanes_are_as_the_space_says_and_identical(
-    tmp_path: Path, mode: str
-) -> None:
+def test_plain_numbers_of_lanes_are_identical_in_the_dtype_of_the_space(tmp_path: Path, mode: str) -> None:
     plain = SyncVectorEnv([PlainTeller] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
     envs = TraceRecordingVectorWrapper(plain, tmp_path, record_infos=True)
     envs.reset(seed=5)
@@ -523,7 +521,7 @@ def test_verdicts_on_a_view_come_in_its_order(lanes: Path) -> None:
     assert (one.index, one.episode_id) == (2, trace[20].episode_id)
 
 
-def test_the_first_verdict_on_lanes_comes_before_the_last_episode_is_played(lanes: Path) -> None:
+def test_the_first_verdict_on_lanes_comes_before_the_last_episode(lanes: Path) -> None:
     Counted.open = Counted.resets = 0
     verdicts_on = verify_trace(lanes, make_env=Counted)
     assert next(verdicts_on).index == 0

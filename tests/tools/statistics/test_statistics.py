@@ -351,7 +351,7 @@ def test_values_outside_their_space_are_used_if_numeric_and_else_counted(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:observations")
-def test_observations_without_the_structure_of_their_space_count_as_misfits(tmp_path: Path) -> None:
+def test_observations_that_do_not_match_their_space_are_counted(tmp_path: Path) -> None:
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0, 1, (1,))})
     good = {"a": 1, "b": np.ones(1, np.float32)}
     script = [(good, [Result({"a": 1}), Result(good, terminated=True)])]

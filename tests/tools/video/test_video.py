@@ -96,7 +96,7 @@ def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path
 
 
 @pytest.mark.parametrize("ending", ["mp4", "gif", "cast"])
-def test_nothing_is_written_into_a_file_that_others_left_for_an_unfinished_video(tmp_path: Path, ending: str) -> None:
+def test_a_foreign_unfinished_video_file_is_not_overwritten(tmp_path: Path, ending: str) -> None:
     env = make_rendered() if ending != "cast" else gymnasium.make("FrozenLake-v1")
     directory = recorded(tmp_path / "t", env=env)
     theirs = tmp_path / "theirs"

@@ -344,7 +344,7 @@ def test_the_theme_follows_the_system_and_the_key(page):
     page.run("localStorage.removeItem('gym-trace-theme')")
 
 
-def test_the_token_goes_to_no_server_on_another_port_and_leaves_the_address(page, driver):
+def test_the_token_leaves_the_address_and_reaches_no_other_port(page, driver):
     """A page of another site can lead the browser to a port where another user of this machine listens."""
     token, received = page.address.partition("token=")[2], []
     page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
@@ -629,9 +629,7 @@ window.fetch = (path, ...rest) => path.startsWith('/api/changes') ? new Promise(
 """
 
 
-def test_a_flag_for_an_episode_before_an_edit_in_place_is_refused_and_the_list_is_loaded_again(
-    driver, traces, tmp_path
-):
+def test_a_flag_from_before_an_edit_is_refused_and_the_list_reloads(driver, traces, tmp_path):
     shutil.copytree(traces / "first", tmp_path / "edited")
     # The page hears of the edit within seconds; this key is pressed before.
     added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": DEAF})
