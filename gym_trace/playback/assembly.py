@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.layout import Leaf, Path, put_together
+from gym_trace.data.layout import Layout, Leaf, Path, put_together
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import ABSENT, Array, copied, densified, dtype_from, objects
 from gym_trace.errors import CorruptTrace
@@ -17,7 +17,7 @@ _EXACT_INTEGERS = 1 << 53
 
 
 class Piece(NamedTuple):
-    """One fragment of an episode: where its rows lie in a chunk."""
+    """One fragment of an episode: where its rows lie in a chunk. A first step whose observation is lost is left out."""
 
     chunk: Chunk
     chunk_number: int
@@ -26,13 +26,13 @@ class Piece(NamedTuple):
     flags: int
 
 
-def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool, before: int | None = None) -> list[Piece]:
-    """Return the pieces of some steps of an episode, with the observation before them; the result needs no trimming.
+def cut_down(pieces: list[Piece], start: int, stop: int, before: int | None = None) -> list[Piece]:
+    """Return the pieces of some steps of an episode, with the observation before them.
 
     before: number of steps in the fragments before these pieces; None: these pieces come first.
     """
     cut: list[Piece] = []
-    step = (before or 0) - trimmed  # which step, and which observation, the next piece begins with
+    step = before or 0  # which step, and which observation, the next piece begins with
     row = 0 if before is None else step + 1
     for piece in pieces:
         rows, steps = piece.observations.stop - piece.observations.start, piece.steps.stop - piece.steps.start
@@ -45,31 +45,32 @@ def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool, before: 
     return cut
 
 
-def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, copy: bool) -> Any:
+def assemble(name: str, pieces: list[Piece], layouts: Layouts, copy: bool) -> Any:
     """Return the column called name of the episode that pieces make up.
 
-    trimmed: the observation before the first step is lost; skip that step. copy: do not share memory with the chunks.
+    copy: do not share memory with the chunks.
     """
-    skip = int(trimmed)
-    if name == "observations":
-        seen = [(it.chunk, it.observations) for it in pieces if it.observations.stop > it.observations.start]
-        leaves = [_joined(seen, leaf.path, leaf, copy) for leaf in layouts.observations.leaves()]
-        return put_together(layouts.observations, leaves)
+    if name in ("observations", "actions"):
+        layout: Layout = getattr(layouts, name)
+        return put_together(layout, [joined_leaf(pieces, leaf, copy) for leaf in layout.leaves()])
     done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]
-    if name == "actions":
-        leaves = [_joined(done, leaf.path, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
-        return put_together(layouts.actions, leaves)
     if name == "rewards":
-        return as_rewards(_joined(done, ("rewards",), _VALUES, copy)[skip:])
+        return as_rewards(_joined(done, ("rewards",), _VALUES, copy))
     if name in ("terminations", "truncations"):
-        return _flags(pieces, wire.TERMINATED if name == "terminations" else wire.TRUNCATED)[skip:]
+        return _flags(pieces, wire.TERMINATED if name == "terminations" else wire.TRUNCATED)
     if name == "infos":
         if not any(("infos",) in chunk for chunk, _ in done):
             return [] if layouts.infos and not done else None
-        return _joined(done, ("infos",), _VALUES, copy)[skip:].tolist()
+        return _joined(done, ("infos",), _VALUES, copy).tolist()
     paths = dict.fromkeys(path for chunk, _ in done for path in chunk.columns if path[0] == name)
-    notes = {path[1]: _joined_notes(done, path, copy)[skip:] for path in paths if len(path) == 2}
-    return {name: values for name, values in notes.items() if len(values)}  # a trimmed step has no annotations
+    return {path[1]: _joined_notes(done, path, copy) for path in paths if len(path) == 2}
+
+
+def joined_leaf(pieces: list[Piece], leaf: Leaf, copy: bool) -> Array:
+    """Return the rows of one column of observations or actions."""
+    observed = leaf.path[0] == "observations"
+    rows = [(it.chunk, it.observations if observed else it.steps) for it in pieces]
+    return _joined([(chunk, at) for chunk, at in rows if at.stop > at.start], leaf.path, leaf, copy)
 
 
 def assemble_leaf(path: Path, pieces: list[Piece], layouts: Layouts) -> Array:
@@ -81,8 +82,7 @@ def assemble_leaf(path: Path, pieces: list[Piece], layouts: Layouts) -> Array:
     if path[0] in ("observations", "actions"):
         layout = layouts.observations if path[0] == "observations" else layouts.actions
         leaf = next((one for one in layout.leaves() if one.path == path), Leaf(path, None, ()))
-        rows = [(it.chunk, it.observations if path[0] == "observations" else it.steps) for it in pieces]
-        return _joined([(chunk, at) for chunk, at in rows if at.stop > at.start], path, leaf, copy=True)
+        return joined_leaf(pieces, leaf, copy=True)
     if path[0] in ("terminations", "truncations"):
         return _flags(pieces, wire.TERMINATED if path[0] == "terminations" else wire.TRUNCATED)
     done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +13,14 @@ from gym_trace.data.layout import put_together
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
-from gym_trace.errors import CorruptTrace
-from gym_trace.format.batch_reader import Chunk, Damage
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import Piece, assemble
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import Parts, parts_of
-from gym_trace.playback.on_demand import Asked, ChunkOnDemand
+from gym_trace.playback.on_demand import Asked
 from gym_trace.playback.opened import Scanned
-from gym_trace.playback.scan import OnDamage
+from gym_trace.playback.scan import OnDamage, read_chunks
+from gym_trace.playback.step_runs import raise_or_report
 from gym_trace.playback.writer_reader import WriterReader
 
 _Arrays = tuple[Any, Any, Array]  # observations, actions, rewards
@@ -49,8 +48,7 @@ def scan_content(
         mine[whole[first:last] - begin] = True
         if not mine.any() and not everything:
             continue
-        if writer.damage and not skip:
-            raise writer.damage[0].error()
+        raise_or_report(writer, on_damage)
         for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage, asked):
             index = begin + row
             if parts is not writer.parts:  # a part of a damaged episode
@@ -80,23 +78,13 @@ def scan_episodes(
     parts = writer.parts
     pending: dict[int, list[tuple[int, Piece]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
-    needed = roots if on_damage is None else roots | {"starts"}
-    walk = writer.ahead(writer.blocks(wanted, parts=parts), needed if asked is None else asked, attrgetter("number"))
-    while (block := next(walk, None)) is not None:
-        try:
-            if asked is None:
-                chunk = writer.chunk(block.number, needed)
-            else:
-                asked.turn()
-                chunk = ChunkOnDemand(writer, block.number, asked)
-            if on_damage is not None:
-                chunk.decode_all()
-        except CorruptTrace as error:
-            if on_damage is None:
-                raise
+    columns = roots if on_damage is None else roots | {"starts"}
+    chunks = read_chunks(writer, columns, wanted, on_damage, asked=asked)
+    while (read := next(chunks, None)) is not None:
+        block, chunk = read
+        if chunk is None:
             # Look for all damage now, to compute the remaining parts once and not after each damaged chunk.
-            on_damage(damage_at(writer, block.number, error.problem))
-            bad = [block.number, *_damaged_chunks(writer, parts, wanted, block.number + 1, needed, on_damage)]
+            bad = [block.number, *(later.number for later, found in chunks if found is None)]
             parts, wanted = _without(writer, bad, parts, wanted)
             pieces = [item for items in pending.values() for item in items]
             pending = {}
@@ -104,14 +92,15 @@ def scan_episodes(
                 pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
             for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
                 yield parts, row, [piece for _, piece in pending.pop(row)]
-            walk = writer.ahead(writer.blocks(wanted, block.number + 1, parts), needed, attrgetter("number"))
+            chunks = read_chunks(writer, columns, wanted, on_damage, parts=parts, first=block.number + 1)
             continue
         flags = block.table["flags"].tolist()
         o, s = (offsets.tolist() for offsets in block.offsets)
+        lost = (parts.trimmed[block.rows] & parts.opens(block.rows, block.begin)).tolist()
         for i, row in enumerate(block.rows.tolist()):
             if row < 0:
                 continue
-            piece = Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), flags[i])
+            piece = Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i] + lost[i], s[i + 1]), flags[i])
             items = pending.setdefault(row, [])
             items.append((block.begin + i, piece))
             if parts.is_whole(row, len(items)):
@@ -120,26 +109,9 @@ def scan_episodes(
 
 def without_damage(writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage) -> Parts:
     """Read the chunks of wanted episodes, and return the episodes without the damaged chunks."""
-    bad = list(_damaged_chunks(writer, writer.parts, wanted, 0, roots | {"starts"}, on_damage))
+    chunks = read_chunks(writer, roots | {"starts"}, wanted, on_damage)
+    bad = [block.number for block, chunk in chunks if chunk is None]
     return _without(writer, bad, writer.parts, wanted)[0] if bad else writer.parts
-
-
-def _damaged_chunks(
-    writer: WriterReader, parts: Parts, wanted: Array, first: int, roots: frozenset[str], on_damage: OnDamage
-) -> Iterator[int]:
-    """Yield the unreadable chunks with wanted episodes, from the first one on."""
-    for block in writer.ahead(writer.blocks(wanted, first, parts), roots, attrgetter("number")):
-        try:
-            writer.chunk(block.number, roots).decode_all()
-        except CorruptTrace as error:
-            on_damage(damage_at(writer, block.number, error.problem))
-            yield block.number
-
-
-def damage_at(writer: WriterReader, number: int, problem: str) -> Damage:
-    batch, i = writer.chunk_places[number]
-    start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
-    return Damage(str(batch.path), start, start + length, problem)
 
 
 def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) -> tuple[Parts, Array]:
@@ -201,8 +173,8 @@ def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     plain = (parts["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
     alone, last = plain & (np.diff(parts.first) == 1), parts.last
     pending: dict[int, list[_Part]] = {}
-    for block in writer.ahead(writer.blocks(), frozenset(_CALLBACK), attrgetter("number")):
-        chunk = writer.chunk(block.number, frozenset(_CALLBACK))
+    for block, chunk in read_chunks(writer, frozenset(_CALLBACK)):
+        assert chunk is not None
         chunk.decode()
         read = _Read(chunk, block.number, _typed(layouts, chunk))
         o, s = (offsets.tolist() for offsets in block.offsets)
@@ -244,8 +216,10 @@ def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]]
         if joined is None:
             for row, parts in some:
                 pieces = [Piece(it.chunk, it.number, slice(o, p), slice(s, t), 0) for it, o, p, s, t in parts]
-                trimmed = bool(writer.parts.trimmed[row])
-                columns = (assemble(name, pieces, writer.layouts, trimmed, copy=False) for name in _CALLBACK)
+                if writer.parts.trimmed[row]:
+                    steps_of = pieces[0].steps
+                    pieces[0] = pieces[0]._replace(steps=slice(steps_of.start + 1, steps_of.stop))
+                columns = (assemble(name, pieces, writer.layouts, copy=False) for name in _CALLBACK)
                 observations, actions, rewards = columns
                 yield observations, actions, rewards
             continue

@@ -150,6 +150,11 @@ class Parts:
         found: Array = self.fragments[self.first[1:][rows] - 1]
         return found
 
+    def opens(self, rows: Array, begin: int) -> Array:
+        """Return which fragments, numbered from begin on, are the first ones of their rows."""
+        opens: Array = self.first_of(rows) == begin + np.arange(len(rows))
+        return opens
+
     def is_whole(self, row: int, count: int) -> bool:
         """Return True if this number of fragments completes a row; False for row -1."""
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])

@@ -14,6 +14,8 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.playback.content import Recorded
 
+_HEADERS: frozenset[str | Path] = frozenset(("",))  # the name of no column: of a chunk only its header is fetched
+
 
 class Form(NamedTuple):
     """Dtype and shape of the rows of a column.
@@ -63,7 +65,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
     for number, reader in enumerate(trace.readers):
         mine = np.zeros(len(reader.parts), np.bool_)
         mine[rows_of[writers == number]] = True
-        for block in reader.blocks(mine):
+        for block in reader.ahead(reader.blocks(mine), _HEADERS, lambda block: (block.number,)):
             try:
                 columns = reader.columns_of(block.number)
             except CorruptTrace:

@@ -26,7 +26,8 @@ from gym_trace.storage.protocol import ReadStorage
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 _OBJECTS = 9  # bytes that a byte of MessagePack takes in addition when it is decoded
 _OVERHEAD = 1 << 8  # bytes that a chunk takes in addition, and each column that it describes
-_Key = tuple["weakref.ref[BatchReader]", int, str, str | Path]
+_Columns = str | Path | frozenset[str | Path]
+_Key = tuple["weakref.ref[BatchReader]", int, str, _Columns]
 
 
 class ChunkCache:
@@ -44,17 +45,20 @@ class ChunkCache:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def has(self, writer: WriterReader, number: int, root: str | Path) -> bool:
-        return _key(writer, number, root) in self._chunks
+    def has(self, writer: WriterReader, number: int, columns: _Columns) -> bool:
+        return _key(writer, number, columns) in self._chunks
 
-    def chunk(self, writer: WriterReader, number: int, root: str | Path) -> Chunk:
-        """The columns under root of a chunk, or the one column of this path, decoded. Raises CorruptTrace."""
-        key = _key(writer, number, root)
+    def chunk(self, writer: WriterReader, number: int, columns: _Columns) -> Chunk:
+        """Return a chunk with its columns under a root, the one column of a path, or several of these, decoded.
+
+        Raises CorruptTrace.
+        """
+        key = _key(writer, number, columns)
         with self._lock:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
                 return self._chunks[key][0]
-        chunk = writer.chunk(number, frozenset((root,)))
+        chunk = writer.chunk(number, columns if isinstance(columns, frozenset) else frozenset((columns,)))
         chunk.decode()
         with self._lock:
             if key in self._chunks:  # another thread has been quicker
@@ -72,9 +76,9 @@ class ChunkCache:
                 self._bytes -= self._chunks.pop(key)[1]
 
 
-def _key(writer: WriterReader, number: int, root: str | Path) -> _Key:
+def _key(writer: WriterReader, number: int, columns: _Columns) -> _Key:
     batch, i = writer.chunk_places[number]
-    return weakref.ref(batch), i, writer.key, root
+    return weakref.ref(batch), i, writer.key, columns
 
 
 def _size_of(chunk: Chunk) -> int:
@@ -213,9 +217,9 @@ class OnDisk:
             }
             if len(missing) > 1:
                 writer.expect(missing, frozenset((name,)))
-        cache, trimmed = self._opened.cache, steps is None and bool(writer.parts.trimmed[row])
+        cache = self._opened.cache
         pieces = [piece._replace(chunk=cache.chunk(writer, piece.chunk_number, name)) for piece in last[2]]
-        return assemble(name, pieces, writer.layouts, trimmed, copy=True)
+        return assemble(name, pieces, writer.layouts, copy=True)
 
     def start(self) -> dict[str, Any]:
         writer, row, _ = self._found()
@@ -277,11 +281,10 @@ class Scanned:
     def column(self, name: str, steps: range | None) -> Any:
         if name not in self._roots:
             raise TraceError(f"{name} not requested; name them in scan(columns=...)")
-        trimmed, layouts = bool(self._parts.trimmed[self._row]), self._writer.layouts
-        pieces = self._pieces if steps is None else cut_down(self._pieces, steps.start, steps.stop, trimmed)
+        pieces = self._pieces if steps is None else cut_down(self._pieces, steps.start, steps.stop)
         if self._asked is not None:
             pieces = read(pieces, name, self._writer)
-        return assemble(name, pieces, layouts, trimmed and steps is None, copy=steps is not None)
+        return assemble(name, pieces, self._writer.layouts, copy=steps is not None)
 
     def start(self) -> dict[str, Any]:
         if self._asked is not None:

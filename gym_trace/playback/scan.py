@@ -6,9 +6,8 @@ settles what is lost or unknown, so that its callers see only steps and the obse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,108 +15,30 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk, Damage
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import Parts
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.ordered_scan import OrderedScan
+from gym_trace.playback.step_runs import (
+    FLAGS,
+    KEPT,
+    LEFT_OUT,
+    OMITTED,
+    REPEATED,
+    STARTS,
+    OnDamage,
+    StepRuns,
+    damage_at,
+    raise_or_report,
+)
 from gym_trace.playback.writer_reader import Block, WriterReader
 
-OnDamage = Callable[[Damage], None]
+__all__ = ["KEPT", "LEFT_OUT", "OMITTED", "REPEATED", "OnDamage", "Scan", "StepRuns"]
 
-# What becomes of the last observation of an episode where it is unknown (Episode.has_final_observation is False).
-KEPT = "kept"  # the stored placeholder is handed on
-OMITTED = "omitted"  # it is left out: its run has one observation less
-REPEATED = "repeated"  # the observation before it stands in
-LEFT_OUT = (
-    "left out"  # the step that led to it is left out; a terminated one stays, with the observation before it again
-)
-
-STARTS = ("starts",)
-FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
-
-
-@dataclass
-class StepRuns:
-    """n runs of steps, each of one episode, column by column. A longer episode continues in a later block.
-
-    Attributes:
-        reader: reader of the writer that recorded them all. writer: its index in content.readers.
-        row: (n,) int64, row of the episode in reader.parts.
-        episode: (n,) int64, index of the episode in the content that is scanned.
-        first_step: (n,) int64, index in the whole episode of the first step of a run.
-        has_initial: (n,) bool, True if the first observation of a run is the one before its first step. False: that one
-            was the last of a run in an earlier block. With overlap=True, it is True for all.
-        opens: (n,) bool, True if no earlier block had the steps right before: the first run of an episode, or the first
-            one after damage.
-        closes: (n,) bool, True for the last run of an episode.
-        final_known: (n,) bool, False if a run ends with the unknown final observation of its episode.
-        terminated, truncated: (n,) bool, flags of the last step of a run.
-        step_offsets, observation_offsets: (n + 1,) int64, where the rows of each run begin in columns; the last element
-            is the number of rows.
-        columns: (rows, ...) arrays by path: ("observations", ...), ("actions", ...), ("rewards",), ("infos",),
-            ("annotations", name), ("terminations",), ("truncations",). Values of any type are objects; an annotation
-            that a row lacks is ABSENT. Columns without rows are left out. Read-only: they are shared with the chunk.
-        starts: packed reset records of the episodes that begin here, by row of reader.parts.
-    """
-
-    reader: WriterReader
-    writer: int
-    row: Array
-    episode: Array
-    first_step: Array
-    has_initial: Array
-    opens: Array
-    closes: Array
-    final_known: Array
-    terminated: Array
-    truncated: Array
-    step_offsets: Array
-    observation_offsets: Array
-    columns: dict[Path, Array]
-    starts: dict[int, bytes]
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    @property
-    def size(self) -> int:
-        """Number of steps."""
-        return int(self.step_offsets[-1])
-
-    @property
-    def lengths(self) -> Array:
-        """(n,) int64, number of steps of each run."""
-        return np.diff(self.step_offsets)
-
-    @property
-    def run_of_step(self) -> Array:
-        """(steps,) int64, the run of each step."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-    @property
-    def step(self) -> Array:
-        """(steps,) int64, index of each step in its whole episode."""
-        step: Array = np.repeat(self.first_step - self.step_offsets[:-1], self.lengths) + np.arange(self.size)
-        return step
-
-    @property
-    def rows_after(self) -> Array:
-        """(steps,) int64, the row of the observation after each step. The row before it has the observation before the
-        step, if overlap=True."""
-        shift = self.observation_offsets[:-1] + self.has_initial - self.step_offsets[:-1]
-        after: Array = np.repeat(shift, self.lengths) + np.arange(self.size)
-        return after
-
-    def offsets(self, path: Path) -> Array:
-        """Return where the rows of each run begin in a column, with one element more."""
-        return self.observation_offsets if path[0] == "observations" else self.step_offsets
-
-    def place(self, path: Path, row: int) -> tuple[int, int]:
-        """Return the episode and the step of a row of a column; the observation before the first step is step -1."""
-        offsets = self.offsets(path)
-        run = int(np.searchsorted(offsets, row, side="right")) - 1
-        step = int(self.first_step[run]) + row - int(offsets[run])
-        return int(self.episode[run]), step - (path[0] == "observations" and bool(self.has_initial[run]))
+FILE, EPISODE = "file", "episode"
+_MEMORY = 64 << 20  # bytes
 
 
 class Scan:
@@ -128,16 +49,20 @@ class Scan:
     Args:
         content: episodes of a trace or a view: trace.content.
         columns: names of columns ("observations"), or paths of leaves (("observations", "image")); "starts" adds
-            reset records.
+            reset records, in file order.
         episodes: (k,) int64, indices of the wanted episodes in content. None: all.
-        finals: what becomes of unknown final observations: KEPT, OMITTED, REPEATED or LEFT_OUT; the last two imply
-            overlap.
+        order: "file": chunk by chunk as stored, where each episode comes once, however often a view has it. "episode":
+            the episodes in their order in `episodes`, each complete before the next one, with overlap: whole ones
+            together or, if they are long, in windows; one without steps is an empty run. Rows that do not have the
+            structure of their space are under its own path, ("observations",); missing annotations are None.
+        steps: with order="episode", which steps of each episode, as episode[steps].
+        finals: what becomes of unknown final observations: KEPT, OMITTED (in file order), REPEATED or LEFT_OUT; the
+            last two imply overlap.
         prefix: False: leave out the steps that a branch has in common with the episode that it was made from.
         overlap: give every run the observation before its first step, so that a run of k steps has k + 1 observations.
         on_damage: called with each damaged part of a file, whose steps are skipped. So is the step right after, as its
             observation is lost. None: raise CorruptTrace.
-
-    Each episode comes once, however often a view has it; its index is the last one there.
+        memory: with order="episode", bytes of decoded chunks that are kept.
     """
 
     def __init__(
@@ -146,42 +71,64 @@ class Scan:
         columns: Collection[str | Path],
         episodes: Array | None = None,
         *,
+        order: str = FILE,
+        steps: slice = slice(None),
         finals: str = KEPT,
         prefix: bool = True,
         overlap: bool = False,
         on_damage: OnDamage | None = None,
+        memory: int = _MEMORY,
     ):
-        self._content, self._on_damage = content, on_damage
+        self._content, self._columns, self._on_damage = content, frozenset(columns), on_damage
+        self._wanted = np.arange(len(content)) if episodes is None else episodes
+        self._is_all = content.chosen is None and episodes is None
+        self._order, self._steps, self._memory = order, steps, memory
         self._finals, self._prefix = finals, prefix
         self._overlap = overlap or finals in (REPEATED, LEFT_OUT)
-        self._flags = [path for path in FLAGS if path[0] in columns or path in columns]
-        self._columns = frozenset(columns) - {name for path in FLAGS for name in (path[0], path)}
-        self._index = np.full(int(content.bounds[-1]), -1)  # of each episode of the whole trace, in content
-        wanted = np.arange(len(content)) if episodes is None else episodes
-        self._index[wanted if content.chosen is None else content.chosen[wanted]] = wanted
-        self._is_all = content.chosen is None and episodes is None
 
     def __iter__(self) -> Iterator[StepRuns]:
-        content = self._content
+        return self._in_file_order() if self._order == FILE else self._in_given_order()
+
+    def _in_file_order(self) -> Iterator[StepRuns]:
+        content, wanted = self._content, self._wanted
+        flags = {name for path in FLAGS for name in (path[0], path)}
+        index = np.full(int(content.bounds[-1]), -1)  # of each episode of the whole trace, in content
+        index[wanted if content.chosen is None else content.chosen[wanted]] = wanted
         for number, reader in enumerate(content.writers):
-            index = self._index[int(content.bounds[number]) : int(content.bounds[number + 1])]
-            if not self._is_all and not (index >= 0).any():
+            mine = index[int(content.bounds[number]) : int(content.bounds[number + 1])]
+            if not self._is_all and not (mine >= 0).any():
                 continue
             raise_or_report(reader, self._on_damage)
-            runs = _Runs(self, number if content.chosen is None else content.readers.index(reader), reader, index)
-            for block, chunk in read_chunks(reader, self._columns, index >= 0, self._on_damage):
+            runs = _Runs(self, content.readers.index(reader), reader, mine)
+            for block, chunk in read_chunks(reader, self._columns - flags, mine >= 0, self._on_damage):
                 if chunk is None:
                     runs.skip(block)
                 else:
                     yield runs.of(block, chunk)
 
-
-def raise_or_report(reader: WriterReader, on_damage: OnDamage | None) -> None:
-    """Report the missing and unreadable files of a writer. Without on_damage, raise CorruptTrace for the first."""
-    for damage in reader.damage:
-        if on_damage is None:
-            raise damage.error()
-        on_damage(damage)
+    def _in_given_order(self) -> Iterator[StepRuns]:
+        content, wanted = self._content, self._wanted
+        writers, rows = content["writer"][wanted].astype(np.int64), content.rows[wanted]
+        cache, reported = ChunkCache(self._memory), set[int]()
+        bounds = [0, *(np.flatnonzero(np.diff(writers)) + 1).tolist(), len(wanted)]
+        for first, last in pairwise(bounds if len(wanted) else []):
+            number = int(writers[first])
+            if number not in reported:
+                raise_or_report(content.readers[number], self._on_damage)
+                reported.add(number)
+            yield from OrderedScan(
+                content.readers[number],
+                number,
+                wanted[first:last],
+                rows[first:last],
+                self._columns,
+                steps=self._steps,
+                finals=self._finals,
+                prefix=self._prefix,
+                on_damage=self._on_damage,
+                cache=cache,
+                memory=self._memory,
+            )
 
 
 def read_chunks(
@@ -204,7 +151,7 @@ def read_chunks(
         asked: columns that the episodes before were asked for: the chunks are ChunkOnDemand then.
     """
     blocks = reader.blocks(wanted, first, parts)
-    for block in reader.ahead(blocks, columns if asked is None else asked, attrgetter("number")):
+    for block in reader.ahead(blocks, columns if asked is None else asked, lambda block: (block.number,)):
         chunk: Chunk | None
         try:
             if asked is None:
@@ -218,16 +165,10 @@ def read_chunks(
         except CorruptTrace as error:
             if on_damage is None:
                 raise
-            on_damage(_damage_at(reader, block.number, error.problem))
+            on_damage(damage_at(reader, block.number, error.problem))
             chunk = None
         yield block, chunk
         del chunk  # before the next one takes memory
-
-
-def _damage_at(reader: WriterReader, number: int, problem: str) -> Damage:
-    batch, i = reader.chunk_places[number]
-    start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
-    return Damage(str(batch.path), start, start + length, problem)
 
 
 class _Runs:
@@ -251,7 +192,7 @@ class _Runs:
         observations = steps + has_initial
         step_begins, observation_begins = np.cumsum(steps) - steps, np.cumsum(observations) - observations
         sizes = int(steps.sum()), int(observations.sum())
-        is_first = parts.first_of(rows) == block.begin + np.arange(len(rows))
+        is_first = parts.opens(rows, block.begin)
         lost = is_first & ~has_initial
         if self._after_damage.any():
             heads = np.zeros(len(rows), np.bool_)
@@ -307,6 +248,7 @@ class _Runs:
             observation_offsets=np.append(0, np.cumsum(observations[wanted]))[bounds],
             columns={},
             starts={},
+            branch_prefix=branch_prefix,
         )
         if STARTS in chunk:
             begun = rows[table["flags"] & wire.STARTS > 0].tolist()
@@ -318,7 +260,9 @@ class _Runs:
                 rows_of = in_observations if path[0] == "observations" else in_steps
                 if rows_of.count:
                     runs.columns[path] = rows_of.of(chunk.array(path))
-        for path in scan._flags if runs.size else ():
+        for path in FLAGS if runs.size else ():
+            if path not in scan._columns and path[0] not in scan._columns:
+                continue
             flagged = (flags[wanted] & FLAGS[path] > 0) & (steps[wanted] > 0)
             runs.columns[path] = np.zeros(runs.size, np.bool_)
             runs.columns[path][np.cumsum(steps[wanted])[flagged] - 1] = True

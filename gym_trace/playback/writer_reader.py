@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from copy import copy
 from functools import partial
 from itertools import accumulate, groupby
@@ -367,38 +367,41 @@ class WriterReader:
             if batch is not self.tail.batch:
                 batch.expect([i for _, i in places], lambda path: path[0] in roots or path in roots)
 
-    def ahead(self, blocks: Iterator[_Item], roots: Set[str | Path], number: Callable[[_Item], int]) -> Iterator[_Item]:
+    def ahead(
+        self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]
+    ) -> Iterator[_Item]:
         """Yield items, while what chunk() reads of the next ones is fetched.
 
         roots: what is read of them; it may change. Nothing is fetched while it is empty.
-        number: returns the number of the chunk of an item.
+        chunks: returns the numbers of the chunks of an item.
         """
         storage = self.files.storage
         if not storage.ahead:
-            yield from blocks
+            yield from items
             return
         waiting: deque[tuple[_Item, int]] = deque()
-        group: list[int] = []
+        group: dict[int, None] = {}
         held = asked = 0
-        for item in blocks:
+        for item in items:
             if not roots and not waiting:
                 yield item
                 continue
-            batch, i = self.chunk_places[number(item)]
-            size = int(batch.chunks["length"][i])
+            new = [number for number in chunks(item) if number not in group]
+            places = (self.chunk_places[number] for number in new)
+            size = sum(int(batch.chunks["length"][i]) for batch, i in places)
             waiting.append((item, size))
-            group.append(number(item))
+            group |= dict.fromkeys(new)
             held, asked = held + size, asked + size
-            if asked >= min(_GROUP, storage.ahead // 4) or len(group) == _MOST_AHEAD:
+            if asked >= min(_GROUP, storage.ahead // 4) or len(group) >= _MOST_AHEAD:
                 if roots:
-                    storage.soon(partial(self.expect, group, frozenset(roots)))
-                group, asked = [], 0
+                    storage.soon(partial(self.expect, list(group), frozenset(roots)))
+                group, asked = {}, 0
             while held > storage.ahead or len(waiting) > 4 * _MOST_AHEAD:
                 item, size = waiting.popleft()
                 held -= size
                 yield item
         if roots:
-            storage.soon(partial(self.expect, group, frozenset(roots)))
+            storage.soon(partial(self.expect, list(group), frozenset(roots)))
         yield from (item for item, _ in waiting)
 
     def columns_of(self, number: int) -> list[Column]:
@@ -452,13 +455,14 @@ class WriterReader:
     def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
         """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
-        trimmed, skipped = bool(self.parts.trimmed[row]), None
+        lost, skipped = int(self.parts.trimmed[row]), None
         if steps is not None:
-            ends = np.cumsum(self.fragments.steps[fragments], dtype=np.int64) - trimmed
+            ends = np.cumsum(self.fragments.steps[fragments], dtype=np.int64) - lost
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
             if steps.start:  # the observation before it is what the step before it led to
                 first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
-                skipped = int(ends[first - 1]) + trimmed if first else None
+                skipped = int(ends[first - 1]) if first else None
+                lost = 0 if first else lost
                 fragments = fragments[first:]
                 last -= first
             fragments = fragments[: last + 1]
@@ -473,10 +477,11 @@ class WriterReader:
             seen += before + int(np.count_nonzero(all_flags[at:f] & wire.LEADS))
             at, count, flags = f, int(all_steps[f]), int(all_flags[f])
             rows = count + bool(flags & wire.LEADS)
-            found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done, done + count), flags))
+            found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done + lost, done + count), flags))
+            lost = 0
         if steps is None:
             return found
-        return cut_down(found, steps.start, steps.stop, trimmed, skipped)
+        return cut_down(found, steps.start, steps.stop, skipped)
 
     def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
         """Return the reset record of an episode: options, rng_state, reset_info, a large seed."""

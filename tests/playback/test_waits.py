@@ -8,12 +8,6 @@ import pytest
 from round_trips import CONSUMERS, record_chunks, waits_of
 
 _NOT_YET = {
-    "windows",
-    "windows, streamed",
-    "normalization",
-    "to_arrow",
-    "export npz",
-    "export parquet",
     "verify",
     "viewer",
 }

@@ -113,7 +113,7 @@ def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | Non
         parts, flags = reader.parts, reader.fragments.flags[reader.parts.fragments]
         flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
         last = parts.first[1:][rows[mine]] - 1
-        is_plain = (flagged[last] == flagged[parts.first[:-1][rows[mine]]]) & ~parts.trimmed[rows[mine]]
+        is_plain = flagged[last] == flagged[parts.first[:-1][rows[mine]]]
         ends = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
         steps = parts.column("steps", rows[mine]).tolist()
         for place, plain, end, count in zip(mine.tolist(), is_plain.tolist(), ends, steps):

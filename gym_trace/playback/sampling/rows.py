@@ -383,7 +383,7 @@ class _Writer:
         head, last = int(episode[0]), int(episode[-1])
         roots = frozenset(str(path[0]) for path in columns)
         numbers: Iterator[int] = iter(np.flatnonzero((self._low <= last) & (self._high >= head)).tolist())
-        for number in self._reader.ahead(numbers, roots, int):
+        for number in self._reader.ahead(numbers, roots, lambda number: (number,)):
             begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
             place = self._place[begin:end]
             found = np.minimum(np.searchsorted(episode, place), len(episode) - 1)

@@ -70,8 +70,8 @@ def _hashed(
     content = [name for name in CONTENT if name in compared]
     more = [name for name in _MORE if name in compared and not only_content]
     hasher, facts = _Hasher(writer), _Facts(writer, rows, compared)
-    for parts, row, pieces in scan_episodes(writer, frozenset((*content, *more)), wanted, None):
-        hasher.begin(pieces, bool(parts.trimmed[row]))
+    for _, row, pieces in scan_episodes(writer, frozenset((*content, *more)), wanted, None):
+        hasher.begin(pieces)
         for name in content:
             hasher.add_column(name)
         seen = hasher.digest() if content else None
@@ -122,8 +122,8 @@ class _Hasher:
         self._chunk: Chunk | None = None
         self._stored: dict[str, list[_Stored] | None] = {}  # columns of that chunk
 
-    def begin(self, pieces: list[Piece], trimmed: bool) -> None:
-        self._pieces, self._trimmed = pieces, trimmed
+    def begin(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
         self._hash = blake2b(digest_size=16)
         self.is_exact = True
 
@@ -134,7 +134,7 @@ class _Hasher:
         (piece, *more), update = self._pieces, self._hash.update
         rows = piece.observations if name == "observations" else piece.steps
         count = rows.stop - rows.start
-        if more or self._trimmed or not count:
+        if more or not count:
             stored = None
         elif name in _FLAGS:
             update(_head_of_array("|b1", (), count) + bytes(count - 1))
@@ -143,7 +143,7 @@ class _Hasher:
         else:
             stored = self._stored_in(piece.chunk, name)
         if stored is None:
-            self.add(assemble(name, self._pieces, self._layouts, self._trimmed, copy=False))
+            self.add(assemble(name, self._pieces, self._layouts, copy=False))
         for head, dtype, shape, data, width in stored or ():  # the same bytes as add() would give
             update(head + _head_of_array(dtype, shape, count))
             update(data[rows.start * width : rows.stop * width])

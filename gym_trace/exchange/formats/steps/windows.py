@@ -250,8 +250,7 @@ class _Source(NamedTuple):
     def ends_of_chunks(self) -> list[int]:
         """Return the number of finished steps of the episode at the end of each of its chunks."""
         counts = [piece.steps.stop - piece.steps.start for piece in self.writer.pieces(self.row)]
-        trimmed = bool(self.writer.parts.trimmed[self.row])
-        ends: list[int] = (np.cumsum(counts, dtype=np.int64) - trimmed).tolist()
+        ends: list[int] = np.cumsum(counts, dtype=np.int64).tolist()
         return ends
 
 

@@ -1,0 +1,385 @@
+"""Steps of episodes in a given order, each episode complete before the next one, in bounded memory.
+
+Whole episodes that end in one chunk are cut together out of the chunks that hold them, where their rows are typed. All
+other episodes come one by one, in windows of consecutive steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.data.layout import Layout, Leaf, Path
+from gym_trace.data.values import Array, Misfit, objects
+from gym_trace.data.vocabulary import COLUMNS
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.columns import CHANGES, MSGPACK
+from gym_trace.playback.assembly import Piece, assemble, joined_leaf
+from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
+from gym_trace.playback.writer_reader import WriterReader
+
+_FEWEST = 4  # episodes that are worth cutting out of a chunk together
+_MOST_STEPS = 1024  # of a window
+_MOST_SHARE = 8  # parts of the memory: a window has the typed values of one of them at most
+_VALUE_BYTES = 1024  # estimate for a row of values of any type
+
+
+class _Task(NamedTuple):
+    """Steps that are read together: whole episodes, numbers first to last of those wanted; or a window of one of them.
+
+    Attributes:
+        chunks: numbers of the chunks that have them.
+        pieces: of a window, steps start to stop of the episode. None: whole episodes.
+        opens: True for the first window of an episode.
+    """
+
+    first: int
+    last: int
+    chunks: Sequence[int]
+    pieces: list[Piece] | None = None
+    start: int = 0
+    stop: int = 0
+    opens: bool = True
+
+
+class OrderedScan:
+    """The wanted episodes of one writer; see Scan with order="episode".
+
+    Args:
+        reader, number: the writer, and its index in content.readers.
+        episodes, rows: (k,) indices in content, and rows in the table of the writer.
+        cache: decoded chunks, of memory bytes.
+    """
+
+    def __init__(
+        self,
+        reader: WriterReader,
+        number: int,
+        episodes: Array,
+        rows: Array,
+        columns: frozenset[str | Path],
+        *,
+        steps: slice,
+        finals: str,
+        prefix: bool,
+        on_damage: OnDamage | None,
+        cache: ChunkCache,
+        memory: int,
+    ):
+        self._reader, self._number, self._episodes, self._rows = reader, number, episodes, rows
+        self._steps, self._finals, self._on_damage = steps, finals, on_damage
+        self._cache, self._memory = cache, memory
+        flags = {name for (name,) in FLAGS}
+        roots = {path if isinstance(path, str) else path[0] for path in columns}
+        self._roots = [root for root in COLUMNS if root in roots]
+        self._columns = frozenset(path for path in columns if path not in flags and path not in FLAGS)
+        self._damaged: set[int] = set()  # numbers of chunks
+        self._decoded: dict[int, Chunk] = {}  # chunks of the episodes that were cut out last
+        parts, fragments = self._reader.parts, self._reader.fragments
+        self._first_steps = parts.column("first_step", rows)
+        self._known = parts.column("has_final_observation", rows)
+        length = parts.column("steps", rows)
+        self._prefix = 0 if prefix else self._reader.about.prefix
+        self._begins = np.clip(self._prefix - self._first_steps, 0, length)
+        self._ends = length
+        is_plain = ~parts.trimmed[rows] & (self._begins == 0)
+        if finals != KEPT:
+            is_plain &= self._known
+        if finals == LEFT_OUT:
+            terminated = fragments.flags[parts.last_of(rows)] & wire.TERMINATED > 0
+            shorter = ~self._known & ~terminated & (length > self._begins)
+            self._ends, self._known = length - shorter, self._known | shorter
+        self._chunk_of = np.where(
+            is_plain & (steps == slice(None)), self._chunks_of(parts.last_of(rows)), -1
+        )  # in which episodes end that may be cut out together
+
+    def _chunks_of(self, fragments: Array) -> Array:
+        return np.searchsorted(self._reader.chunk_bounds, fragments, side="right") - 1
+
+    def __iter__(self) -> Iterator[StepRuns]:
+        for task in self._reader.ahead(self._tasks(), self._columns, lambda task: task.chunks):
+            block = self._cut_out(task) if task.pieces is None else None
+            if block is not None:
+                yield block
+                continue
+            windows = iter([task]) if task.pieces is not None else self._windows(range(task.first, task.last))
+            for window in windows:
+                yield from self._read(window)
+
+    # -- what is read together ----------------------------------------------------------------------------------------
+
+    def _tasks(self) -> Iterator[_Task]:
+        chunks, parts = self._chunk_of, self._reader.parts
+        bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(chunks)]
+        for first, last in pairwise(bounds if len(chunks) else []):
+            if chunks[first] < 0 or last - first < _FEWEST:
+                yield from self._windows(range(first, last))
+            else:
+                rows = self._rows[first:last]
+                fragments = parts.fragments[_ranges(parts.first[rows], np.diff(parts.first)[rows])]
+                yield _Task(first, last, np.unique(self._chunks_of(fragments)).tolist())
+
+    def _windows(self, numbers: range) -> Iterator[_Task]:
+        most = max(1, min(_MOST_STEPS, self._memory // _MOST_SHARE // self._row_bytes()))
+        for number in numbers:
+            begin = int(self._begins[number])
+            chosen = range(int(self._ends[number]) - begin)[self._steps]
+            start = at = begin + chosen.start
+            end = max(start, begin + chosen.stop)
+            while True:
+                stop = min(at + most, end)
+                pieces = self._reader.pieces(int(self._rows[number]), range(at, stop))
+                chunks = list(dict.fromkeys(piece.chunk_number for piece in pieces))
+                yield _Task(number, number + 1, chunks, pieces, at, stop, at == start)
+                if stop == end:
+                    break
+                at = stop
+
+    def _row_bytes(self) -> int:
+        """Return about how many bytes a step has in the columns."""
+        layouts, size = self._reader.layouts, 1
+        for layout in layouts[:2]:
+            size += sum(leaf.row_size or _VALUE_BYTES for leaf in layout.leaves() if self._takes(leaf.path))
+        return size + _VALUE_BYTES * ("infos" in self._columns)
+
+    def _takes(self, path: Path) -> bool:
+        return path[0] in self._columns or path in self._columns
+
+    # -- whole episodes -----------------------------------------------------------------------------------------------
+
+    def _cut_out(self, task: _Task) -> StepRuns | None:
+        """Return whole episodes; None if their rows in the chunks differ from those of the episodes."""
+        reader, parts = self._reader, self._reader.parts
+        chunks = self._plain_chunks(task.chunks)
+        if chunks is None:
+            return None
+        rows = self._rows[task.first : task.last]
+        counts = np.diff(parts.first)[rows]
+        fragments = parts.fragments[_ranges(parts.first[rows], counts)]  # in the order of the episodes
+        found, flags = self._chunks_of(fragments), reader.fragments.flags[fragments]
+        steps = reader.fragments.steps[fragments].astype(np.int64)
+        observations = steps + (flags & wire.LEADS > 0)
+        places: list[list[Array | slice]] = [[], []]  # in each chunk, of the rows of observations and of steps
+        for number in chunks:
+            begin, end = reader.chunk_bounds[number : number + 2].tolist()
+            for offsets, of_chunks in zip(step_offsets(reader.fragments[begin:end]), places):
+                of_chunks.append(_rows_at(offsets, fragments[found == number] - begin))
+        order = np.argsort(found, kind="stable")
+        in_order = [_moved(order, counts) for counts in (observations, steps)] if len(chunks) > 1 else []
+        columns: dict[Path, Array] = {}
+        leaves = [leaf for layout in reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
+        paths = [*(leaf.path for leaf in leaves), *(path for chunk in chunks.values() for path in chunk.columns)]
+        for path in dict.fromkeys(paths):
+            if any(path not in chunk for chunk in chunks.values()):
+                return None
+            is_step = path[0] != "observations"
+            arrays = [chunk.array(path)[mine] for chunk, mine in zip(chunks.values(), places[is_step])]
+            if len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
+                return None
+            if arrays[0].dtype == object and any(isinstance(value, Misfit) for array in arrays for value in array):
+                return None
+            columns[path] = np.concatenate(arrays)[in_order[is_step]] if in_order else arrays[0]
+        ends = np.cumsum(steps)
+        for path, bit in FLAGS.items():
+            if path[0] in self._roots:
+                columns[path] = np.zeros(int(ends[-1]), np.bool_)
+                columns[path][ends[(flags & bit > 0) & (steps > 0)] - 1] = True
+        lasts = np.cumsum(counts) - 1
+        return self._runs(
+            np.arange(task.first, task.last),
+            np.zeros(len(rows), np.int64),
+            np.add.reduceat(steps, lasts - counts + 1),
+            np.ones(len(rows), np.bool_),
+            flags[lasts],
+            columns,
+        )
+
+    def _plain_chunks(self, numbers: Sequence[int]) -> dict[int, Chunk] | None:
+        """Return these chunks; None if their rows differ from those of the episodes, or are too large, or damaged."""
+        leaves = (leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves())
+        untyped = {("infos",), *(leaf.path for leaf in leaves if leaf.dtype is None)}
+        size, decoded = 0, self._decoded
+        try:
+            for number in numbers:
+                chunk = decoded.get(number)
+                for column in self._reader.columns_of(number) if chunk is None else chunk.described:
+                    if self._takes(column.path):
+                        if column.encoding & CHANGES or (column.dtype == MSGPACK and column.path not in untyped):
+                            return None
+                        size += column.full_size
+                if size > self._memory // 2:
+                    return None
+            self._decoded = {it: decoded.get(it) or self._reader.chunk(it, self._columns) for it in numbers}
+            return self._decoded
+        except CorruptTrace:
+            if self._on_damage is None:
+                raise
+            return None
+
+    # -- windows ------------------------------------------------------------------------------------------------------
+
+    def _read(self, task: _Task) -> list[StepRuns]:
+        """Return the readable runs of a window."""
+        while True:
+            try:
+                return [self._run(task, *stretch) for stretch in self._stretches(task)]
+            except CorruptTrace as error:
+                new = {piece.chunk_number for piece in task.pieces or ()} - self._damaged
+                if self._on_damage is None or not new:
+                    raise
+                for number in [number for number in new if not self._decodes(number)] or new:
+                    self._report(number, error)
+
+    def _stretches(self, task: _Task) -> Iterator[tuple[list[Piece], int, int, bool]]:
+        """Yield the pieces of a window without a gap between them, as (pieces, first step, last step, after damage)."""
+        pieces: list[Piece] = []
+        begin = at = task.start
+        after_damage = False
+        for piece in task.pieces or ():
+            chunk = self._chunk(piece.chunk_number)
+            if chunk is None and (at > begin or (after_damage and pieces)):
+                yield pieces, begin, at, after_damage
+            at += piece.steps.stop - piece.steps.start
+            if chunk is None:
+                pieces, begin, after_damage = [], at, True
+            else:
+                pieces.append(piece._replace(chunk=chunk))
+        if pieces and (at > begin or not after_damage):
+            yield pieces, begin, at, after_damage
+
+    def _chunk(self, number: int) -> Chunk | None:
+        """Return a chunk; None if it is damaged."""
+        if number in self._damaged:
+            return None
+        try:
+            return self._cache.chunk(self._reader, number, self._columns)
+        except CorruptTrace as error:
+            if self._on_damage is None:
+                raise
+            self._report(number, error)
+            return None
+
+    def _report(self, number: int, error: CorruptTrace) -> None:
+        assert self._on_damage is not None
+        self._damaged.add(number)
+        self._on_damage(damage_at(self._reader, number, error.problem))
+
+    def _decodes(self, number: int) -> bool:
+        try:
+            self._reader.chunk(number, self._columns).decode_all()
+        except CorruptTrace:
+            return False
+        return True
+
+    def _run(self, task: _Task, pieces: list[Piece], begin: int, end: int, after_damage: bool) -> StepRuns:
+        """Return one run. after_damage: the observation before its first step is lost, and so is that step."""
+        if after_damage:
+            steps = pieces[0].steps
+            pieces[0] = pieces[0]._replace(steps=slice(steps.start + 1, steps.stop))
+            begin += 1
+        columns: dict[Path, Array] = {}
+        layouts = self._reader.layouts
+        for root in self._roots:
+            if root in ("observations", "actions"):
+                columns |= self._leaves(root, pieces)
+                continue
+            found = assemble(root, pieces, layouts, copy=False)
+            if root == "annotations":
+                columns |= {(root, name): found[name] for name in sorted(found) if self._takes((root, name))}
+            elif root != "infos":
+                columns[(root,)] = found
+            elif found is not None:
+                columns[(root,)] = objects(found)
+        closes = end == self._ends[task.first]
+        if closes and not self._known[task.first] and self._finals != KEPT and end > begin:
+            for path, rows in columns.items():
+                if path[0] == "observations":
+                    columns[path] = np.concatenate((rows[:-1], rows[-2:-1]))
+        return self._runs(
+            np.array([task.first]),
+            np.array([begin]),
+            np.array([end - begin]),
+            np.array([task.opens or after_damage]),
+            np.array([pieces[-1].flags if end > begin else 0]),
+            columns,
+        )
+
+    def _leaves(self, root: str, pieces: list[Piece]) -> dict[Path, Array]:
+        """Return the wanted leaves of observations or actions."""
+        layout: Layout = getattr(self._reader.layouts, root)
+        if root not in self._columns:
+            leaves = [leaf for leaf in layout.leaves() if self._takes(leaf.path)]
+            described = [piece.chunk.columns for piece in pieces]
+            if all(leaf.path in it and it[leaf.path].dtype != MSGPACK for leaf in leaves for it in described):
+                return {leaf.path: joined_leaf(pieces, leaf, copy=False) for leaf in leaves}
+            # Only all leaves show whether a row has the structure of the space.
+            pieces = [it._replace(chunk=self._cache.chunk(self._reader, it.chunk_number, root)) for it in pieces]
+        tree = assemble(root, pieces, self._reader.layouts, copy=False)
+        found = leaves_of(layout, tree, (root,))
+        return {path: rows for path, rows in found.items() if path == (root,) or self._takes(path)}
+
+    def _runs(
+        self, numbers: Array, starts: Array, steps: Array, opens: Array, flags: Array, columns: dict[Path, Array]
+    ) -> StepRuns:
+        """Return runs. numbers: of their episodes among the wanted ones. starts: their first steps. flags: of the last
+        fragments."""
+        closes = starts + steps == self._ends[numbers]
+        step_offsets = np.append(0, np.cumsum(steps))
+        return StepRuns(
+            reader=self._reader,
+            writer=self._number,
+            row=self._rows[numbers],
+            episode=self._episodes[numbers],
+            first_step=self._first_steps[numbers] + starts,
+            has_initial=np.ones(len(numbers), np.bool_),
+            opens=opens,
+            closes=closes,
+            final_known=~closes | self._known[numbers],
+            terminated=flags & wire.TERMINATED > 0,
+            truncated=flags & wire.TRUNCATED > 0,
+            step_offsets=step_offsets,
+            observation_offsets=step_offsets + np.arange(len(numbers) + 1),
+            columns=columns,
+            starts={},
+            branch_prefix=self._prefix,
+        )
+
+
+def leaves_of(layout: Layout, tree: object, path: Path) -> dict[Path, Array]:
+    """Return the rows of each leaf of a space; all of them under its own path if they have another structure."""
+    if isinstance(layout, Leaf) or isinstance(tree, np.ndarray):
+        return {path: np.asarray(tree)}
+    keys = range(len(layout.children)) if layout.keys is None else layout.keys
+    found: dict[Path, Array] = {}
+    for key, child in zip(keys, layout.children):
+        found |= leaves_of(child, tree[key], (*path, key))  # type: ignore[index]
+    return found
+
+
+def _ranges(begins: Array, counts: Array) -> Array:
+    """Return the numbers of ranges, one range after the other."""
+    firsts = np.cumsum(counts) - counts
+    found: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
+    return found
+
+
+def _moved(order: Array, counts: Array) -> Array:
+    """Return the places of the rows of runs after these were put into another order."""
+    begins = np.empty(len(order), np.int64)
+    begins[order] = np.cumsum(counts[order]) - counts[order]
+    return _ranges(begins, counts)
+
+
+def _rows_at(offsets: Array, mine: Array) -> Array | slice:
+    """Return the positions of the rows of some fragments; a slice if they are contiguous."""
+    begins, counts = offsets[mine], offsets[mine + 1] - offsets[mine]
+    if bool((np.diff(mine) == 1).all()):
+        return slice(int(begins[0]), int(begins[-1] + counts[-1]))
+    return _ranges(begins, counts)
