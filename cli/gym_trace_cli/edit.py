@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import Group, bundle, option, section
-from gym_trace_cli.options import PATH, TextOption, json_option, trace_argument
+from gym_trace_cli.options import PATH, NamedCallable, TextOption, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gym_trace.edit import EditReport
 
 
@@ -57,6 +60,30 @@ class Fact(TextOption):
         return key, text if not fits(found) and fits(text) else found
 
 
+class ColumnFunction(TextOption):
+    """COLUMN=MODULE:FUNCTION; imports the function."""
+
+    name = "column=module:function"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        column, equals, function = value.partition("=")
+        if not (column and equals):
+            self.fail(f"{value!r} is not of the form COLUMN=MODULE:FUNCTION, such as rewards=mine:clipped", param, ctx)
+        return column, NamedCallable().parsed(function, param, ctx)
+
+
+class NewName(TextOption):
+    """OLD=NEW"""
+
+    name = "old=new"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        old, equals, new = value.partition("=")
+        if not (old and equals and new):
+            self.fail(f"{value!r} is not of the form OLD=NEW, such as value=critic", param, ctx)
+        return old, new
+
+
 _quiet_option = option("--quiet", "Hide progress.")
 _new_options = section(
     "Output", option("-o, --output NEW", "New directory.", PATH, required=True), _quiet_option, json_option
@@ -84,7 +111,7 @@ _new_or_in_place_options = section(
 
 @click.group("edit", cls=Group)
 def command() -> None:
-    """Merge, split, filter, drop, compact or annotate traces.
+    """Merge, split or filter traces, and change their columns.
 
     Only --in-place and annotate modify a trace. Seeds, generator states, times,
     outcomes, writers and episode ids are kept, so the result still verifies.
@@ -209,6 +236,101 @@ def drop(directory: str, columns: str, place: dict[str, Any], quiet: bool, as_js
     names = [name.strip() for name in columns.split(",") if name.strip()]
     with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.drop(directory, names, **place, on_progress=progress.counting("step"))
+    _print_report(report, as_json)
+
+
+@command.command("map")
+@trace_argument
+@click.argument("columns", metavar="COLUMN=M:F...", nargs=-1, required=True, type=ColumnFunction())
+@_new_or_in_place_options
+@selection_options
+def map_(
+    directory: str,
+    columns: tuple[tuple[str, Any], ...],
+    place: dict[str, Any],
+    selection: Selection,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Compute rewards, infos or annotations by a function.
+
+    M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
+    The new trace has the selected episodes, and names the function.
+
+    \b
+    gym-trace edit map traces/all -o traces/clipped rewards=mine:clipped
+    """
+    import gym_trace.edit
+
+    _edit_columns(gym_trace.edit.map, directory, columns, place, selection, quiet, as_json)
+
+
+@command.command("add")
+@trace_argument
+@click.argument("columns", metavar="NAME=M:F...", nargs=-1, required=True, type=ColumnFunction())
+@_new_or_in_place_options
+@selection_options
+def add(
+    directory: str,
+    columns: tuple[tuple[str, Any], ...],
+    place: dict[str, Any],
+    selection: Selection,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Add annotations that a function computes.
+
+    M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
+    The new trace has the selected episodes, and names the function.
+
+    \b
+    gym-trace edit add traces/all -o traces/more togo=mine:returns_to_go
+    """
+    import gym_trace.edit
+
+    _edit_columns(gym_trace.edit.add, directory, columns, place, selection, quiet, as_json)
+
+
+@command.command("rename")
+@trace_argument
+@click.argument("names", metavar="OLD=NEW...", nargs=-1, required=True, type=NewName())
+@_new_or_in_place_options
+@selection_options
+def rename(
+    directory: str,
+    names: tuple[tuple[str, str], ...],
+    place: dict[str, Any],
+    selection: Selection,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Rename annotations; other columns have fixed names.
+
+    The new trace has the selected episodes.
+
+    \b
+    gym-trace edit rename traces/all -o traces/new value=critic
+    """
+    import gym_trace.edit
+
+    _edit_columns(gym_trace.edit.rename, directory, names, place, selection, quiet, as_json)
+
+
+def _edit_columns(
+    edit: Callable[..., EditReport],
+    directory: str,
+    columns: tuple[tuple[str, Any], ...],
+    place: dict[str, Any],
+    selection: Selection,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    by_name = dict(columns)
+    if len(by_name) < len(columns):
+        raise click.UsageError("a column is named twice")
+    view = selection.some(gym_trace.open_trace(directory))
+    with ProgressLine(quiet=quiet) as progress:
+        report = edit(view, by_name, **place, on_progress=progress.update_bytes)
     _print_report(report, as_json)
 
 

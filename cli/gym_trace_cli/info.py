@@ -100,6 +100,7 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
     options = {name: value for name, value in _items(info["recorder"]) if value}
     yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
     yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
+    yield "edited", "; ".join(_edits(dict(_items(info["provenance"])).get("edits")))
     if origin := dict(_items(info["branch"])):
         yield (
             "branches from",
@@ -128,6 +129,16 @@ def _provenance(known: dict[str, Any]) -> Iterator[str]:
         yield f"commit {known['commit']}" + (" and uncommitted changes" if known.get("dirty") else "")
     if known.get("argv"):
         yield f"as {_cut(json.dumps(known['argv'], ensure_ascii=False))}"
+
+
+def _edits(edits: Any) -> Iterator[str]:
+    """Yield a description of each column that was edited, which may be anything."""
+    for edit in edits if isinstance(edits, list) else ():
+        known = dict(_items(edit))
+        if known.get("to"):
+            yield f"{known.get('column')} renamed to {known['to']}"
+        else:
+            yield f"{known.get('column')} by {known.get('by')}"
 
 
 def _environment(environment: Any) -> Iterator[tuple[str, str]]:

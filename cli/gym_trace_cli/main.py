@@ -78,7 +78,11 @@ ELSEWHERE = {
     "watch": "'replay' plays episodes, 'view' shows them in a browser",
     **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
-    **{name: f"it is 'edit {name}'" for name in ("merge", "split", "filter", "drop", "compact", "annotate")},
+    **{
+        name: f"it is 'edit {name}'"
+        for name in ("merge", "split", "filter", "drop", "compact", "annotate", "map", "add", "rename")
+    },
+    **dict.fromkeys(("relabel", "transform"), "'edit map' computes columns by a function"),
     **dict.fromkeys(("join", "concat"), "'edit merge' makes one trace of several"),
     **dict.fromkeys(("video", "gif", "film"), "'render' makes videos"),
     **dict.fromkeys(("plot", "histogram"), "'stats' draws returns and lengths"),

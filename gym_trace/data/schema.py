@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gym_trace.data.layout import Layout, Leaf, Path, PlainSpace, layout_of, leaves_in
 from gym_trace.errors import CorruptTrace
-from gym_trace.printable import shown
+from gym_trace.printable import printable, shown
 
 IMPORTED_FROM = "imported_from"  # a recorder option in the schema record
 _SPACES = ("observation_space", "action_space")
@@ -128,6 +128,16 @@ class WriterSchema:
     def branch(self) -> dict[str, Any]:
         """The step that the episodes branch from (docs/FORMAT.md, section 4); empty if they begin at their reset."""
         return as_map(self.raw.get("branch"))
+
+    def edits_of(self, column: str) -> list[str]:
+        """Return descriptions of the edits that made a column what it is, such as "map by rewards:clipped".
+
+        column: such as "rewards", or "annotations.value".
+        """
+        edits = as_map(self.raw.get("provenance")).get("edits")
+        found = [as_map(edit) for edit in edits] if isinstance(edits, list) else []
+        mine = [edit for edit in found if edit.get("column") == column]
+        return [f"{printable(edit.get('edit'))} by {printable(edit.get('by'))}" for edit in mine]
 
     @property
     def prefix(self) -> int:

@@ -71,6 +71,7 @@ EVERY_COMMAND = [
     ["card", "."],
     ["diff", ".", "."],
     ["edit", "merge", ".", "-o", "../merged"],
+    ["edit", "map", ".", "-o", "../mapped", "rewards=builtins:len"],
     ["lint", "."],
     ["check", "."],
     ["push", ".", "file:///dev/null/nowhere"],

@@ -60,6 +60,7 @@ COMMAND_LINES = (
     ("edit", "split", "TRACE", "-o", "REPAIRED", "--by", "writer"),
     ("edit", "compact", "TRACE", "-o", "REPAIRED"),
     ("edit", "drop", "TRACE", "-o", "REPAIRED", "--columns", "infos"),
+    ("edit", "add", "TRACE", "-o", "REPAIRED", "x=operator:attrgetter"),
     ("ls", "TRACE", "--where", "return > 1 or steps > 2"),
     ("ls", "TRACE", "--json"),
     ("cat", "TRACE"),

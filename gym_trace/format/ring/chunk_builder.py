@@ -132,7 +132,7 @@ class ChunkWriter:
             self._pieces, self._forms = [], {}
             self._size = self._decoded = self._rows = 0
             if not self._is_edit:
-                _add_up(columns.get(("rewards",)), fragments)
+                add_reward_sums(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
             if self._is_edit:
                 self.writer.seal_if_due()
@@ -200,7 +200,7 @@ def joined_rows(pieces: Sequence[Rows]) -> Rows:
     return values
 
 
-def _add_up(rewards: Rows | None, fragments: Array) -> None:
+def add_reward_sums(rewards: Rows | None, fragments: Array) -> None:
     """Set the reward sum of each fragment. rewards: of all steps in order; None if the rows are large."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:

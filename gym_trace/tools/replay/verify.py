@@ -245,6 +245,7 @@ def _verdicts(
             episode = trace[lane.indices[position]]
             try:
                 verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+                verdict = _with_edits(verdict, lane)
                 if through_the_crash and verdict.matches:
                     verdict = replace(verdict, crash=replay.go_through_the_crash(position))
             except EnvironmentUnavailable as error:
@@ -259,6 +260,16 @@ def _verdicts(
             yield verdict
     finally:
         replay.close()
+
+
+def _with_edits(verdict: Verdict, lane: Lane) -> Verdict:
+    """Return the verdict with a note if the column that differs first is not the recorded one."""
+    column = "" if verdict.difference is None else verdict.difference.column.partition("/")[0]
+    edits = lane.writer.about.edits_of(column) if column else []
+    if not edits:
+        return verdict
+    note = f"not as recorded: {column} edited ({', '.join(edits)})"
+    return replace(verdict, reason=f"{verdict.reason}; {note}" if verdict.reason else note)
 
 
 def _maker(lane: Lane, make_env: MakeEnv | None, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:

@@ -1,0 +1,432 @@
+"""Columns of a trace are dropped, renamed, computed from others, or added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gym_trace.data.episode import Episode
+from gym_trace.data.origins import changed_schema
+from gym_trace.data.packing import pack, pack_lenient, unpack
+from gym_trace.data.schema import as_map
+from gym_trace.data.tensors import plain_array
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import COLUMNS, STATES
+from gym_trace.errors import InvalidOption, TraceError, UnstorableValue, told
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.rewrite import ColumnEdits, SourceChunk
+from gym_trace.format.ring.chunk_builder import add_reward_sums
+from gym_trace.format.ring.segment import Rows
+from gym_trace.playback.trace import Trace
+from gym_trace.printable import shown
+from gym_trace.recording.provenance import policy_name
+from gym_trace.tools.editing.compact import check_editable, check_same
+from gym_trace.tools.editing.in_place import edited, report_for
+from gym_trace.tools.editing.rewrite import EditReport, Progress, Source, rewrite
+from gym_trace.tools.editing.sources import TraceOrPath, opened, outputs_of, selections_of
+
+DROPPABLE = ("infos", "annotations")
+EpisodeFunction = Callable[[Episode], Any]
+Episodes = slice | Sequence[int] | Array | None
+_REWARDS: ColumnPath = ("rewards",)
+_INFOS: ColumnPath = ("infos",)
+
+
+def drop_columns(
+    trace: TraceOrPath,
+    columns: str | Iterable[str],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    in_place: bool = False,
+    on_progress: Progress | None = None,
+) -> EditReport:
+    """Write a trace without some columns; all others are copied as stored, without being decoded.
+
+    Args:
+        trace: a trace, or a directory; not a view. No writer is recording it.
+        columns: "infos" (also those of resets), "annotations", or "annotations.NAME". No other column can be dropped.
+        destination: a new or empty directory. It appears when it is complete.
+        in_place: replace the trace instead, atomically, and keep all other files in its directory.
+        on_progress: called periodically with the steps done and the total.
+
+    Raises:
+        InvalidOption: unknown column, or one that cannot be dropped; or no destination; or the trace is a view.
+        TraceError: a writer is still recording, or another process edits the trace.
+        TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
+        RecordingError: the new trace could not be written.
+    """
+    source = opened(trace)
+    check_editable(source, "drop columns of")
+    dropped = _dropped(source, [columns] if isinstance(columns, str) else list(columns))
+    report = report_for(source, destination, in_place)
+
+    def path_of(path: ColumnPath) -> ColumnPath | None:
+        return None if {path[:1], path[:2]} & dropped else path
+
+    edits = ColumnEdits(path_of, _without_info if ("infos",) in dropped else None)
+    outputs = outputs_of(selections_of(source)[0], report)
+    if ("infos",) in dropped:
+        outputs = [one._replace(schema=changed_schema(one.schema, _without_infos)) for one in outputs]
+    with edited(report, [source], in_place) as storage:
+        rewrite(outputs, storage, report, edits, counts_steps=True, copies_videos=not in_place, on_progress=on_progress)
+        check_same(storage, source)
+    report.writers = source.writers
+    return report
+
+
+def map_columns(
+    trace: TraceOrPath,
+    columns: Mapping[str, EpisodeFunction],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    episodes: Episodes = None,
+    in_place: bool = False,
+    on_progress: Progress | None = None,
+) -> EditReport:
+    """Write a trace in which functions compute some columns; all others are copied as stored.
+
+    The metadata of each writer names the columns and functions (provenance, "edits"), and verify reports them where
+    such a column differs.
+
+    Args:
+        trace: a trace, a view, or a directory. Running episodes are skipped.
+        columns: "rewards", "infos" or "annotations.NAME" to a function. It is called once per episode of N steps with
+            the Episode as it was recorded, and returns N rows: for rewards an array of real numbers, (N,) or
+            (N, objectives); for annotations an array of numbers, (N, ...), or N values; for infos N dicts. Arrays have
+            the same dtype and row shape in all episodes.
+        destination: a new or empty directory. It appears when it is complete.
+        episodes: the episodes of the new trace: a slice, indices, or a boolean array over the trace; None: all.
+        in_place: replace the trace instead, atomically, and keep all other files in its directory.
+        on_progress: called periodically with the bytes done and the total.
+
+    Raises:
+        InvalidOption: an unknown column, or one that cannot be mapped; a function returned another number of rows, or
+            another type; no destination, or the trace cannot be edited in place here.
+        TraceError: a function raised an error; in place: a writer is still recording, or another process edits the
+            trace.
+        TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
+        RecordingError: the new trace could not be written.
+
+    Examples:
+        >>> import numpy as np
+        >>> def clipped(episode):
+        ...     return np.clip(episode.rewards, -1, 1)
+        >>> gym_trace.edit.map("traces/cartpole", {"rewards": clipped}, "traces/clipped").episodes
+        3
+    """
+    source = _selected(trace, episodes)
+    functions = {_mappable(source, name): function for name, function in columns.items()}
+    if not functions:
+        raise InvalidOption(f"columns: name those to map; {_mappable_columns(source)}")
+    return _computed("map", source, functions, destination, in_place, on_progress)
+
+
+def add_columns(
+    trace: TraceOrPath,
+    columns: Mapping[str, EpisodeFunction],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    episodes: Episodes = None,
+    in_place: bool = False,
+    on_progress: Progress | None = None,
+) -> EditReport:
+    """Write a trace with further annotations, which functions compute; all other columns are copied as stored.
+
+    Args:
+        columns: name of each new annotation ("value", or "annotations.value") to its function. It is called once per
+            episode of N steps with the Episode, and returns an array of numbers, (N, ...), or N values; arrays have the
+            same dtype and row shape in all episodes.
+        trace, destination, episodes, in_place, on_progress: as map_columns().
+
+    Raises:
+        InvalidOption: an annotation of this name exists; and as map_columns().
+        TraceError, TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace, RecordingError: as map_columns().
+    """
+    source = _selected(trace, episodes)
+    if not columns:
+        raise InvalidOption("columns: name those to add")
+    functions = {_new_annotation(source, name): function for name, function in columns.items()}
+    return _computed("add", source, functions, destination, in_place, on_progress)
+
+
+def rename_columns(
+    trace: TraceOrPath,
+    names: Mapping[str, str],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    episodes: Episodes = None,
+    in_place: bool = False,
+    on_progress: Progress | None = None,
+) -> EditReport:
+    """Write a trace with other names of annotations; all columns are copied as stored. All others have fixed names.
+
+    Args:
+        names: old to new name of annotations, each with or without "annotations." in front.
+        trace, destination, episodes, in_place, on_progress: as map_columns().
+
+    Raises:
+        InvalidOption: no annotation of an old name, or one of a new name exists; and as map_columns().
+        TraceError, TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace, RecordingError: as map_columns().
+    """
+    source = _selected(trace, episodes)
+    if not names:
+        raise InvalidOption("names: name the annotations to rename")
+    renamed: dict[ColumnPath, ColumnPath] = {}
+    for name in names:
+        root, _, rest = name.partition(".")
+        old: ColumnPath = ("annotations", rest if root == "annotations" and rest else name)
+        if name in COLUMNS:
+            raise InvalidOption(f"{name}: has a fixed name; {_renamable_columns(source)}")
+        if old not in _paths(source):
+            raise InvalidOption(f"{shown(name)}: this trace has no such annotation; {_renamable_columns(source)}")
+        renamed[old] = old
+    for name, new in names.items():
+        renamed["annotations", name.removeprefix("annotations.")] = _new_annotation(source, new, renamed)
+    if len(set(renamed.values())) < len(renamed):
+        raise InvalidOption("names: two annotations would get the same name")
+    edits = [
+        {"edit": "rename", "column": f"annotations.{old[1]}", "to": f"annotations.{new[1]}"}
+        for old, new in renamed.items()
+    ]
+    columns = ColumnEdits(lambda path: renamed.get(path, path))
+    return _write(source, destination, in_place, on_progress, columns, edits)
+
+
+def _selected(trace: TraceOrPath, episodes: Episodes) -> Trace:
+    source = opened(trace)
+    return source if episodes is None else source[episodes]
+
+
+def _computed(
+    edit: str,
+    source: Trace,
+    functions: Mapping[ColumnPath, EpisodeFunction],
+    destination: str | os.PathLike[str] | None,
+    in_place: bool,
+    on_progress: Progress | None,
+) -> EditReport:
+    """Write a trace with columns that functions compute."""
+    computed = [_Computed(path, ".".join(map(str, path)), function) for path, function in functions.items()]
+    edits = [{"edit": edit, "column": one.name, "by": one.by} for one in computed]
+    return _write(source, destination, in_place, on_progress, ColumnEdits(), edits, _ComputedRows(computed))
+
+
+def _write(
+    source: Trace,
+    destination: str | os.PathLike[str] | None,
+    in_place: bool,
+    on_progress: Progress | None,
+    columns: ColumnEdits,
+    edits: list[dict[str, str]],
+    computed: _ComputedRows | None = None,
+) -> EditReport:
+    report = report_for(source, destination, in_place)
+    is_view = source.whole is not source
+    selections, report.running = selections_of(source, np.ones(len(source), np.bool_) if is_view else None)
+
+    def with_edits(schema: dict[str, Any]) -> dict[str, Any]:
+        provenance = as_map(schema.get("provenance"))
+        before = provenance.get("edits")
+        return {
+            **schema,
+            "provenance": {**provenance, "edits": [*(before if isinstance(before, list) else ()), *edits]},
+        }
+
+    outputs = [one._replace(schema=changed_schema(one.schema, with_edits)) for one in outputs_of(selections, report)]
+    with edited(report, [source], in_place) as storage:
+        rewrite(outputs, storage, report, columns, change=computed, copies_videos=not in_place, on_progress=on_progress)
+    return report
+
+
+def _mappable(trace: Trace, name: str) -> ColumnPath:
+    """Return the path of a column to map. Raises InvalidOption."""
+    root, dot, rest = name.partition(".")
+    path: ColumnPath = (root, rest) if dot else (root,)
+    if path == _REWARDS or (path in _paths(trace)):
+        return path
+    if root in COLUMNS and root not in DROPPABLE:
+        raise InvalidOption(f"{root}: cannot be mapped; {_mappable_columns(trace)}")
+    raise InvalidOption(f"{shown(name)}: this trace has no such column; {_mappable_columns(trace)}")
+
+
+def _new_annotation(trace: Trace, name: str, renamed: Collection[ColumnPath] = ()) -> ColumnPath:
+    """Return the path of a new annotation. renamed: those that get other names. Raises InvalidOption."""
+    new = name.removeprefix("annotations.")
+    if not new or new in COLUMNS or new.startswith(STATES):
+        raise InvalidOption(f"{shown(name)}: invalid name of an annotation; pass another")
+    path: ColumnPath = ("annotations", new)
+    if path in _paths(trace) and path not in renamed:
+        raise InvalidOption(f"{shown(name)}: this trace has an annotation of this name; pass another")
+    return path
+
+
+# -- computed columns --------------------------------------------------------------------------------------------------
+
+
+class _Computed:
+    """A column that a function computes."""
+
+    def __init__(self, path: ColumnPath, name: str, function: EpisodeFunction):
+        self.path, self.name = path, name
+        self.by = policy_name(function)
+        self._function = function
+        self._type: tuple[str, int] | None = None  # of the rows, and the episode that they were first computed for
+
+    def rows(self, episode: Episode) -> Rows:
+        """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
+        rows = self._call(episode)
+        if not hasattr(rows, "__len__") or (isinstance(rows, np.ndarray) and not rows.ndim):
+            raise self._wrong(episode, "returned a single value", "one row per step")
+        if len(rows) != len(episode):
+            raise self._wrong(episode, f"returned {len(rows)} rows", f"one for each of the {len(episode)} steps")
+        is_typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
+        kind = f"{rows.dtype} rows of shape {rows.shape[1:]}" if is_typed else "values of other types"
+        if self.path == _REWARDS and not (is_typed and rows.dtype.kind != "c" and rows.ndim <= 2):
+            raise self._wrong(episode, f"returned {kind}", "one real number per step")
+        if self.path == _INFOS and not all(isinstance(info, dict) for info in rows):
+            raise self._wrong(episode, f"returned {kind}", "one dict per step")
+        known, first = self._type = self._type or (kind, episode.index)
+        if kind != known:
+            raise self._wrong(episode, f"returned {kind}", f"one type ({known} for episode {first})")
+        if is_typed:
+            return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
+        try:
+            return [pack(value) for value in rows]
+        except UnstorableValue as error:
+            raise self._wrong(episode, f"returned a value that cannot be stored: {error}", "other values") from error
+
+    def _call(self, episode: Episode) -> Any:
+        try:
+            rows = plain_array(self._function(episode))
+        except TraceError:
+            raise
+        except Exception as error:
+            raise TraceError(f"{self.name}: {self.by} raised {told(error)}, for episode {episode.index}") from error
+        if self.path == _INFOS or isinstance(rows, np.ndarray):
+            return rows
+        try:
+            array = np.asarray(rows)
+        except (TypeError, ValueError):  # rows of several shapes
+            return rows
+        return array if array.dtype.kind in "biufc" else rows
+
+    def _wrong(self, episode: Episode, problem: str, wanted: str) -> InvalidOption:
+        return InvalidOption(f"{self.name}: {self.by} {problem} for episode {episode.index}; return {wanted}")
+
+
+class _ComputedRows:
+    """Gives chunks the rows of columns that functions compute, episode by episode."""
+
+    def __init__(self, columns: list[_Computed]):
+        self._columns = columns
+        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, Rows]]] = {}  # of episodes that continue
+
+    def __call__(self, source: Source, chunk: SourceChunk, owner: Array) -> SourceChunk:
+        kept = np.ones(len(owner), np.bool_) if chunk.kept is None else chunk.kept
+        pieces: dict[ColumnPath, list[Rows]] = {}
+        for i in np.flatnonzero(kept & (chunk.table["steps"] > 0)).tolist():
+            row, first, steps = int(owner[i]), int(chunk.table["first_step"][i]), int(chunk.table["steps"][i])
+            key = id(source.reader), row
+            if key not in self._rows:
+                self._rows[key] = self._computed(source, row)
+            start, columns = self._rows[key]
+            begin, end = first - start, first - start + steps
+            for path, rows in columns.items():
+                pieces.setdefault(path, []).append(rows[begin:end])
+            if all(end >= len(rows) for rows in columns.values()):
+                del self._rows[key]
+        changed = {path: _joined(rows) for path, rows in pieces.items()}
+        table = chunk.table
+        if _REWARDS in changed:
+            sums = table[kept]
+            add_reward_sums(changed[_REWARDS], sums)
+            table = table.copy()
+            table["reward_sum"][kept] = sums["reward_sum"]
+        return chunk._replace(table=table, stored=None, changed=changed)
+
+    def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, Rows]]:
+        """Return the first stored step of an episode, and its rows from that step on."""
+        parts = source.reader.parts
+        trimmed, episode = bool(parts.trimmed[row]), source.trace[int(source.indices[row])]
+        rows = {column.path: column.rows(episode) for column in self._columns}
+        if trimmed:  # its first step is stored, but not shown
+            rows = {path: _joined([_unknown_row(some), some]) for path, some in rows.items()}
+        return episode.first_step - trimmed, rows
+
+
+def _joined(pieces: list[Rows]) -> Rows:
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(arrays) == len(pieces):
+        return np.concatenate(arrays)
+    return [value for piece in pieces if isinstance(piece, list) for value in piece]
+
+
+def _unknown_row(rows: Rows) -> Rows:
+    """Return a row for a step whose observation is lost: NaN, 0 or None."""
+    if isinstance(rows, list):
+        return [pack(None)]
+    return np.full((1, *rows.shape[1:]), np.nan if rows.dtype.kind in "fc" else 0, rows.dtype)
+
+
+# -- names of columns --------------------------------------------------------------------------------------------------
+
+
+def _dropped(trace: Trace, names: list[str]) -> set[ColumnPath]:
+    """Return the paths, or beginnings of paths, to drop. Raises InvalidOption."""
+    if not names:
+        raise InvalidOption(f"columns: name those to drop: {_choices(trace)}")
+    there = _paths(trace)
+    dropped: set[ColumnPath] = set()
+    for name in names:
+        root, dot, rest = str(name).partition(".")
+        path: ColumnPath = (root, rest) if dot else (root,)
+        if root in COLUMNS and root not in DROPPABLE:
+            raise InvalidOption(f"columns: {root} cannot be dropped, a trace is made of them; {_choices(trace)}")
+        if root not in DROPPABLE or (dot and root == "infos") or not any(one[: len(path)] == path for one in there):
+            raise InvalidOption(f"columns: this trace has no {shown(name)}; {_choices(trace)}")
+        dropped.add(path)
+    return dropped
+
+
+def _choices(trace: Trace) -> str:
+    there = _paths(trace)
+    names = [root for root in DROPPABLE if any(path[0] == root for path in there)] + _annotations(trace)
+    return f"it can do without {', '.join(names)}" if names else "it has nothing that it can do without"
+
+
+def _mappable_columns(trace: Trace) -> str:
+    infos = ["infos"] if _INFOS in _paths(trace) else []
+    return f"columns that can be mapped: {', '.join(['rewards', *infos, *_annotations(trace)])}"
+
+
+def _renamable_columns(trace: Trace) -> str:
+    return f"columns that can be renamed: {', '.join(_annotations(trace)) or 'none'}"
+
+
+def _annotations(trace: Trace) -> list[str]:
+    return sorted(f"annotations.{path[1]}" for path in _paths(trace) if path[0] == "annotations")
+
+
+def _paths(trace: Trace) -> set[ColumnPath]:
+    """Return the paths of info and annotation columns."""
+    paths = {path for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
+    if any(reader.layouts.infos for reader in trace.readers if reader.chunk_count):
+        paths.add(("infos",))
+    return {path for path in paths if path == ("infos",) or (path[0] == "annotations" and len(path) == 2)}
+
+
+def _without_info(start: bytes) -> bytes:
+    """Return a row of starts without the info of the reset, if it has one."""
+    said = unpack(start)
+    if not isinstance(said, dict) or "reset_info" not in said:
+        return start
+    return pack_lenient({key: value for key, value in said.items() if key != "reset_info"})[0]
+
+
+def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a writer's metadata as if it had not recorded infos."""
+    recorder = as_map(schema.get("recorder"))
+    return {**schema, "recorder": {**recorder, "record_infos": False}} if recorder.get("record_infos") else schema
