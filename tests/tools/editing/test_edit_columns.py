@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import TellingEnv
 from damage import flip
-from edited import check_clean, contents
+from echo_env import EchoEnv
 from runs import chunks_of, record_lengths
+from scripted_env import CountingEnv
 from shell import ok, run
-from zoo import CountingEnv
+from trace_contents import check_clean, contents
 
 from gym_trace import Episode, TraceRecordingWrapper, edit, open_trace, repair_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError
@@ -24,7 +24,7 @@ PLAIN = ("observations", "actions", "terminations", "truncations")
 def record_annotated(directory: Path, writers: int = 2, steps: int = 5) -> None:
     """Record two episodes per writer, in chunks of three steps, so that episodes lie in several."""
     for number in range(writers):
-        env = TraceRecordingWrapper(TellingEnv(length=steps + 1), directory, on_exist="append", record_infos=True)
+        env = TraceRecordingWrapper(EchoEnv(length=steps + 1), directory, on_exist="append", record_infos=True)
         for _ in range(2):
             env.reset(seed=number)
             for step in range(steps):
