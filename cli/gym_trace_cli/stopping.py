@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 from gym_trace.recording.processes.safe_start import started_safely
-from gym_trace.storage.interrupts import raised_once
 from gym_trace_cli.exit_codes import SIGNALLED
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -46,7 +45,7 @@ class Ended(SystemExit):
 def ended_by_signals() -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and SIGHUP into exceptions, so that the command cleans up.
 
-    Ctrl-C raises KeyboardInterrupt, the others Ended. A second signal soon after does not interrupt the cleanup.
+    Ctrl-C raises KeyboardInterrupt, the others Ended. A second signal interrupts the cleanup.
     """
     before: dict[int, Any] = {}
     try:
@@ -57,8 +56,7 @@ def ended_by_signals() -> Iterator[None]:
                     before[number] = handler
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
         _active.append(None)
-        with raised_once():
-            yield
+        yield
     finally:
         if _active:
             _active.pop()

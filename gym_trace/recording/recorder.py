@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import sys
 import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
-from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from gym_trace.data.layout import Leaf
 from gym_trace.data.packing import is_readable, pack, pack_lenient
@@ -37,10 +36,17 @@ from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
 _log = logging.getLogger("gym_trace")
+Result = TypeVar("Result")
 
 
 class Recorder(ABC):
-    """One writer of a trace, used from one thread. Subclasses define the content of slabs and how to decode it."""
+    """One writer of a trace, used from one thread. Subclasses define the content of slabs and how to decode it.
+
+    Attributes:
+        slab: the slab being filled.
+    """
+
+    slab: Any
 
     largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value: a slab of them fits a column
 
@@ -80,14 +86,6 @@ class Recorder(ABC):
         """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
 
     @abstractmethod
-    def _position(self) -> Any:
-        """Return a value that changes with each step, from memory that only this process has."""
-
-    @abstractmethod
-    def _let_go(self) -> None:
-        """In a forked child: stop writing to the slabs, which the parent owns."""
-
-    @abstractmethod
     def end(self, outcome: Outcome) -> None:
         """End the open episodes."""
 
@@ -96,20 +94,24 @@ class Recorder(ABC):
     def has_steps(self) -> bool:
         """True if a step may have been recorded."""
 
+    @property
     @abstractmethod
-    def open_run(self) -> Any:
-        """Return the state that another recorder needs to continue the open episodes, or None."""
+    def is_open(self) -> bool:
+        """True if an episode may be open, of this recorder or of the one that it is a copy of."""
 
     @abstractmethod
-    def continue_run(self, run: Any) -> None:
-        """Continue the episodes of another recorder; write nothing before the first step."""
+    def take_over(self) -> None:
+        """Become the copy of a recorder with an open episode: record nothing until the next reset."""
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """In a forked child: stop writing to the slabs, which the parent owns."""
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _reset_state(self) -> None:
         """Set the state of a new writer."""
         self._complaints: dict[str, str] = {}  # by column
-        self._at_fork: tuple[Any, Any] = (None, None)  # position, and open_run() at that position
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
         self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
         self._ring: Ring | None = None
@@ -120,6 +122,7 @@ class Recorder(ABC):
         self._is_due = False  # call _turn() before the next step
         self._pid = os.getpid()
         self._thread = threading.get_ident()
+        self.is_in_use = False  # a method that uses the recorder is being executed
 
     def _notice(self) -> None:
         """Ask the caller's thread to check for failures and complaints. Any thread may call it."""
@@ -198,26 +201,24 @@ class Recorder(ABC):
         """
         if self._pid != os.getpid() or self._sealed:
             return
-        if self._is_busy():
+        if self.is_in_use or getattr(self.slab, "is_in_use", False) or self._is_in_another_thread():
             self._is_due = True
             self._notice()
             return
         if self._ring is not None and not self.failed:
-            self._turn()
-            self._out.wait()
+            self.is_in_use = True
+            try:
+                self._turn()
+                self._out.wait()
+            finally:
+                self.is_in_use = False
         self._complain()
         self.report()
 
-    def _is_busy(self) -> bool:
-        """Return True if the recorder may be in use: the caller is another thread, or in a signal handler."""
-        if threading.get_ident() != self._thread and any(self._thread == t.ident for t in threading.enumerate()):
-            return True
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename in _INNER and frame.f_locals.get("self") in (self, getattr(self, "slab", self)):
-                return True
-            frame = frame.f_back
-        return False
+    def _is_in_another_thread(self) -> bool:
+        """Return True if the caller's thread is not that of the open episode, which is alive."""
+        own = self._thread
+        return threading.get_ident() != own and any(own == thread.ident for thread in threading.enumerate())
 
     def secure(self) -> None:
         """Make all steps so far survive this process; with a mapped ring they already do. Raises like flush()."""
@@ -341,6 +342,11 @@ class Recorder(ABC):
         """Copy like segment.snapshot(), with a warning for values that cannot be stored; never raises."""
         return snapshot(value, lambda other: self.packed(column, other))
 
+    def warn_of_copy(self) -> None:
+        """Warn, once, that the steps of a copy are not recorded yet."""
+        complaint = "a copied or forked recorder records from its next episode on; call reset() or begin()"
+        self._warn_once("copy", complaint)
+
     def _complain(self) -> None:
         """Issue the collected warnings in the caller's thread."""
         for column, complaint in list(self._complaints.items()):
@@ -354,35 +360,37 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: finish writing, end the thread, and copy the state that the child starts with.
-
-        The parent owns the slabs and may be reusing them when the child runs.
-        """
+        """Before a fork: finish writing and end the thread."""
         self._out.pause()
-        self._at_fork = self._position(), self.open_run()
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: begin a new writer that continues the open episodes."""
+        """After a fork, in the child: become a new writer, because the parent owns the files and the slabs."""
+        is_open = self.is_open
         self._out.abandon()
-        position, run = self._at_fork
-        if position != self._position():  # another thread has taken a step since
-            run = None
-        self._let_go()
+        self._detach()
         if self._ring is not None:
             self._ring.abandon()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
         self._reset_state()
-        self.continue_run(run)
+        if is_open:
+            self.take_over()
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child
 
 
-_INNER: set[str] = {__file__}  # source files whose frames mean that the recorder is in use
+def using_recorder(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorate a method that uses .recorder: a flush() of a signal handler within it is left to the next step."""
 
+    @functools.wraps(method)
+    def wrapped(self: Any, *arguments: Any) -> Result:
+        recorder = self.recorder
+        recorder.is_in_use = True
+        try:
+            return method(self, *arguments)
+        finally:
+            recorder.is_in_use = False
 
-def not_to_be_interrupted(file: str) -> None:
-    """Make flush() defer to the next step while code of this source file is using the recorder."""
-    _INNER.add(file)
+    return wrapped
 
 
 def largest_row(leaves: Iterable[Leaf]) -> int:

@@ -56,7 +56,7 @@ class TraceWriter:
                 writer.step(action, observation, reward, terminated=done)
 
     What step() has taken survives a kill of the process. An episode belongs to the thread that began it; give each
-    thread a lane() of its own. After a fork the child has its own writer; so has a pickled or deep copy.
+    thread a lane() of its own. A copy (fork, pickle, deepcopy) is a new writer, which records from its next begin() on.
 
     Args:
         observation_space, action_space: spaces of Gymnasium. None: inferred from the first value: arrays and numbers
@@ -166,7 +166,7 @@ class TraceWriter:
             self._rollouts.end(_ENDS[outcome])  # first: after a Ctrl-C in it, end() can be called again
         self._end_episode()
         if self._steps is not None:
-            self._steps.recorder.end(_ENDS[outcome])
+            self._steps.end(_ENDS[outcome])
         elif self._rollouts is None:
             self._waiting[-1].outcome = _ENDS[outcome]
 
@@ -478,7 +478,7 @@ class _Beginning:
             return
         steps.begin((*upcoming[:3], *self._clocks), observation, {} if info is None else info)
         if self.outcome is not None:
-            steps.recorder.end(self.outcome)
+            steps.end(self.outcome)
 
 
 def _copied(value: Any) -> Any:

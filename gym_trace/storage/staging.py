@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.storage.exchange import exchange, sync_file_system
-from gym_trace.storage.interrupts import raised_once
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, open_to_others, refuse_url
 
 _LONGEST = 200  # bytes of a name, before the suffix
@@ -143,15 +142,14 @@ def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
     """Yield a path for what is made; sync what is there at the end and put() it in place, unless an error comes."""
-    with raised_once():
-        work = work_beside(final)
-        try:
-            staged = work.path / final.name
-            yield staged
-            sync_files(staged)
-            put(staged)
-        finally:
-            work.remove()
+    work = work_beside(final)
+    try:
+        staged = work.path / final.name
+        yield staged
+        sync_files(staged)
+        put(staged)
+    finally:
+        work.remove()
 
 
 class WorkDirectory:

@@ -103,35 +103,6 @@ def test_ctrl_c_during_start_prints_no_traceback(tmp_path: Path, name: str) -> N
     assert errors in (b"", b"interrupted\n")
 
 
-SWALLOWING = """
-import _thread, os, signal, sys, time
-from gym_trace_cli.stopping import ended_by_signals
-from gym_trace.storage.interrupts import raised_once
-
-start = _thread.start_new_thread
-_thread.start_new_thread = lambda *given: (start(*given), time.sleep(0.1))  # the signal comes before the hook returns
-
-class Swallowing:
-    def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
-        time.sleep(0)
-
-try:
-    with ended_by_signals(), raised_once():
-        Swallowing()
-        time.sleep(60)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-@pytest.mark.parametrize("number", WORDS)
-def test_a_signal_whose_exception_is_swallowed_still_ends_a_command(number: signal.Signals) -> None:
-    script = [sys.executable, "-c", f"import signal; signal.signal({number}, signal.default_int_handler)\n{SWALLOWING}"]
-    ended = forked_python.run([*script, str(int(number))], capture_output=True)
-    assert (ended.returncode, ended.stderr) == (128 + number, b"")
-
-
 FORKING = """
 import os, signal, sys, time
 from gym_trace_cli.stopping import ended_by_signals

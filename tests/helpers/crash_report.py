@@ -20,7 +20,6 @@ from gym_trace.data.episode import infos_of
 class LoggedEpisode:
     """An episode as the victim knew it. Lists have one item per step."""
 
-    first_step: int = 0
     observations: list[Any] = dataclasses.field(default_factory=list)
     steps: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)  # results of steps
     actions: list[Any] = dataclasses.field(default_factory=list)
@@ -40,8 +39,6 @@ def logged_episodes(path: Path) -> list[LoggedEpisode]:
     for name, *values in logged_calls(path):
         if name == "reset":
             found.append(LoggedEpisode(seed=values[0]))
-        elif name == "fork":
-            found.append(LoggedEpisode(values[0], [values[1]]))
         elif name == "began":
             found[-1].observations.append(values[0])
         elif name == "ask":
@@ -84,8 +81,6 @@ def compare_episodes(trace: Trace, parts: Iterable[Episode], told: list[LoggedEp
     assert all(not len(part) for part in parts if part.seed in unanswered)
     parts = [part for part in parts if part.seed not in unanswered]
     told = [life for life in told if life.observations]
-    if not parts and len(told) == 1 and told[0].first_step and not told[0].steps:
-        return verdict  # a child that died before its first step has no writer
     for number, life in enumerate(told):
         if number >= len(parts):
             verdict.lost += len(life.steps) + 1
@@ -100,7 +95,7 @@ def compare_episode(trace: Trace, part: Episode, life: LoggedEpisode, is_last: b
     verdict = StepCounts(recovered=min(answered, steps), lost=max(0, answered - steps))
     if steps > answered + ((is_last or life.alarmed) and len(life.actions) > answered):
         verdict.wrong += 1
-    assert part.first_step == life.first_step, (part.first_step, life.first_step)
+    assert part.first_step == 0
     columns = [
         [canonical(row) for row in rows_of(trace.observation_space, part.observations, steps + 1)],
         [canonical(row) for row in rows_of(trace.action_space, part.actions, steps)],

@@ -35,7 +35,7 @@ from forked_python import HELPERS
 MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
 MEMORY_2 = Path("/sys/fs/cgroup")
 FAILED = 99 << 8  # status of a victim that failed instead of dying
-_NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/(slab|writer))"
+_NEAR = "/gym_trace/(recording|format/ring/(row_slab|log|memory|lanes/(slab|writer)))"
 
 
 @dataclasses.dataclass
@@ -51,7 +51,6 @@ class Crash:
         rows: rows of a slab, if slabs must be small.
         cgroup: memory cgroup of the process.
         fork: step of the first episode at which it forks; both processes die.
-        late: seconds that the child sleeps right after the fork, while its parent continues.
         alarms: mean seconds between SIGALRM exceptions; each is caught, and the environment is reset.
         most_bytes: file size limit, as on a full disk; the process dies some steps after the error.
         is_short: True if no file descriptors are free at the first reset.
@@ -69,7 +68,6 @@ class Crash:
     rows: int | None = None
     cgroup: str | None = None
     fork: int | None = None
-    late: float = 0
     alarms: float | None = None
     most_bytes: int | None = None
     is_short: bool = False
@@ -139,8 +137,8 @@ class Victim:
         for step in count():
             if over:
                 break
-            if step == crash.fork and not episode:
-                self._fork(step, observation)
+            if step == crash.fork and not episode and self._is_forked():
+                break
             if crash.where == "render" and step % 5 == 4:
                 env.render()
             observation, over = self._step(env, things and step % 4 != 0)
@@ -164,24 +162,14 @@ class Victim:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._crash.most_bytes, self._crash.most_bytes))
         self._begun = True
 
-    def _fork(self, step: int, observation: Any) -> None:
-        from gym_trace.recording.single.recorder import RowRecorder
-
-        restart = RowRecorder.restart_in_child
-
-        def sleeps_first(recorder: RowRecorder) -> None:
-            time.sleep(self._crash.late)
-            restart(recorder)
-
-        with mock.patch.object(RowRecorder, "restart_in_child", sleeps_first):
-            child = os.fork()
-        if child:
-            self._inner.diary = self._diary
-            return
+    def _is_forked(self) -> bool:
+        """Fork; return True in the child, which begins an episode of its own."""
+        if os.fork():
+            return False
         self._diary = self._inner.diary = CallLog(self._crash.diary + ".child")
-        self._diary.note("fork", step, canonical(observation))
         if self._crash.line is not None:
             _kill_at_line(self._crash.line, self._crash.near)
+        return True
 
     def _live_as_a_robot(self) -> None:
         """Tell a TraceWriter of arms that move at random. Every third action is said by step() alone."""

@@ -8,7 +8,6 @@ Each event of a diary is written with one system call before the next thing happ
     ("inside",)                 the environment itself was called: the recorder must know of the step by now
     ("told", observation, reward, terminated, truncated, info)
     ("alarm",)                  the current call was interrupted; a reset follows
-    ("fork", step, observation) this is a child that continues its parent's episode
     ("lanes", actions, observations, rewards, terminations, truncations, last)  a step of all lanes
     ("masked", lanes, observations)  a reset of some lanes
 """

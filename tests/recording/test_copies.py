@@ -1,20 +1,29 @@
-"""Recorders made again from a spec, copied and pickled, in any order of calls."""
+"""Copies of recorders (fork, pickle, deepcopy) are new writers, which begin with their own next reset."""
 
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import acted, play
-from scripted_env import CountingEnv, ImageEnv, bits, images, small_blocks
+from runs import acted, in_a_child, play, recorder_of, warned
+from scripted_env import CountingEnv, ImageEnv, bits, small_blocks
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, check_trace, open_trace
+
+WARNING = "copy: a copied or forked recorder records from its next episode on; call reset() or begin()"
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def test_an_environment_made_from_the_spec_records_beside_the_first(tmp_path: Path) -> None:
@@ -32,64 +41,115 @@ def test_an_environment_made_from_the_spec_records_beside_the_first(tmp_path: Pa
     assert {episode.split for episode in trace} == {"eval"}
 
 
-def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(length=6), tmp_path, uid="a-first")
-    env.reset(seed=4)
-    acted(env, 1, 2)
-    for copier in (copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))):
-        acted(copier(env), 3, 0, "reset", 0, "close")
-    acted(env, 0, "close")
-    trace = open_trace(tmp_path)
-    assert len(trace.writers) == 3
-    found = {writer: [e for e in trace if e.writer == writer] for writer in trace.writers}
-    (original,) = found.pop("a-first")
-    assert (original.first_step, original.observations[:, 0].tolist()) == (0, [0, 1, 2, 3])
-    for first, second in found.values():
-        assert (first.first_step, first.seed, first.actions.tolist()) == (2, 4, [3, 0])
-        assert first.observations[:, 0].tolist() == [2, 3, 4]
-        assert first.outcome == "cut"
-        assert (second.first_step, second.observations[:, 0].tolist()) == (0, [0, 1])
+# -- a copy in the middle of an episode -------------------------------------------------------------------------------
 
 
-def test_a_copy_of_an_environment_with_images_starts_with_the_right_one(tmp_path: Path) -> None:
-    env = acted(TraceRecordingWrapper(ImageEnv(length=9), tmp_path, uid="first"), "reset", 0, 0, 0)
-    twin = copy.deepcopy(env)
-    env.step(1)
-    acted(twin, 2, "close")
-    env.close()
-    (part,) = (episode for episode in open_trace(tmp_path) if episode.writer != "first")
-    assert part.first_step == 3
-    assert bits(part.observations) == bits(np.array(images(5)[3:]))
+def in_a_copy(copier: Callable[[Any], Any]) -> Callable[[Any, Callable[[Any], None]], None]:
+    return lambda env, use: use(copier(env))
 
 
-def test_a_copy_that_takes_no_step_writes_nothing(tmp_path: Path) -> None:
-    env = acted(TraceRecordingWrapper(CountingEnv(), tmp_path), "reset", 0)
+COPIERS = {
+    "deepcopy": in_a_copy(copy.deepcopy),
+    "pickle": in_a_copy(lambda env: pickle.loads(pickle.dumps(env))),
+    "fork": lambda env, use: in_a_child(lambda: use(env)),
+}
+copiers = pytest.mark.parametrize("copied", [pytest.param(name, marks=needs_fork) for name in COPIERS])
+KINDS = {"box": 0, "images": 0, "filtered": 0, "infos": 0, "lanes": 2}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def is_recorded(step: int) -> bool:
+    return step % 3 != 1
+
+
+def recorder(kind: str, directory: Path) -> tuple[Any, Any]:
+    options: dict[str, Any] = {"filtered": {"frame_filter": is_recorded}, "infos": {"record_infos": True}}.get(kind, {})
+    make = partial(ImageEnv if kind == "images" else CountingEnv, length=9)
+    return recorder_of(make, directory, KINDS[kind], uid="original", **options)
+
+
+def parts_of(directory: Path) -> tuple[list[Episode], list[Episode]]:
+    """Return the parts of episodes of the original, and those of its copies."""
+    trace = open_trace(directory)
+    assert check_trace(directory).damages == []
+    return [part for part in trace if part.writer == "original"], [part for part in trace if part.writer != "original"]
+
+
+@copiers
+@kinds
+def test_a_copy_records_from_its_next_reset_on_and_says_so_once(tmp_path: Path, kind: str, copied: str) -> None:
+    env, action = recorder(kind, tmp_path)
+    acted(env, "reset", action, action)
+
+    def use(twin: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            acted(twin, action, action, "reset", action, "close")
+        assert [str(warning.message) for warning in caught] == [WARNING]
+
+    COPIERS[copied](env, use)
+    acted(env, action, "close")
+    original, copies = parts_of(tmp_path)
+    lanes = KINDS[kind] or 1
+    assert [part.actions.size for part in original] == ([1, 1] if kind == "filtered" else [3] * lanes)
+    assert [(part.first_step, len(part), part.outcome) for part in copies] == [(0, 1, "closed")] * lanes
+    (reader,) = (reader for reader in open_trace(tmp_path).readers if reader.writer != "original")
+    assert reader.schema["forked_from" if copied == "fork" else "copied_from"] == "original"
+
+
+@copiers
+@kinds
+def test_a_copy_that_is_not_reset_writes_nothing_and_warns_of_nothing(tmp_path: Path, kind: str, copied: str) -> None:
+    env, action = recorder(kind, tmp_path)
+    acted(env, "reset", action)
     before = sorted(path.name for path in tmp_path.glob("*manifest*"))
-    twin = acted(copy.deepcopy(env), "flush")
-    second = copy.deepcopy(twin)
-    twin.close()
+
+    def use(twin: Any) -> None:
+        assert warned(lambda: acted(copy.deepcopy(acted(twin, "flush")), "close"), twin.close) == []
+
+    COPIERS[copied](env, use)
     assert sorted(path.name for path in tmp_path.glob("*manifest*")) == before
-    acted(second, 0, "close")
-    env.close()
-    assert sorted(e.first_step for e in open_trace(tmp_path)) == [0, 1]
+    acted(env, action, "close")
+    original, copies = parts_of(tmp_path)
+    assert {part.outcome for part in original} == {"closed"}
+    assert copies == []
 
 
-def test_a_copy_of_a_closed_recorder_records_its_next_episode(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
-    play(env, 1)
-    env.close()
-    twin = copy.deepcopy(env)
-    play(twin, 2)
-    twin.close()
-    assert len(open_trace(tmp_path)) == 3
+@copiers
+@kinds
+def test_a_copy_of_a_closed_recorder_records_its_next_episode(tmp_path: Path, kind: str, copied: str) -> None:
+    env, action = recorder(kind, tmp_path)
+    acted(env, "reset", action, "close")
+    if copied == "fork":  # a closed recorder is nothing but closed
+        return
+    COPIERS[copied](env, lambda twin: acted(twin, "reset", action, "close"))
+    original, copies = parts_of(tmp_path)
+    assert len(original) == len(copies) == (KINDS[kind] or 1)
 
 
-def test_a_copy_between_filtered_steps_goes_on_filtering(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(CountingEnv(length=9), tmp_path, uid="first", frame_filter=is_third)
-    acted(copy.deepcopy(acted(env, "reset", 0, 0)), 0, 0, 0, "close")
-    env.close()
-    parts = [e for e in open_trace(tmp_path) if e.writer != "first"]
-    assert [(p.first_step, p.observations[:, 0].tolist()) for p in parts] == [(3, [3, 4])]
+@pytest.mark.parametrize("copied", ["deepcopy", pytest.param("fork", marks=needs_fork)])
+def test_a_copied_writer_records_from_its_next_begin_on(tmp_path: Path, copied: str) -> None:
+    spaces_ = {"observation_space": spaces.Box(0, 9, (1,)), "action_space": spaces.Discrete(9)}
+    writer = TraceWriter(tmp_path, uid="original", **spaces_)
+    writer.begin(np.zeros(1, np.float32))
+    writer.act(1)
+
+    def use(twin: TraceWriter) -> None:
+        twin.step(1, np.ones(1, np.float32), 1.0)
+        assert warned(lambda: twin.step(2, np.ones(1, np.float32), 2.0)) == [WARNING]
+        twin.begin(np.zeros(1, np.float32))
+        twin.step(3, np.ones(1, np.float32), 3.0)
+        twin.close()
+
+    COPIERS[copied](writer, use)
+    writer.step(1, np.ones(1, np.float32), 1.0)
+    writer.close()
+    original, copies = parts_of(tmp_path)
+    assert [part.actions.tolist() for part in original] == [[1]]
+    assert [part.actions.tolist() for part in copies] == [[3]]
+
+
+# -- any order of calls -----------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -100,12 +160,11 @@ class Model:
         self.parts: list[dict[str, Any]] = []
         self.count: int | None = None  # steps since the last reset
         self.is_open = False  # whether a further step would be recorded
-        self.is_over = False  # whether the last step has ended the episode
         self.continues = False  # whether a further step goes into the last part
         self.note: Any = None
 
     def reset(self) -> None:
-        self.count, self.is_open, self.is_over, self.continues, self.note = 0, True, False, True, None
+        self.count, self.is_open, self.continues, self.note = 0, True, True, None
         self.parts.append({"first_step": 0, "actions": [], "notes": [], "over": False})
         self.env.reset()
 
@@ -123,15 +182,14 @@ class Model:
         if self.is_open:
             self.parts[-1]["actions"].append(action)
             self.parts[-1]["notes"].append(self.note)
-            self.parts[-1]["over"] = self.is_over = over
+            self.parts[-1]["over"] = over
             self.continues = not over
         self.note = None
 
     def twin(self) -> Model:
-        """A copy of the environment, and what its recorder should record."""
+        """A copy of the environment, whose recorder waits for the next reset."""
         other = Model(copy.deepcopy(self.env))
         other.count = self.count
-        other.is_open = self.is_open and not self.is_over
         return other
 
 
@@ -146,6 +204,7 @@ calls = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:copy")
 @given(
     st.lists(calls, max_size=60),
     st.sampled_from([CountingEnv, ImageEnv]),
@@ -162,7 +221,7 @@ def test_any_sequence_of_calls_is_recorded(
         for name, *arguments in script:
             model = models[-1]
             if name == "copy":
-                models.append(model.twin())  # goes on in place of the original, which stays open
+                models.append(model.twin())  # used in place of the original, which stays open
             elif name == "flush":
                 model.env.flush()
             else:
@@ -189,7 +248,3 @@ def test_any_sequence_of_calls_is_recorded(
                 assert not any(value is not None for value in part.annotations.get("value", []))
     assert found == {}
     assert trace.damage == []
-
-
-def is_third(step: int) -> bool:
-    return step % 3 == 0

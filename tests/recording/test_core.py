@@ -158,7 +158,7 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
     elif chosen == 6:
         both.do("drop", int(random.integers(len(both.python.entries()) + 1)))
     elif chosen == 7:
-        both.do("orphan")
+        both.do("detach")
     elif random.random() < 0.2:
         both.begin()
     both.do("asked")
@@ -261,12 +261,12 @@ def test_an_observation_replaced_by_its_flag_is_read_again() -> None:
     assert slab.rows == 0
 
 
-def test_an_orphan_does_not_write_to_the_old_memory() -> None:
+def test_a_detached_slab_does_not_write_to_the_old_memory() -> None:
     slab = slab_of(core.RowSlab, cartpole())
     slab.ask(1)
     before = slab.memory
     kept = bytes(before)
-    slab.orphan()
+    slab.detach()
     assert slab.answer(np.ones(4, "f4"), 1.0, True, False)
     assert bytes(before) == kept
     assert bytes(slab.memory) != kept
@@ -279,7 +279,7 @@ def test_held_memory_cannot_be_released() -> None:
     slab.begin(memoryview(content), 1)
     with pytest.raises(BufferError):
         content.clear()
-    slab.orphan()
+    slab.detach()
     content.clear()
 
 
@@ -367,7 +367,7 @@ def test_an_uninitialized_slab_writes_nothing() -> None:
         assert slab.entries() == []
         assert slab.last_row() == b""
         slab.hold()
-        slab.orphan()
+        slab.detach()
         for method, args in (("lead", (b"",)), ("ask_packed", (b"",)), ("release", (1,)), ("drop", (0,))):
             with pytest.raises(ValueError, match=r"no room|fewer entries"):
                 getattr(slab, method)(*args)
@@ -401,7 +401,7 @@ def test_the_c_core_leaks_no_references() -> None:
             slab.answer(observation, 1, odd, odd)
             with pytest.raises(LogFull):
                 slab.append(VALUE, content * 2)
-        slab.orphan()
+        slab.detach()
 
     use()
     # The minimum of three runs, because other code sometimes changes the counts of NumPy's dtypes.

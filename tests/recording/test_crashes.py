@@ -56,12 +56,6 @@ def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
             "abort-after-step": {"death": "abort", "where": "late step", "at": at},
             "forked": {"seconds": chance.uniform(0, 0.1), "fork": chance.randrange(1, 12)},
             "forked-while-turning": {"line": chance.randrange(1, 6000), "fork": chance.randrange(1, 9), "rows": rows},
-            "forked-late": {
-                "seconds": chance.uniform(0.05, 0.1),
-                "fork": chance.randrange(1, 9),
-                "rows": rows,
-                "late": chance.uniform(0.005, 0.03),
-            },
             "alarmed": {"seconds": chance.uniform(0.05, 0.3), "alarms": chance.choice([0.001, 0.01]), "rows": rows},
             "full-disk": {"most_bytes": chance.randrange(150_000, 1_500_000)},
         }

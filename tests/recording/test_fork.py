@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from numbered_env import NumberedEnv
-from runs import acted, in_a_child, recorder_of, warned
+from runs import acted, recorder_of
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace import check_trace, open_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -102,7 +100,8 @@ env.reset()
 steps(env, 3)
 child = os.fork()
 env.unwrapped.branch = int(not child)
-steps(env, 3 + number)
+if child:
+    steps(env, 3 + number)
 env.reset()
 steps(env, 5)
 env.close()
@@ -116,38 +115,13 @@ if child:
     runs = []
     for p in range(4):
         runs += [(p, 0, 0, 1, 40), (p, 0, 1, 1, 40), (p, 0, 2, 1, 6 + p), (p, 0, 3, 1, 5)]
-        runs += [(p, 1, 2, 4, 6 + p), (p, 1, 3, 1, 5)]
+        runs += [(p, 1, 3, 1, 5)]
     assert recorded(tmp_path / "t") == expected(*runs)
     assert len(open_trace(tmp_path / "t").writers) == 8
 
 
-def test_a_step_during_the_preparation_of_a_fork_is_a_gap_in_the_child(tmp_path):
-    script = """
-env = None
-os.register_at_fork(before=lambda: env is None or steps(env, 1))  # runs after the hook of the recorder
-from gym_trace.recording import process_safety
-env = start()
-env.reset()
-steps(env, 3)
-if not (child := os.fork()):
-    env.unwrapped.branch = 1
-    steps(env, 3)
-    env.close()
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-    preamble, rest = _PREAMBLE.replace("from gym_trace import TraceRecordingWrapper\n", ""), script
-    rest = rest.replace("env = start()", "from gym_trace import TraceRecordingWrapper\nenv = start()", 1)
-    command = [sys.executable, "-W", "error", "-c", preamble + rest, str(tmp_path / "t")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    for episode in open_trace(tmp_path / "t"):
-        times = episode.observations[:, 3].astype(int)
-        assert (times == episode.first_step + np.arange(len(episode) + 1)).all()
-
-
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "env.close()"])
-def test_a_child_that_takes_no_step_writes_no_file(tmp_path, end):
+def test_a_child_that_is_not_reset_writes_no_file(tmp_path, end):
     script = f"""
 env = start()
 env.reset()
@@ -170,6 +144,7 @@ env.reset()
 steps(env, 5)
 if not (child := os.fork()):
     env.unwrapped.branch = 1
+    env.reset()
     steps(env, 5)
     env.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -180,32 +155,16 @@ env.close()
     run_script(script, tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     assert sorted((len(episode), episode.first_step, episode.outcome) for episode in trace) == [
-        (5, 5, "lost"), (10, 0, "closed")
+        (5, 0, "lost"), (10, 0, "closed")
     ]  # fmt: skip
     assert check_trace(tmp_path / "t").damages == []
-
-
-def test_children_of_children_continue_recording(tmp_path):
-    script = """
-env = start()
-env.reset()
-for branch in range(4):
-    env.unwrapped.branch = branch
-    steps(env, 2)
-    if child := os.fork():
-        os.waitpid(child, 0)
-        break
-"""
-    run_script(script, tmp_path / "t")
-    assert recorded(tmp_path / "t") == expected(*((0, b, 0, 2 * b + 1, 2 * b + 2) for b in range(4)))
 
 
 def test_multiprocessing_workers_save_when_they_end(tmp_path):
     script = """
 def work(env, branch):
-    if env is None:
-        env = start()
-        env.reset()
+    env = env or start()
+    env.reset()
     env.unwrapped.branch = branch
     steps(env, 5)
 
@@ -221,7 +180,7 @@ for worker in workers:
 steps(shared, 5)
 """
     run_script(script, tmp_path / "t")
-    assert recorded(tmp_path / "t") == expected(*((0, branch, 0, 1, 5) for branch in range(5)))
+    assert recorded(tmp_path / "t") == expected(*((0, branch, branch in (1, 2), 1, 5) for branch in range(5)))
 
 
 def test_spawned_workers_save_when_they_end(tmp_path):
@@ -230,6 +189,7 @@ def test_spawned_workers_save_when_they_end(tmp_path):
         + """
 def work(env):
     env.unwrapped.branch = 1
+    env.reset()
     steps(env, 5)
 
 if __name__ == "__main__":
@@ -244,7 +204,7 @@ if __name__ == "__main__":
 """
     )
     forked_python.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
-    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 4), (0, 1, 0, 3, 7))
+    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 4), (0, 1, 1, 1, 5))
 
 
 def test_forks_from_another_thread_lose_nothing(tmp_path):
@@ -358,71 +318,12 @@ while True:
     assert len(found) >= 5
 
 
-@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}], ids=["all", "filtered"])
-@pytest.mark.parametrize("size", [4, 5000])
-def test_a_child_forked_within_a_step_joins_no_unrelated_steps(
-    tmp_path: Path, options: dict[str, Any], size: int
-) -> None:
-    class Forking(gymnasium.Env[Any, Any]):
-        observation_space = spaces.Box(0, 99, (size,), np.int64)
-        action_space = spaces.Discrete(99)
-        child, t = -1, 0
+class Forking(gymnasium.Env[Any, Any]):
+    """Observations hold the number of steps; the process forks within the third one."""
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return np.zeros(size, np.int64), {}
-
-        def step(self, action: Any) -> Any:
-            self.t += 1
-            if self.t == 3:
-                self.child = os.fork()
-            return np.full(size, self.t), float(self.t), False, False, {}
-
-    inner = Forking()
-    env = TraceRecordingWrapper(inner, tmp_path, **options)
-    env.reset()
-    try:
-        for action in range(1, 6):
-            env.step(action)
-        env.close()
-    finally:
-        if not inner.child:
-            os._exit(0)
-    os.waitpid(inner.child, 0)
-    parent, child = sorted(open_trace(tmp_path), key=lambda episode: episode.first_step)  # ids of processes may wrap
-    for episode in (parent, child):
-        assert episode.observations[1:, 0].tolist() == episode.actions.tolist() == episode.rewards.tolist()
-        assert (np.diff(episode.observations[:, 0]) == 1).all()
-        assert episode.first_step == episode.observations[0, 0]
-    assert len(parent) == 5
-    assert child.actions.tolist()[-2:] == [4, 5]
-
-
-@pytest.mark.parametrize("when", ["before the fork", "after it"])
-def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, when: str) -> None:
-    env = acted(TraceRecordingWrapper(NumberedEnv(), tmp_path, uid="parent"), "reset", 1)
-    note: list[Any] = [{"note": 5}]
-    acted(env, *note * (when == "before the fork"))
-    in_a_child(lambda: acted(env, *note * (when == "after it"), 2, 3, "close"))
-    acted(env, 2, "close")
-    trace = open_trace(tmp_path)
-    notes = {trace.writer_of(index).writer == "parent": part.annotations for index, part in enumerate(trace)}
-    assert notes[False]["note"].tolist() == [5, None]
-    assert notes[True].get("note", np.array([])).tolist() == ([None, 5] if when == "before the fork" else [])
-
-
-class Counting(gymnasium.Env[Any, Any]):
-    """Observations hold the step number; the process forks within the step fork_at."""
-
+    observation_space = spaces.Box(0, 99, (1,), np.int64)
     action_space = spaces.Discrete(99)
-
-    def __init__(self, kind: str, fork_at: int = -1):
-        self.kind, self.fork_at, self.child, self.t = kind, fork_at, -1, 0
-        large = spaces.Box(0, 255, (100, 100), np.uint8)
-        self.observation_space = {"text": spaces.Text(99), "large": large}.get(kind, spaces.Box(0, 99, (2,)))
-
-    def observation(self) -> Any:
-        space = self.observation_space
-        return "x" * self.t if self.kind == "text" else np.full(space.shape, self.t, space.dtype)
+    child, t = -1, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.t = 0
@@ -430,86 +331,38 @@ class Counting(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        if self.t == self.fork_at:
+        if self.t == 3 and self.child < 0:
             self.child = os.fork()
         return self.observation(), float(self.t), False, False, {}
 
-
-def told_by(observation: Any) -> int:
-    return len(observation) if isinstance(observation, str) else int(observation.flat[0])
-
-
-@pytest.mark.parametrize("kind", ["box", "text", "large", "lanes"])
-def test_a_child_starts_with_the_observation_at_the_fork(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    env, action = recorder_of(lambda: Counting(kind), tmp_path, 2 * (kind == "lanes"), uid="w")
-    told, tell = os.pipe()
-    restart = type(env._recorder).restart_in_child
-    monkeypatch.setattr(type(env._recorder), "restart_in_child", lambda recorder: (os.read(told, 1), restart(recorder)))
-    acted(env, "reset", *[action] * 3)
-    child = os.fork()
-    if not child:
-        try:
-            acted(env, action, "close")
-        finally:
-            os._exit(0)
-    acted(env, *["flush", *[action] * 9] * 3)  # the slab turns and is filled beyond its old position
-    os.write(tell, b".")
-    assert os.waitpid(child, 0)[1] == 0
-    env.close()
-    os.close(told)
-    os.close(tell)
-    trace = open_trace(tmp_path)
-    found = [e for i, e in enumerate(trace) if trace.writer_of(i).writer != "w"]
-    continued = [(e.first_step, [told_by(row) for row in e.observations]) for e in found]
-    assert continued == [(3, [3, 4])] * (1 + (kind == "lanes"))
+    def observation(self) -> Any:
+        return np.full(self.observation_space.shape or (), self.t)
 
 
-@pytest.mark.parametrize("kind", ["box", "text", "large"])
-def test_a_child_forked_within_a_step_can_fork_again(tmp_path: Path, kind: str) -> None:
-    inner = Counting(kind, fork_at=3)
-    env = TraceRecordingWrapper(inner, tmp_path)
+class ForkingWithImages(Forking):
+    observation_space = spaces.Box(0, 99, (5000,), np.int64)
+
+
+@pytest.mark.filterwarnings("ignore:copy")
+@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}, {"record_infos": True}, {"lanes": 1}])
+@pytest.mark.parametrize("kind", [Forking, ForkingWithImages])
+def test_a_child_forked_within_a_step_leaves_it_to_the_parent(tmp_path: Path, options: Any, kind: Any) -> None:
+    inner = kind()
+    lanes = options.pop("lanes", 0)
+    env, _ = recorder_of(lambda: inner, tmp_path, lanes, uid="parent", **options)
     env.reset()
-    grandchild = -1
     try:
-        for step in range(5):
-            env.step(1)
-            if step == 2 and not inner.child:
-                grandchild = os.fork()
+        for action in range(1, 6):
+            env.step([action] if lanes else action)
+        if not inner.child:
+            acted(env, "reset", [6] if lanes else 6)
         env.close()
-        if grandchild > 0:
-            os.waitpid(grandchild, 0)
     finally:
         if not inner.child:
             os._exit(0)
     os.waitpid(inner.child, 0)
-    found = sorted(open_trace(tmp_path), key=lambda episode: episode.first_step)
-    assert [episode.first_step for episode in found] == [0, 3, 3]
-    for episode in found:
-        rows = [told_by(row) for row in episode.observations]
-        assert rows == list(range(episode.first_step, 6))
-
-
-def test_a_fork_during_another_threads_step_continues_no_episode(tmp_path: Path) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(Counting):
-        def step(self, action: Any) -> Any:
-            result = super().step(action)
-            if self.t == 3:
-                inside.set()
-                go_on.wait(60)
-            return result
-
-    env = TraceRecordingWrapper(Slow("box"), tmp_path)
-
-    player = threading.Thread(target=acted, args=(env, "reset", 1, 1, 1, 1))
-    player.start()
-    assert inside.wait(60)
-    warned(lambda: in_a_child(lambda: acted(env, 1, "reset", 1, "close")))  # forks beside threads are deprecated
-    go_on.set()
-    player.join()
-    env.close()
-    found = [[told_by(row) for row in e.observations] for e in open_trace(tmp_path)]
-    assert sorted(found) == [[0, 1], [0, 1, 2, 3, 4]]
+    found = {part.writer == "parent": part for part in open_trace(tmp_path)}
+    assert found[True].actions.tolist() == found[True].rewards.tolist() == [1, 2, 3, 4, 5]
+    assert found[True].observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert (found[False].first_step, found[False].actions.tolist()) == (0, [6])
+    assert check_trace(tmp_path).damages == []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import pickle
 import pkgutil
 import signal
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ import pytest
 from echo_env import EchoEnv, check_echoes, try_steps
 from long_tests import LONG
 from raising_signals import InterruptsAt
-from runs import acted, in_a_child, recorder_of
+from runs import acted, recorder_of
 from scripted_env import small_blocks
 
 import gym_trace
@@ -101,41 +99,6 @@ def test_gaps_anywhere_in_blocks_and_chunks_leave_true_transitions(tmp_path: Pat
         env.close()
     parts = check_echoes(tmp_path)
     assert asked * 0.7 < sum(len(actions) for _, _, actions in parts) < asked
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
-@pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_copy_made_at_a_gap_does_not_join_its_sides(
-    tmp_path: Path, duplicate: Any, options: dict[str, Any], after: int
-) -> None:
-    if "frame_filter" in options and duplicate is not copy.deepcopy:
-        pytest.skip("such a filter does not pickle")
-    env = TraceRecordingWrapper(EchoEnv(), tmp_path, **options)
-    env.reset()
-    try_steps(env, 0, 9)
-    try_steps(env, *range(1, 1 + after))
-    other = duplicate(env)
-    other.annotate(note=0)
-    try_steps(other, 9, 5, 6)
-    try_steps(env, 7, 8)
-    other.close()
-    env.close()
-    goes_on = (0, 3, [*range(2, 1 + after), 7, 8] if after else [8])
-    parts = sorted(part for part in check_echoes(tmp_path) if part[2])
-    assert parts == [(0, 0, [0]), goes_on, (0, 4 + after, [6])]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None:
-    env = TraceRecordingWrapper(EchoEnv(), tmp_path)
-    env.reset()
-    try_steps(env, 0, 9)
-    in_a_child(lambda: (try_steps(env, 1, 2), env.close()))
-    try_steps(env, 3, 4)
-    env.close()
-    assert sorted(check_echoes(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
 
 
 def test_steps_before_a_gap_verify_and_steps_after_it_cannot(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_forked_child_keeps_the_video_of_its_parent_and_films_its_own(tmp_path
         _SCRIPT
         + """
 child = os.fork()
-for _ in range(10):
+for _ in range(10 if child else 0):
     env.step(1)
 if not child:
     env.reset(seed=5)
@@ -236,7 +236,7 @@ env.close()
     assert videos["w.video.000000.mp4"] == (0, 201)
     assert videos["w.video.000001.mp4"] == (1, 131)
     (own,) = set(videos) - {"w.video.000000.mp4", "w.video.000001.mp4"}
-    assert videos[own] == (1, 201)
+    assert videos[own] == (0, 201)
     assert [frames_of(tmp_path / name) for name in ("w.video.000001.mp4", own)] == [131, 201]
     assert not list(tmp_path.glob("*.part"))
     assert not check_trace(tmp_path).damages
@@ -247,13 +247,13 @@ def test_a_copied_environment_films_its_own_videos(tmp_path: Path) -> None:
     env.reset(seed=0)
     env.step(0)
     twin = copy.deepcopy(env)
+    env.step(0)
     for recorder in (env, twin):
-        recorder.step(0)
         recorder.reset(seed=1)
         recorder.step(1)
         recorder.close()
     frames = [(name.startswith("w."), episode, frames) for episode, name, frames in listed(tmp_path)]
-    assert sorted(frames) == [(False, 1, 2), (True, 0, 3), (True, 1, 2)]
+    assert sorted(frames) == [(False, 0, 2), (True, 0, 3), (True, 1, 2)]
 
 
 def test_replace_deletes_only_videos_of_the_trace(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Observations with texts, which are stored in the log: continuing an episode in another slab or process keeps them."""
+"""Observations with texts, which are stored in the log: continuing an episode in another slab keeps them."""
 
 from __future__ import annotations
 
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,6 @@ class Talking(gymnasium.Env[Any, Any]):
     observation_space = spaces.Dict({"at": spaces.Discrete(99), "said": spaces.Text(40)})
     action_space = spaces.Discrete(9)
 
-    def __init__(self, fork_at: int = -1):
-        self.fork_at = fork_at
-        self.is_child = False
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.at = 0
@@ -35,9 +29,6 @@ class Talking(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.at += 1
-        if self.at == self.fork_at:
-            self.child = os.fork()
-            self.is_child = not self.child
         return self.seen(), 1.0, self.at in (3, 6), False, {}
 
 
@@ -57,27 +48,6 @@ def test_a_step_after_the_end_starts_with_the_previous_text(flush: bool, tmp_pat
     env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
     acted(env, "reset", *[1, *["flush"] * flush] * 8, "close")
     assert told(tmp_path / "trace") == [texts(0, 3), texts(3, 6), texts(6, 8)]
-
-
-@pytest.mark.parametrize("flush", [False, True])
-def test_a_copy_continues_from_the_previous_text(flush: bool, tmp_path: Path) -> None:
-    env = acted(TraceRecordingWrapper(Talking(), tmp_path / "trace"), "reset", 1, *["flush"] * flush)
-    for each in (pickle.loads(pickle.dumps(env)), env):
-        acted(each, 1, "close")
-    assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(1, 2)]
-
-
-def test_a_child_forked_in_a_step_continues_from_the_text_of_that_step(tmp_path: Path) -> None:
-    inner = Talking(fork_at=2)
-    env = acted(TraceRecordingWrapper(inner, tmp_path / "trace"), "reset", 1, 1)  # now there are two processes
-    if inner.is_child:
-        try:
-            acted(env, 1, "close")
-        finally:
-            os._exit(0)
-    os.waitpid(inner.child, 0)
-    env.close()
-    assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(2, 3)]
 
 
 def test_texts_are_readable_during_recording(tmp_path: Path) -> None:

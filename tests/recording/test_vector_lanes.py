@@ -220,6 +220,7 @@ def test_a_copy_records_the_same_lanes(tmp_path: Path) -> None:
     wrapped.reset(seed=11)
     wrapped.step(np.zeros(COUNT, np.int64))
     other = copy.deepcopy(wrapped)
+    other.reset()
     for each in (wrapped, other):
         each.step(np.ones(COUNT, np.int64))
         each.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -290,15 +289,6 @@ def test_filters_choose_episodes_and_steps(tmp_path: Path) -> None:
     parts = [(e.episode_id, e.first_step, e.rewards.tolist()) for e in open_trace(tmp_path)]
     assert parts == [(0, 0, [0, 1]), (0, 3, [3, 4]), (2, 0, [0, 1]), (2, 3, [3, 4])]
     assert [e.annotations["value"].tolist() for e in open_trace(tmp_path)] == [[0, 1], [3, 4]] * 2
-
-
-def test_a_copy_continues_the_episode_in_files_of_its_own(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path) as writer:
-        begun(writer)
-        with copy.deepcopy(writer) as other:
-            other.step(7, ONE, 7.0)
-            writer.step(8, ONE, 8.0)
-    assert sorted((e.rewards.tolist(), e.first_step) for e in open_trace(tmp_path)) == [([1.0, 8.0], 0), ([7.0], 1)]
 
 
 def test_without_an_environment_a_replay_says_what_to_pass(tmp_path: Path) -> None:

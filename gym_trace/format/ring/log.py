@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, struct.Struct("<Q"
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
+Answer = TypeVar("Answer")
 _MANY = 64  # entries that are quicker to compare as an array
 
 # Kinds of entries of the slabs of a single environment.
@@ -44,6 +46,20 @@ class Entry(NamedTuple):
 
 class LogFull(Exception):
     """The slab has no space for an entry."""
+
+
+def in_use(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Decorate a method of a slab in Python: .is_in_use is True while it runs, so that signal handlers can see it."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *arguments: Any) -> Answer:
+        self.is_in_use = True
+        try:
+            return method(self, *arguments)
+        finally:
+            self.is_in_use = False
+
+    return wrapped
 
 
 def size_of(payload: int) -> int:

@@ -12,7 +12,7 @@ from gym_trace.data.layout import Leaf, integer_bytes
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.format.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, put, size_of
+from gym_trace.format.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, in_use, put, size_of
 from gym_trace.format.ring.memory import SLAB_HEADER, begin
 from gym_trace.format.ring.row_layout import RowLayout
 
@@ -115,6 +115,7 @@ class RowSlab:
 
     # -- rows of one value each ---------------------------------------------------------------------------------------
 
+    @in_use
     def ask(self, action: Any) -> bool:
         """Record that a step begins; return False, without recording, if the slow path must do it."""
         at = self._at
@@ -133,6 +134,7 @@ class RowSlab:
         self._ask(self.memory, at, packed, self._mark)
         return True
 
+    @in_use
     def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
         """Record the result of the step; return False, without recording, if the slow path must do it."""
         if type(reward) is not self._kind and not self._takes(reward):
@@ -257,7 +259,7 @@ class RowSlab:
     def entries(self) -> list[Entry]:
         return list(entries(self.memory, SLAB_HEADER, self._position, self.sequence))
 
-    def orphan(self) -> None:
+    def detach(self) -> None:
         """Continue in private memory, so that a step in progress no longer changes the shared slab."""
         if self.sequence:  # not before begin()
             self.memory = memoryview(bytearray(self.memory))

@@ -203,7 +203,7 @@ static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
-static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
+static PyObject *detach(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->memory != NULL) {
         PyObject *copy = PyByteArray_FromStringAndSize(self->buffer.buf, self->buffer.len);

@@ -1,4 +1,4 @@
-"""The recorder of a single environment: episodes and runs of steps, slabs, forks and copies."""
+"""The recorder of a single environment: episodes and runs of steps, slabs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_trace.data.packing import pack
 from gym_trace.data.values import Packed
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import UnstorableValue
-from gym_trace.format.ring import log, memory, row_slab
+from gym_trace.format.ring import log, memory
 from gym_trace.format.ring.chunk_builder import LARGE_CHUNK
 from gym_trace.format.ring.log import (
     CHANGES,
@@ -35,7 +35,7 @@ from gym_trace.format.ring.rows import RowDecoder
 from gym_trace.format.ring.segment import ATOMS
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
+from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.reset_record import Start
 from gym_trace.recording.single.packing import Packer, RowPackers, chunk_bytes_of
 from gym_trace.storage.interrupts import held_back
@@ -59,14 +59,6 @@ class Observed(NamedTuple):
 
     row: bytes
     log: Entries
-
-
-class OpenRun(NamedTuple):
-    """An episode that another recorder began. last: its last observation; None between runs of steps."""
-
-    start: Start
-    steps: int
-    last: Observed | None
 
 
 class _NextSlab(NamedTuple):
@@ -93,7 +85,10 @@ class RowRecorder(Recorder):
     Attributes:
         episode: the start of the open episode, or None.
         running: True while a run of steps is open; slab.ended is True if its episode has ended.
+        is_taken_over: True in a copy, if the open episode is recorded by the original.
     """
+
+    slab: RowSlab
 
     def __init__(
         self,
@@ -139,7 +134,7 @@ class RowRecorder(Recorder):
         self._last_row = Observed(b"", {})  # in the slabs before; without the values of log_value()
         self._reward_type: Any = np.float64
         self._apart: Entries | None = None  # entries that are not in the log yet
-        self._values: list[tuple[int, Entries]] = [(-1, {}), (-1, {})]  # of the last two rows with values
+        self._values: tuple[int, Entries] = (-1, {})  # the last row whose observation has values in the log, and these
         self._next: _NextSlab | None = None  # while a slab is turned
         self._is_open = False  # the slab is begun, and not being turned
         self._due = self._checked = 0.0  # time.monotonic() at which the slab is due, and of the last check
@@ -152,8 +147,7 @@ class RowRecorder(Recorder):
         self.episode: Start | None = None
         self.running = False
         self._run = (0, 0)  # the row of the leading observation, over all slabs, and the index of the step after it
-        self._deferred: OpenRun | None = None
-        self._orphan: tuple[Any, int] | None = None  # the slab at a fork, and its rows then
+        self.is_taken_over = False
         self._early_notes: dict[str, Any] = {}  # annotations of the next step
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
@@ -246,17 +240,12 @@ class RowRecorder(Recorder):
         slab, kind = self.slab, type(reward)
         if (
             (kind is float or kind is np.float64 or (kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS))
-            and (self._is_open and self.running and self._deferred is None and self._reward_type is np.float64)
+            and (self._is_open and self.running and self._reward_type is np.float64)
             and (type(observation) is bytes and slab.has_room(_FLAG_BYTES))
         ):
             slab.answer_packed(observation, reward, terminated, truncated)
             return
         if self._sealed or not self.running:
-            return
-        if self._deferred is not None:  # the process forked within the step
-            row = observation.row if isinstance(observation, Observed) else observation
-            last = Observed(row, self._observed(self.next_row()))
-            self._deferred = self._deferred._replace(steps=self._deferred.steps + 1, last=last)
             return
         number = self._number_of(reward)
         if not self._room(_FLAG_BYTES):
@@ -269,9 +258,6 @@ class RowRecorder(Recorder):
     def stop(self) -> None:
         """End the run of steps, but not the episode, after the last row."""
         self._stop_running()
-        if self._deferred is not None:  # the process forked within a step that raised
-            self._deferred = None
-            return
         self._drop_incomplete_row()
         self.log(STOP)
 
@@ -281,8 +267,7 @@ class RowRecorder(Recorder):
         is_executed: the environment has taken the step, even if nothing of it is recorded.
         """
         self._apart = None
-        if self.episode is None or self._deferred is not None:  # closed, or forked, within the step
-            self._deferred = None
+        if self.episode is None:  # closed, or forked, within the step
             return False
         if not is_executed and self.running and self.slab.asked() is None and self.slab.logged < self.slab.rows:
             return False
@@ -304,8 +289,8 @@ class RowRecorder(Recorder):
             self._drop_incomplete_row()
         if not slab.ended and not self.failed:  # how an episode ended of which steps are missing is unknown
             self.end_without_row(outcome)
-        slab.ended = False
-        self.episode = self._deferred = None
+        slab.ended = self.is_taken_over = False
+        self.episode = None
 
     def _drop_incomplete_row(self) -> None:
         """Remove the log entries of a row that an exception, such as Ctrl-C, has prevented."""
@@ -329,7 +314,7 @@ class RowRecorder(Recorder):
 
     def end_without_row(self, outcome: int) -> None:
         """End the episode at a step that is skipped. Later steps belong to the same episode."""
-        if self.episode is not None and not self.slab.ended and self._deferred is None:
+        if self.episode is not None and not self.slab.ended:
             self.log(END, b"", 0, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.slab.ended = True
         self._stop_running()
@@ -341,7 +326,7 @@ class RowRecorder(Recorder):
 
     def annotate(self, values: dict[str, Any]) -> None:
         """Add snapshots of values to the next row."""
-        if self.episode is not None or self._deferred is not None:
+        if self.episode is not None:
             self.slab.hold()  # first: if Ctrl-C comes after, they do not go to a later step
             self._early_notes.update(values)
 
@@ -357,7 +342,7 @@ class RowRecorder(Recorder):
 
     @property
     def has_steps(self) -> bool:
-        return self._episodes > 1 or self._deferred is not None or self.steps_taken() > 0
+        return self._episodes > 1 or self.steps_taken() > 0
 
     def steps_taken(self) -> int:
         """Return the number of steps of the episode so far, including lost ones."""
@@ -388,8 +373,6 @@ class RowRecorder(Recorder):
             return False
         self.limit = 1
         self._complain()
-        if self._deferred is not None:
-            self._take_over(self._deferred)
         if not self.running:
             return False
         if self.slab.ended:
@@ -414,8 +397,6 @@ class RowRecorder(Recorder):
 
     def _room(self, log_bytes: int = 0) -> bool:
         """Make room for a row and log_bytes of log; return False if recording has ended."""
-        if self._deferred is not None:
-            return False
         if self._is_open and self.slab.rows < self._most_rows and self.slab.has_room(log_bytes):
             return True
         if self._open_ring() is None:
@@ -527,11 +508,11 @@ class RowRecorder(Recorder):
         if self._apart is not None:
             self._apart[column] = kind, packed
             return
-        row, before = self._base + self.slab.rows, self._values[0]
-        if row == before[0]:
-            before[1][column] = kind, packed
-        else:
-            self._values = [(row, {column: (kind, packed)}), before]
+        if column < len(self.layout.observation_leaves):
+            row = self.next_row()
+            if row != self._values[0]:
+                self._values = (row, {})
+            self._values[1][column] = kind, packed
         self.log(kind, packed, 0, column)
 
     def log_whole(self, column: int, value: bytes) -> None:
@@ -599,78 +580,29 @@ class RowRecorder(Recorder):
         return self._base + self.slab.rows
 
     def last_observation(self) -> Observed:
-        return Observed(self._last().row, self._observed(self.next_row() - 1))
+        """Return the observation of the last row."""
+        columns, last = range(len(self.layout.observation_leaves)), self._last()
+        found = {number: (WHOLE, packer.last()) for number, packer in self.packers.deltas.items() if number in columns}
+        found.update(last.log)
+        if self._values[0] == self.next_row() - 1:
+            found.update(self._values[1])
+        return Observed(last.row, found)
 
     def _last(self) -> Observed:
         """Return the observation of the last row without the values of log_value()."""
         return observed_in(self.slab) if self.slab.rows else self._last_row
 
-    def _observed(self, row: int) -> Entries:
-        """Return the log entries of the observation in the last or the next row."""
-        columns, deltas = range(len(self.layout.observation_leaves)), self.packers.deltas
-        found = {number: (WHOLE, deltas[number].last()) for number in deltas if number in columns}
-        if row == self.next_row() - 1:
-            found.update(self._last().log)
-        for at, values in self._values:
-            if at == row:
-                found.update((column, entry) for column, entry in values.items() if column in columns)
-        return found
-
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def _position(self) -> Any:
-        return self.episode, self.next_row()
-
-    def _let_go(self) -> None:
-        self.slab.orphan()
-
-    def restart_in_child(self) -> None:
-        slab = self.slab if self._deferred is None or self._orphan is None else self._orphan[0]
-        orphan = slab, slab.rows
-        notes = self._early_notes
-        super().restart_in_child()
-        self._orphan = orphan
-        if self._deferred is not None:
-            self._early_notes = notes
-
-    def open_run(self) -> OpenRun | None:
-        """Return the state that another recorder needs to continue the open episode, or None."""
-        if self._deferred is not None:
-            return self._after_fork(self._deferred)
-        if self.episode is None or self.slab.ended or self.failed or self._closed:
-            return None
-        if self._thread != threading.get_ident() and self.slab.asked() is not None:  # its result is unknown
-            return None
-        return OpenRun(self.episode, self.steps_taken(), self.last_observation() if self.running else None)
-
-    def continue_run(self, run: OpenRun | None) -> None:
-        """Continue the episode of another recorder at the next step; write nothing before."""
-        if run is not None:
-            self._deferred = run
-            self.running = True
+    @property
+    def is_open(self) -> bool:
+        return self.is_taken_over or self.episode is not None
 
     def take_over(self) -> None:
-        """Continue the episode of another recorder now, if there is one."""
-        if self._deferred is not None:
-            self.make_room()
+        self.is_taken_over = True
 
-    def _take_over(self, run: OpenRun) -> None:
-        run = self._after_fork(run)
-        self._deferred = self._orphan = None
-        self.running = False
-        notes = self._early_notes  # of the next step
-        self.begin(run.start._replace(episode=self._episodes), None)
-        self._early_notes = notes
-        if run.last is not None:
-            self.lead(run.steps, run.last)
-        else:
-            self._run = (self.next_row(), run.steps)
-
-    def _after_fork(self, run: OpenRun) -> OpenRun:
-        """Return the open episode now: if the process forked within a step, its row is in the parent's slab."""
-        if self._orphan is None or self._orphan[0].rows == self._orphan[1] or run.last is None:
-            return run
-        return run._replace(steps=run.steps + 1, last=observed_in(self._orphan[0]))
+    def _detach(self) -> None:
+        self.slab.detach()
 
 
 def observed_in(slab: RowSlab) -> Observed:
@@ -690,7 +622,3 @@ def _packed_notes(notes: dict[str, Any]) -> bytes:
     head = bytes([0x80 | len(notes)]) if len(notes) < 16 else b"\xdf" + len(notes).to_bytes(4, "big")
     parts = [pack(name) + (value if type(value) is Packed else pack(value)) for name, value in notes.items()]
     return head + b"".join(parts)
-
-
-not_to_be_interrupted(__file__)
-not_to_be_interrupted(row_slab.__file__)

@@ -13,6 +13,7 @@ from gym_trace.data.vocabulary import Outcome
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
+from gym_trace.recording.recorder import using_recorder
 from gym_trace.recording.reset_record import packed_generator
 from gym_trace.recording.single.recorder import Observed, RowRecorder
 
@@ -29,7 +30,7 @@ class StepRecorder:
 
     The caller first tries recorder.slab.ask(), the fast path, then ask(). If both decline, the step is a special one,
     and the caller calls expect(). After the step it calls answer(), unless recorder.slab.answer() has taken the answer
-    of a usual step; break_off() if the step raised. A copy is another writer that continues the episode.
+    of a usual step; break_off() if the step raised. A copy is another writer, which begins with its next reset.
 
     Args:
         lane: lane of the episodes.
@@ -82,6 +83,7 @@ class StepRecorder:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
+    @using_recorder
     def upcoming(self, seed: int | None, options: dict[str, Any] | None, base_env: Any = None) -> Upcoming | None:
         """End the episode before a reset. Return the start of the next one, or None if it is not recorded.
 
@@ -100,6 +102,7 @@ class StepRecorder:
         state = packed_generator(base_env) if seed is None and base_env is not None else None
         return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
 
+    @using_recorder
     def begin(self, upcoming: Upcoming, observation: Any, info: Any) -> None:
         """Begin an episode with the observation and info of its reset."""
         recorder = self.recorder
@@ -114,6 +117,11 @@ class StepRecorder:
             recorder.begin(start, self._pack_observation(observation))
             recorder.report()
 
+    @using_recorder
+    def end(self, outcome: Outcome) -> None:
+        """End the open episode."""
+        self.recorder.end(outcome)
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def annotate(self, values: dict[str, Any]) -> None:
@@ -124,6 +132,7 @@ class StepRecorder:
         else:
             self.recorder.annotate(copies)
 
+    @using_recorder
     def ask(self, action: Any) -> bool:
         """Record an action that slab.ask() has declined; return False if the step is a special one."""
         recorder = self.recorder
@@ -132,13 +141,15 @@ class StepRecorder:
             return False
         return recorder.slab.ask(action) or recorder.ask(self._pack_action(action))
 
+    @using_recorder
     def expect(self, action: Any) -> None:
         """Prepare for the answer of a step that is not recorded, is subject to a filter, or comes after a gap."""
         recorder = self.recorder
-        recorder.take_over()
         self._kind = _SKIPPED
         if recorder.failed:
             recorder.make_room()  # reports the failure, once
+        elif recorder.is_taken_over:
+            recorder.warn_of_copy()
         elif recorder.episode is None:
             return
         elif self._is_filtered:
@@ -150,6 +161,7 @@ class StepRecorder:
             recorder.skip_step()
             self._kind = _AFTER_GAP
 
+    @using_recorder
     def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Record a result that slab.answer() has declined, or that of a special step."""
         kind, self._kind = self._kind, _USUAL
@@ -159,11 +171,12 @@ class StepRecorder:
             if self._infos:
                 self.recorder.log_value(self.recorder.layout.info_column, self._packed_info(info))
             self.recorder.answer(packed, reward, terminated, truncated)
-        elif kind == _FILTERED:
+        elif kind == _FILTERED and self.recorder.episode is not None:  # else the process forked within the step
             self._answer_filtered(observation, reward, terminated, truncated, info)
         elif kind == _AFTER_GAP:
             self._answer_after_gap(observation, terminated, truncated)
 
+    @using_recorder
     def break_off(self) -> None:
         """Record that the step has raised: the state of the environment is unknown."""
         kind, self._kind = self._kind, _USUAL
@@ -172,6 +185,7 @@ class StepRecorder:
         elif kind == _FILTERED:
             self._skip_filtered()
 
+    @using_recorder
     def lose(self) -> None:
         """Record that a step was taken and may not be recorded whole: later steps are another part of the episode."""
         kind, self._kind = self._kind, _USUAL
@@ -185,7 +199,6 @@ class StepRecorder:
     def _answer_filtered(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Record a step, unless a filter skips it, or the observation before it is unknown."""
         recorder, before, action, index = self.recorder, self._before, self._packed_action, self._step_index - 1
-        recorder.take_over()  # the process may have forked within the step
         over = bool(terminated or truncated)
         annotations, self._annotations = self._annotations, {}
         after, kept = None, False
@@ -237,18 +250,16 @@ class StepRecorder:
         state = self.__dict__.copy()
         for name in ("recorder", "_pack_observation", "_pack_action"):
             del state[name]
-        state["run"] = self.recorder.open_run()
+        state["is_open"] = self.recorder.is_open
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        run = state.pop("run")
+        is_open = state.pop("is_open")
         self.__dict__.update(state)
         self._schema = copied_schema(self._schema)
-        step_index, last, unseen = self._step_index, self._last, self._unseen
         self._attach(lazy=True)
-        self.recorder.continue_run(run)
-        if run is not None:
-            self._step_index, self._last, self._unseen = step_index, last, unseen
+        if is_open:
+            self.recorder.take_over()
 
 
 def outcome_of(terminated: Any) -> Outcome:

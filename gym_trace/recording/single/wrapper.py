@@ -150,7 +150,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def _end_episode(self, outcome: Outcome) -> None:
         """End the open episode, if there is one, where the environment itself has not said that it is over."""
         if self._recorder.episode is not None and not self._recorder.slab.ended:
-            self._recorder.end(outcome)
+            self._steps.end(outcome)
 
     def flush(self) -> None:
         """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""

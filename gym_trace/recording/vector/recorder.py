@@ -13,7 +13,6 @@ from gym_trace.data.layout import Layout
 from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
-from gym_trace.format.ring.lanes import slab as lane_slab
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP, after_step
 from gym_trace.format.ring.lanes.contents import Contents
 from gym_trace.format.ring.lanes.decoder import LazySegment, decoded, pending_of
@@ -26,7 +25,7 @@ from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder, largest_row, not_to_be_interrupted
+from gym_trace.recording.recorder import Recorder, largest_row
 from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
@@ -45,7 +44,12 @@ class LaneRecorder(Recorder):
     ready(), and calls begin_event(); add() ends that. If the next step or reset finds it open, or actions without an
     answer, an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes are cut,
     and each lane is recorded again from its next episode on.
+
+    Attributes:
+        is_copy: True in a copy in which neither a step nor a reset has begun.
     """
+
+    slab: LaneSlab
 
     def __init__(
         self,
@@ -74,8 +78,6 @@ class LaneRecorder(Recorder):
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
         _demand_room(self._layout.log + self._log_bytes + count * row_size)  # a reset, or last observations, in the log
         self.largest_value = wire.MAX_VALUES // 2 // count
-        self.expecting = False  # a step or reset has begun that was not told yet
-        self._left: list[Rows] | None = None  # actions without an answer when the process forked
         chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
@@ -85,6 +87,8 @@ class LaneRecorder(Recorder):
         self._writer: LaneWriter | None = None  # of the slab that is being filled
         self._state: LaneState | None = None  # of the lanes when it was begun
         self._next_state: LaneState | None = None  # that to begin the next one with
+        self.is_copy = False
+        self.expecting = False  # a step or reset has begun whose result is not recorded yet
         self._until = 0  # when to turn the slab, in nanoseconds of the monotonic clock
         if self.filters is not None:
             self.filters.forget()
@@ -155,7 +159,7 @@ class LaneRecorder(Recorder):
         if asked is not None:
             writer.ask(asked)
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
-        self.slab, self._writer, self._state, self._left = slab, writer, state, None
+        self.slab, self._writer, self._state = slab, writer, state
 
     def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
         """Replace a ring that is too small, or not mapped, once all its content is written."""
@@ -230,11 +234,11 @@ class LaneRecorder(Recorder):
 
     def asked(self) -> list[Rows] | None:
         """Return the actions of a step that has not returned, one per leaf; None without one."""
-        return self._left if self._writer is None else self._writer.asked()
+        return None if self._writer is None else self._writer.asked()
 
     def add(self, event: Reset | Step) -> None:
         """Record an event. The recorder owns its arrays from now on."""
-        if self._closed:  # while the environment was at it
+        if self._closed or not self.expecting:  # while the environment was at it, or forked by it
             return
         self._put(LaneWriter.step if isinstance(event, Step) else LaneWriter.reset, event)
         self.expecting = False
@@ -243,8 +247,6 @@ class LaneRecorder(Recorder):
 
     def rooms(self) -> Rooms:
         """Return the output arrays for the next step: the same ones if asked again."""
-        if self._writer is None:  # in a child that was forked within the step
-            self._begin(0)
         rooms = None if self._writer is None else self._writer.rooms()
         return rooms or rooms_of_no_slab(self._layout)
 
@@ -263,35 +265,15 @@ class LaneRecorder(Recorder):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def _position(self) -> Any:
-        return None if self._writer is None else (self._writer.sequence, self.slab.position)
+    @property
+    def is_open(self) -> bool:
+        return self.is_copy or (self._writer is not None and not self._closed)
 
-    def _let_go(self) -> None:
-        self._left, self._writer = self.asked(), None
+    def take_over(self) -> None:
+        self.is_copy = True
 
-    def open_run(self) -> LaneState | None:
-        """Return the state that another recorder needs to continue the open episodes, or None."""
-        if self._closed or self.failed or self.expecting or self.slab.asked:
-            return None
-        writer, state = self._writer, self._next_state
-        if writer is not None and writer.sequence > self._out.submitted:
-            try:
-                _, state = self._decoded(writer)
-            except Exception as error:  # of any kind: it is met again, and told, when the slab is full
-                raise_if_of_signal(error)
-                return None
-        return None if state is None else state.left_open()
-
-    def continue_run(self, run: LaneState | None) -> None:
-        """Continue the episodes of another recorder; write nothing before the first step."""
-        if run is not None:
-            self._next_state = run
-            if self.filters is not None:
-                self.filters.continue_run(run)
-
-
-not_to_be_interrupted(__file__)
-not_to_be_interrupted(lane_slab.__file__)
+    def _detach(self) -> None:
+        self._writer = None
 
 
 def _demand_room(slab_bytes: int) -> None:
@@ -312,10 +294,6 @@ class LaneFilters:
     def forget(self) -> None:
         """Reset the state: no lane is known, and no episode has begun."""
         self._lanes, self._episodes = np.zeros(self._count, LANE), 0
-
-    def continue_run(self, run: LaneState) -> None:
-        """Take over the state of another recorder."""
-        self._lanes, self._episodes = run.lanes.copy(), run.episodes
 
     def lose_track(self) -> None:
         """Mark all lanes as unknown until an episode begins."""

@@ -22,6 +22,7 @@ from gym_trace.format.ring.lanes.entries import More, Reset
 from gym_trace.format.ring.lanes.writer import Step
 from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
+from gym_trace.recording.recorder import using_recorder
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.lanes import Lanes, is_on_device
 from gym_trace.recording.vector.recorder import LaneRecorder
@@ -48,7 +49,8 @@ class LaneSteps:
 
     The caller first tries recorder.slab.ask(), then ask(); if both decline, the step is not recorded. After the step it
     calls answer(), unless recorder.slab.answer() has taken the answer. If the step raises, it calls nothing: the next
-    step or reset finds the actions without an answer. A copy is another writer that continues the episodes.
+    step or reset finds the actions without an answer. A copy is another writer, in which each lane begins with its next
+    episode.
 
     Args:
         spaces: of the observation and action of one lane.
@@ -97,6 +99,7 @@ class LaneSteps:
 
     # -- resets -------------------------------------------------------------------------------------------------------
 
+    @using_recorder
     def upcoming(self, options: Mapping[str, Any] | None) -> UpcomingReset | None:
         """Return a reset that is about to happen, of all lanes or those in options["reset_mask"]; None: not recorded.
 
@@ -106,6 +109,7 @@ class LaneSteps:
         if not recorder.ready():
             recorder.warn_if_unrecorded()
             return None
+        recorder.is_copy = False
         mask = None if options is None else options.get("reset_mask")
         recorder.begin_event()
         try:
@@ -121,6 +125,7 @@ class LaneSteps:
         ids = None if recorder.filters is None else recorder.filters.reset(lanes)
         return UpcomingReset(lanes, reset, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
 
+    @using_recorder
     def begin(
         self,
         upcoming: UpcomingReset,
@@ -154,9 +159,13 @@ class LaneSteps:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
+    @using_recorder
     def ask(self, actions: Any) -> bool:
         """Record actions that slab.ask() has declined; return False if that is impossible."""
         recorder = self.recorder
+        if recorder.is_copy:
+            recorder.warn_of_copy()
+            recorder.is_copy = False
         if not recorder.ready():
             return False
         if recorder.slab.ask(self._lanes.tree(actions)):
@@ -170,9 +179,12 @@ class LaneSteps:
         recorder.ask(packed_actions)
         return True
 
+    @using_recorder
     def answer(self, result: Result, notes: dict[str, Rows]) -> None:
         """Record the results of a step that slab.answer() has declined, or that has more to record."""
         recorder = self.recorder
+        if not recorder.slab.asked:  # the process forked within the step
+            return
         recorder.begin_event()
         observations, rewards, terminations, truncations, infos = result
         utc, monotonic = time.time_ns(), time.monotonic_ns()
@@ -299,15 +311,16 @@ class LaneSteps:
         state = self.__dict__.copy()
         for name in ("recorder", "_observations", "_actions"):
             del state[name]
-        state["run"] = self.recorder.open_run()
+        state["is_open"] = self.recorder.is_open
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        run = state.pop("run")
+        is_open = state.pop("is_open")
         self.__dict__.update(state)
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
-        self.recorder.continue_run(run)
+        if is_open:
+            self.recorder.take_over()
 
 
 def _is_numeric(rows: Any) -> bool:

@@ -55,7 +55,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
     After an exception in reset() or step() the state of the lanes is unknown: their episodes are kept as "cut", and
     each lane is recorded again from its next episode on.
 
-    A pickled or deep copy has its own writer and continues the episodes. An AsyncVectorEnv cannot be copied.
+    A copy (fork, pickle, deepcopy) is a new writer, which records each lane from its next episode on. An AsyncVectorEnv
+    cannot be copied.
 
     Args:
         envs: any Gymnasium vector environment.

@@ -383,34 +383,6 @@ def test_ctrl_c_leaves_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("makes", ["directory", "file"])
-def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
-    traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: str
-) -> None:
-    class Impatient(PlainExporter):
-        def write(self, source: Source, target: Target) -> None:
-            try:
-                file = target.staged if makes == "file" else target.staged / "some"
-                file.write_text("some")
-                signal.raise_signal(signal.SIGINT)
-            finally:
-                signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Impatient, "makes", makes)
-    monkeypatch.setattr("gym_trace.storage.interrupts._IMPATIENCE", 1000.0)
-    handler = signal.getsignal(signal.SIGINT)
-    for module, name in ((staging.shutil, "rmtree"), (staging.os, "unlink")):
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *a, real=real, **k: (signal.raise_signal(signal.SIGINT), real(*a, **k))
-        )
-    with pytest.raises(KeyboardInterrupt):
-        export(traces["vectors"], tmp_path / "out", Impatient())
-    monkeypatch.undo()
-    assert left_in(tmp_path) == []
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
 @pytest.mark.parametrize("form", ["d4rl", "minari"])
 def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str

@@ -78,7 +78,7 @@ def pending_of(asked: list[Rows] | None, lanes: Array, numbers: Array | None) ->
     """
     if asked is None:
         return []
-    steps = lanes["open"] & ~lanes["skipped"] & ~lanes["deferred"] & ~lanes["pending"]
+    steps = lanes["open"] & ~lanes["skipped"] & ~lanes["pending"]
     found = np.flatnonzero(steps)
     return [
         Pending(int(lanes["episode"][lane]), number, int(lanes["steps"][lane]), [_value(rows, lane) for rows in asked])
@@ -127,12 +127,11 @@ class _Decoding:
     def __init__(self, layout: LaneLayout, state: LaneState):
         self._layout, self._count, self._mode = layout, layout.lanes, layout.mode
         self._all = np.arange(layout.lanes)
-        self.lanes, self.starts = state.lanes.copy(), state.starts.copy()
-        self.episodes, self.recent = state.episodes, state.recent
+        self.lanes, self.episodes, self.recent = state.lanes.copy(), state.episodes, state.recent
 
     def state(self) -> LaneState:
         """Return the state after the events so far."""
-        return LaneState(self.lanes, self.starts, self.episodes, self.recent)
+        return LaneState(self.lanes, self.episodes, self.recent)
 
     def segments(self, event: Reset | End | Steps) -> list[_Piece]:
         if isinstance(event, End):
@@ -142,7 +141,7 @@ class _Decoding:
             observed = Observed(event.lanes, event.observations)
             self.recent = (observed,) if len(event.lanes) == self._count else (*self.recent, observed)
         else:
-            segments = [self._continued(), self._steps(event)]
+            segments = [self._steps(event)]
             last = [event.batch(leaf.path, len(event.utc) - 1) for leaf in self._layout.observation_leaves]
             self.recent = (Observed(self._all, last),)
         return segments
@@ -154,7 +153,6 @@ class _Decoding:
         new = np.zeros(len(event.lanes), LANE)
         new["open"], new["utc"], new["monotonic"] = True, event.utc, event.monotonic
         new["seed"] = event.seeds
-        self.starts[event.lanes] = event.starts
         if event.ids is None:
             new["episode"] = self.episodes + np.arange(len(new))
             self.episodes += len(new)
@@ -163,38 +161,31 @@ class _Decoding:
         new["running"] = not self._layout.filtered
         self.lanes[event.lanes] = new
         places = np.flatnonzero(~new["skipped"])
-        starts = self._starts(event.lanes[places], [taken(rows, places) for rows in event.observations])
-        return [_piece(cut, {}), starts]
+        columns: Columns = {("starts",): [event.starts[place] for place in places.tolist()]}
+        if len(places) and not self._layout.filtered:
+            rows = [taken(rows, places) for rows in event.observations]
+            columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), rows))
+        return [_piece(cut, {}), _piece(self._begun(event.lanes[places]), columns)]
 
-    def _continued(self) -> _Piece:
-        """Return the starts of deferred episodes, because a step continues them now."""
-        lanes = np.flatnonzero(self.lanes["deferred"])
-        self.lanes["deferred"] = False
-        running = lanes[self.lanes["running"][lanes]]
-        return self._starts(lanes, self.state().observed(running) if len(running) else [])
-
-    def _starts(self, lanes: Array, observations: list[Rows]) -> _Piece:
-        """Return the starts of episodes. observations: of the lanes whose run of steps starts here."""
+    def _begun(self, lanes: Array) -> Array:
+        """Return the fragments of episodes that a reset begins."""
         known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
         fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
         fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
         fragments["seed"], fragments["start_time"] = known["seed"], known["utc"]
         fragments["clock_offset"] = known["utc"] - known["monotonic"]
-        columns: Columns = {("starts",): self.starts[lanes].tolist()}
-        if known["running"].any():
-            columns.update(zip((leaf.path for leaf in self._layout.observation_leaves), observations))
-        return _piece(fragments, columns)
+        return fragments
 
     def _end(self, event: End) -> _Piece:
         outcome = Outcome.CUT if event.outcome is None else event.outcome
         fragments = self._ends(self._all, outcome, event.utc, event.monotonic)
-        self.lanes["open"] = self.lanes["pending"] = self.lanes["deferred"] = False
+        self.lanes["open"] = self.lanes["pending"] = False
         return _piece(fragments, {})
 
     def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
         """Return fragments without steps that end the open episodes of lanes."""
         known = self.lanes[lanes]
-        begun = known["open"] & ~known["skipped"] & ~known["deferred"]
+        begun = known["open"] & ~known["skipped"]
         lanes, known = lanes[begun], known[begun]
         fragments = np.zeros(len(lanes), wire.FRAGMENT)
         fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
@@ -321,12 +312,9 @@ class _Decoding:
 
     def _autoreset_starts(self, event: Steps, lanes: Array, times: Array) -> list[bytes]:
         if event.more[0].reset_infos is None:
-            self.starts[lanes] = NOTHING
             return [NOTHING] * len(lanes)
         infos = [(event.more[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
-        starts = [start_with_info(info) for info in infos]
-        self.starts[lanes] = starts  # the last one of a lane wins
-        return starts
+        return list(map(start_with_info, infos))
 
     def _fragments(self, event: Steps, flags: Array, places: Array | None, lead: Array) -> Array:
         """Return the fragments of rows that are ordered by lane, then by time.

@@ -32,7 +32,7 @@ LANE = np.dtype(
         ("pending", "?"),  # the next step is a reset
         ("skipped", "?"),  # the episode is not recorded
         ("running", "?"),  # the next kept step continues the current run of steps
-        ("deferred", "?"),  # started by another recorder; nothing is written before the next step
+        ("reserved", "?"),
         ("episode", "<i8"),
         ("steps", "<i8"),  # steps of the episode so far, including skipped ones
         ("utc", "<i8"),  # time of the start
@@ -183,14 +183,13 @@ class LaneState(NamedTuple):
     """State of the lanes between two events."""
 
     lanes: Array  # dtype LANE
-    starts: Array  # dtype object: for each lane, its row of the column "starts"
     episodes: int  # episodes started so far
     recent: tuple[Observed, ...]  # the last observations of all lanes, and those of later resets
 
     @classmethod
     def initial(cls, count: int) -> LaneState:
         """Return the initial state, with all lanes unknown."""
-        return cls(np.zeros(count, LANE), np.full(count, NOTHING, object), 0, ())
+        return cls(np.zeros(count, LANE), 0, ())
 
     def observed(self, lanes: Array) -> list[Rows]:
         """Return the last observations of lanes."""
@@ -201,22 +200,10 @@ class LaneState(NamedTuple):
         columns = zip(*[observations for _, observations in self.recent])
         return [taken(joined_rows(column) if len(column) > 1 else column[0], places[lanes]) for column in columns]
 
-    def left_open(self) -> LaneState:
-        """Return the initial state of another recorder that continues the open episodes."""
-        known = self.lanes.copy()
-        known["deferred"] = known["open"] & ~known["skipped"]
-        lanes = np.flatnonzero(known["deferred"])
-        known["episode"][lanes] = np.arange(len(lanes))
-        recent = (Observed(lanes, self.observed(lanes)),) if len(lanes) else ()
-        return LaneState(known, self.starts, len(lanes), recent)
-
     def packed(self, with_observations: bool) -> bytes:
         """Pack the state. with_observations: later steps may start a run with the last observation."""
-        deferred = np.flatnonzero(self.lanes["deferred"])
         given: dict[str, Any] = {"lanes": self.lanes.tobytes(), "episodes": self.episodes}
-        if len(deferred):
-            given["starts"] = self.starts[deferred].tolist()
-        if self.recent and (with_observations or len(deferred)):
+        if self.recent and with_observations:
             given["observations"] = self.observed(np.arange(len(self.lanes)))
         return pack(given)
 
@@ -225,17 +212,13 @@ class LaneState(NamedTuple):
         given, count = unpack(payload), layout.lanes
         _demand(len(given["lanes"]) == count * LANE.itemsize)
         lanes = np.frombuffer(given["lanes"], LANE).copy()
-        for name in ("open", "pending", "skipped", "running", "deferred"):
+        for name in ("open", "pending", "skipped", "running"):
             lanes[name] = lanes[name].view(np.uint8) != 0
-        starts = np.full(count, NOTHING, object)
-        deferred = np.flatnonzero(lanes["deferred"])
-        if len(deferred):
-            starts[deferred] = _values(given["starts"], len(deferred))
         recent: tuple[Observed, ...] = ()
         if "observations" in given:
             recent = (Observed(np.arange(count), _all_rows(given["observations"], count, layout.observation_leaves)),)
         _demand(type(given["episodes"]) is int and 0 <= given["episodes"] < 1 << 62)
-        return cls(lanes, starts, given["episodes"], recent)
+        return cls(lanes, given["episodes"], recent)
 
 
 # -- checks of what is read --------------------------------------------------------------------------------------------

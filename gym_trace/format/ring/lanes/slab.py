@@ -10,7 +10,7 @@ import numpy as np
 
 from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.values import Array
-from gym_trace.format.ring.log import ASK, ENTRY, STEP, LogFull, clear, put, size_of
+from gym_trace.format.ring.log import ASK, ENTRY, STEP, LogFull, clear, in_use, put, size_of
 from gym_trace.format.ring.memory import begin
 
 
@@ -65,6 +65,7 @@ class LaneSlab:
         """Let ask() accept steps. answer() declines them after `until`, in nanoseconds of the monotonic clock."""
         self._until, self._is_held = until, False
 
+    @in_use
     def ask(self, actions: Any) -> bool:
         """Record that a step begins; return False, without recording, if the slow path must do it."""
         columns = self._actions
@@ -76,6 +77,7 @@ class LaneSlab:
         self.append(ASK)
         return True
 
+    @in_use
     def answer(self, observations: Any, rewards: Any, terminations: Any, truncations: Any) -> bool:
         """Record the results of the step; return False, without recording, if the slow path must do it."""
         columns = self._answers
