@@ -14,7 +14,6 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
-    CHANGES,
     Column,
     Path,
     Piece,
@@ -140,7 +139,7 @@ class Chunk:
 
     def is_walked(self, path: Path) -> bool:
         """Return True if a column stores the changes of each row: a range of its rows can be decoded alone."""
-        return bool(self._blobs[path][0].encoding & CHANGES)
+        return self._blobs[path][0].is_delta_encoded
 
     def decode_rows(self, path: Path, begin: int, out: Array) -> None:
         """Decode rows of a walked column into out, (rows, *row shape), starting at begin. Raises CorruptTrace."""

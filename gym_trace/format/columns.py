@@ -13,10 +13,20 @@ import zstandard
 from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.packing import MAX_CONTAINERS, Containers, unpack
 from gym_trace.data.values import Array, dtype_from, objects
-from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import kernels, transforms, wire
+from gym_trace.format.encodings import (
+    CHANGES,
+    CONSTANT,
+    ENCODINGS,
+    KNOWN_BITS,
+    PLAIN,
+    SHUFFLE,
+    ZSTD,
+    Encoding,
+    encoding_of,
+)
 
-ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
@@ -24,8 +34,6 @@ _IMMUTABLE = frozenset((str, bytes, int, float, bool, type(None)))  # rows can s
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
 _SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
 _LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
-_PIECE_BYTES = 512 << 10  # large rows are filtered and compressed in pieces that fit the processor's cache
-_CHANGES_BYTES = 4 << 20  # piece size for CHANGES, which touches less memory
 _LITTLE = 1024  # bytes; large rows with fewer changed bytes get a higher zstd level
 _HARDER = 3  # zstd levels added for such rows
 _LITTLE_CHUNK = 256 << 10  # bytes, size hint for chunks of such rows: zstd uses less memory and searches harder
@@ -66,6 +74,17 @@ class Column(NamedTuple):
         return math.prod(self.shape) * item_size(self.dtype)
 
     @property
+    def is_delta_encoded(self) -> bool:
+        """True if the column stores the changes of each row: a range of its rows can be decoded alone."""
+        encoding = encoding_of(self.encoding)
+        return encoding is not None and encoding.decode_rows is not None
+
+    @property
+    def encoded_rows(self) -> int:
+        """Rows that are stored: one if all are equal."""
+        return min(self.rows, 1) if self.encoding & CONSTANT else self.rows
+
+    @property
     def full_size(self) -> int:
         """Bytes of all decoded rows; for a msgpack column, bytes of all packed values."""
         if self.dtype != MSGPACK:
@@ -100,10 +119,13 @@ def parse_column(descriptor: Any) -> Column:
         raise CorruptTrace(f"column {column.name} has {dimensions}; the limit is {wire.MAX_DIMENSIONS}")
     if rows > wire.MAX_ROWS:
         raise CorruptTrace(f"column {column.name} declares {rows} rows; the limit is {wire.MAX_ROWS}")
-    if encoding > 31 or (not encoding & ZSTD and stored != raw):
+    if encoding & ~KNOWN_BITS:
+        raise UnsupportedTrace(f"column {column.name} has the unknown encoding {encoding:#x}; upgrade gym-trace")
+    known = encoding_of(encoding)
+    if known is None or (not encoding & ZSTD and stored != raw):
         raise CorruptTrace("malformed column encoding")
     if dtype == MSGPACK:
-        if encoding & (SHUFFLE | XOR | CHANGES) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
+        if known is not PLAIN or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
             raise CorruptTrace("malformed msgpack column")
         size = rows * wire.VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
         if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
@@ -115,12 +137,9 @@ def parse_column(descriptor: Any) -> Column:
         if not is_table and dtype_from(dtype).itemsize == 0:
             raise CorruptTrace(f"invalid column dtype: {dtype}")
         size = rows * column.row_size
-        if encoding & CHANGES:
-            fits = not encoding & ~(ZSTD | CHANGES) and rows > 0 and column.row_size >= wire.LARGE_ROW
-            fits = fits and column.row_size <= raw <= 8 * size
-        else:
-            fits = raw == (min(rows, 1) * column.row_size if encoding & CONSTANT else size)
-        if not fits:
+        if column.is_delta_encoded and encoding & CONSTANT:
+            raise CorruptTrace("malformed column encoding")
+        if not known.fits(raw, column.encoded_rows, column.row_size):
             raise CorruptTrace("the size of a column does not match its rows")
     if max(size, raw) > wire.MAX_COLUMN:
         raise CorruptTrace(f"column {column.name} declares {max(size, raw)} bytes; the limit is {wire.MAX_COLUMN}")
@@ -153,8 +172,10 @@ def memory_error(column: Column) -> CorruptTrace:
 
 
 def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
-    """Decode rows, starting at begin, of a column with encoding CHANGES into out. Raises CorruptTrace."""
-    kernels.undo_changes(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
+    """Decode rows of a delta-encoded column, starting at begin, into out, (rows, *row shape). Raises CorruptTrace."""
+    decode_range = _encoding(column).decode_rows
+    assert decode_range is not None
+    decode_range(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
 
 
 def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
@@ -169,19 +190,17 @@ def unpacked(packed: Sequence[bytes]) -> Array:
     return objects([unpack(value, containers) for value in packed])
 
 
+def _encoding(column: Column) -> Encoding:
+    """Return the encoding of a column that parse_column accepted."""
+    encoding = encoding_of(column.encoding)
+    assert encoding is not None
+    return encoding
+
+
 def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
     row_size, rows = column.row_size, column.rows
-    kept = min(rows, 1) if column.encoding & CONSTANT else rows
-    flat = _inflated(column, blob)
-    if column.encoding & (SHUFFLE | CHANGES):
-        transformed, flat = flat, np.empty((kept, row_size), np.uint8)
-        if column.encoding & CHANGES:
-            kernels.undo_changes(transformed, rows, 0, flat)
-        else:
-            kernels.undo_shuffle(transformed, flat, item_size(column.dtype), bool(column.encoding & XOR))
-    elif column.encoding & XOR:
-        kernels.undo_xor(flat.reshape(kept, row_size))
-    flat = flat.reshape(kept, row_size)
+    stored = _inflated(column, blob)
+    flat = _encoding(column).decode(stored, column.encoded_rows, row_size, item_size(column.dtype))
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         flat[:] = row
@@ -263,7 +282,7 @@ class _Habit:
     """The best encoding so far for small or large rows of a column."""
 
     def __init__(self) -> None:
-        self.encoding = 0
+        self.encoding = PLAIN
         self.compressible = True
         self.quick = False  # use compress_quickly
         self.patience = 0  # chunks between trials; 0 before the first one
@@ -290,8 +309,9 @@ class ColumnEncoder:
         if self._stream is None:
             shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
-            encoding = self._choice(rows, row_size, as_before)
-            self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
+            encoding, compressed = self._choice(rows, row_size, as_before)
+            compressor = self._stream_compressor(encoding) if compressed else None
+            self._stream = _Stream(compressor, rows.dtype, shape, encoding)
         if isinstance(rows, DeltaRows):
             self._stream.feed_deltas(rows)
         else:
@@ -305,11 +325,11 @@ class ColumnEncoder:
         if self._changes_little and not stream.changes_little:  # the rows are different now: try encodings again
             self._habits[True].until_trial = 0
         self._changes_little = stream.changes_little
-        column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
+        column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.bits, stream.raw, pieces)
         return column, pieces
 
-    def _stream_compressor(self, encoding: int) -> zstandard.ZstdCompressor:
-        little = bool(encoding & CHANGES) and self._changes_little
+    def _stream_compressor(self, encoding: Encoding) -> zstandard.ZstdCompressor:
+        little = encoding is CHANGES and self._changes_little
         if little not in self._compressors:
             level = min(22, self._workspace.level + _HARDER * little) or 1  # 0 would be 3
             size = _LITTLE_CHUNK if little else 0  # 0: unknown
@@ -325,17 +345,16 @@ class ColumnEncoder:
             return column, b"".join(pieces)
         flat = transforms.as_bytes(rows)
         constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
-        encoding, compress = 0, self._workspace.compress
+        encoding, compress = PLAIN, self._workspace.compress
         if constant:
             flat = flat[:1]
         else:
-            encoding = self._choice(rows, flat.shape[1])
+            encoding, _ = self._choice(rows, flat.shape[1])
             if self._habits[False].quick:
                 compress = self._workspace.compress_quickly
-        filtered = _filter(flat, encoding, rows.dtype.itemsize)
-        blob, encoding = _squeezed(filtered, flat, encoding, compress)
+        blob, bits = _squeezed(_encoded(flat, encoding, rows.dtype.itemsize), flat, encoding.bits, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
-        return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
+        return self._column(dtype, rows.shape[1:], len(rows), bits | CONSTANT * constant, flat.size, [blob]), blob
 
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
         """Encode a msgpack column. packed: one MessagePack value per row."""
@@ -349,29 +368,29 @@ class ColumnEncoder:
             raise UnstorableValue(
                 f"{'/'.join(map(str, self._path))}: {len(raw)} bytes in one chunk; the limit is {wire.MAX_VALUES}"
             )
-        blob, encoding = _squeezed(raw, raw, 0, self._workspace.compress)
-        return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), [blob]), blob
+        blob, bits = _squeezed(raw, raw, PLAIN.bits, self._workspace.compress)
+        return self._column(MSGPACK, (), len(packed), bits | CONSTANT * constant, len(raw), [blob]), blob
 
     def _column(
-        self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, pieces: Sequence[Piece]
+        self, dtype: str, shape: tuple[int, ...], rows: int, bits: int, raw: int, pieces: Sequence[Piece]
     ) -> Column:
         crc = 0
         for piece in pieces:
             crc = kernels.crc32(piece, crc)
-        return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
+        return Column(self._path, dtype, shape, rows, bits, sum(map(len, pieces)), raw, crc)
 
-    def _choice(self, rows: Array | DeltaRows, row_size: int, as_before: bool = False) -> int:
-        """Return the encoding that was smallest on a sample, with periodic new trials; for small rows without ZSTD."""
+    def _choice(self, rows: Array | DeltaRows, row_size: int, as_before: bool = False) -> tuple[Encoding, bool]:
+        """Return the encoding that was smallest on a sample, with periodic new trials, and whether to compress."""
         large = _is_large(row_size)
         habit = self._habits[large]
         if large and len(rows) < _LEAST_ROWS:
-            return habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD
+            return (habit.encoding, habit.compressible) if habit.patience else (CHANGES, True)
         if large and isinstance(rows, DeltaRows):
             self._changes_little = rows.changed <= _LITTLE * len(rows)
-        if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding == CHANGES):
-            return CHANGES | ZSTD  # clearly the best: skip the trials
+        if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding is CHANGES):
+            return CHANGES, True  # clearly the best: skip the trials
         if rows.dtype.names and not large:  # a table: SHUFFLE takes at most 10 % more space, in about half of the time
-            return SHUFFLE
+            return SHUFFLE, True
         habit.until_trial -= not as_before
         if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
@@ -380,45 +399,48 @@ class ColumnEncoder:
             # The first rows of a column may not be typical: try again soon.
             habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
             habit.until_trial = habit.patience
-        return habit.encoding | ZSTD * (large and habit.compressible)
+        return habit.encoding, habit.compressible
 
     def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
         """Choose the encoding with the smallest sample."""
-        sizes: dict[int, int] = {}
-        is_large, shuffles = _is_large(sample.shape[1]), [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
-        for candidate in [*([CHANGES] if is_large else []), 0, XOR, *shuffles]:
+        sizes: dict[Encoding, int] = {}
+        row_size = sample.shape[1]
+        for candidate in ENCODINGS:
+            if not candidate.applies(row_size, item_size):
+                continue
             sizes[candidate] = self._size_under(candidate, sample, item_size)
-            if candidate == CHANGES and self._changes_little:  # clearly the best
+            if candidate is CHANGES and self._changes_little:  # clearly the best
                 break
         # Each transform costs time, so it must save 2 %.
-        best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+        best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bits.bit_count()))
         habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
-        habit.encoding = best if habit.compressible else 0
+        habit.encoding = best if habit.compressible else PLAIN
         quick = self._workspace.compress_quickly
-        if not is_large and sample.nbytes >= _LEAST_QUICK_SAMPLE:
-            filtered = _filter(sample, habit.encoding, item_size)
-            habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
+        if not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
+            encoded = _encoded(sample, habit.encoding, item_size)
+            habit.quick = len(quick(encoded)) <= _QUICK_SIZE * sizes[best]
 
-    def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
+    def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int:
         workspace = self._workspace
         if not _is_large(sample.shape[1]):
-            return len(workspace.compress(_filter(sample, encoding, item_size)))
+            return len(workspace.compress(_encoded(sample, encoding, item_size)))
         dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
-        stream = _Stream(workspace.compressor, dtype, shape, encoding | ZSTD)
+        stream = _Stream(workspace.compressor, dtype, shape, encoding)
         stream.feed(sample)
-        if encoding & CHANGES:
+        if encoding is CHANGES:
             self._changes_little = stream.changes_little
         return sum(map(len, stream.finish()))
 
 
 def _squeezed(
-    filtered: Array | bytes, plain: Array | bytes, encoding: int, compress: Callable[[Any], bytes]
+    encoded: Array | bytes, plain: Array | bytes, bits: int, compress: Callable[[Any], bytes]
 ) -> tuple[bytes, int]:
-    size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
+    """Return what to store of small rows, compressed if that is smaller, and its encoding bits."""
+    size = encoded.nbytes if isinstance(encoded, np.ndarray) else len(encoded)
     if size >= _LEAST_BYTES:
-        blob = compress(filtered)
+        blob = compress(encoded)
         if len(blob) < size:
-            return blob, encoding | ZSTD
+            return blob, bits | ZSTD
     return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
 
 
@@ -428,39 +450,44 @@ def _all_rows_equal(flat: Array) -> bool:
     return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
 
 
-def _filter(flat: Array, encoding: int, item_size: int) -> Array:
-    """Apply the transforms of encoding to flat; return the bytes."""
-    if encoding & XOR:
-        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
-    return kernels.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
+def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes:
+    """Encode all rows of a chunk at once."""
+    return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size)
 
 
 class _Stream:
-    """Large rows of one chunk, transformed and compressed as they arrive."""
+    """Large rows of one chunk, encoded and compressed as they arrive. compressor: None: do not compress."""
 
     def __init__(
-        self, compressor: zstandard.ZstdCompressor, dtype: np.dtype[Any], shape: tuple[int, ...], encoding: int
+        self,
+        compressor: zstandard.ZstdCompressor | None,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        encoding: Encoding,
     ):
-        self.dtype, self.shape, self.encoding = dtype, shape, encoding
+        self.dtype, self.shape, self._encoding = dtype, shape, encoding
         row_size = dtype.itemsize * math.prod(shape)
         self.rows = self.raw = 0
-        self._object = compressor.compressobj() if encoding & ZSTD else None
+        self.bits = encoding.bits | ZSTD * (compressor is not None)
+        self._object = None if compressor is None else compressor.compressobj()
         self._pieces: list[Piece] = []
-        self._step = max(1, (_CHANGES_BYTES if encoding & CHANGES else _PIECE_BYTES) // row_size)
-        self._scratch = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
+        self._step = max(1, encoding.piece_bytes // row_size)
+        self._scratch = np.empty((self._step, row_size), np.uint8)
         self._before = np.zeros(row_size, np.uint8)
 
     def feed(self, flat: Array) -> None:
-        if self.rows == 0 and self.encoding & CHANGES:  # the first row is kept whole
+        if self.rows == 0 and self._encoding.decode_rows is not None:  # the first row is stored whole
             self._add(flat[0])
             self._before[:] = flat[0]
             self.rows, flat = 1, flat[1:]
         for i in range(0, len(flat), self._step):
-            self._add(self._transformed(flat[i : i + self._step]))
+            piece = flat[i : i + self._step]
+            self._add(self._encoding.encode(piece, self._before, self._scratch, self.dtype.itemsize))
+            self._before[:] = piece[-1]
         self.rows += len(flat)
 
     def feed_deltas(self, frames: DeltaRows) -> None:
-        if not self.encoding & CHANGES:
+        if self._encoding is not CHANGES:
             for piece in frames.arrays(self._step):
                 self.feed(piece)
             return
@@ -475,29 +502,20 @@ class _Stream:
             self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
         self.rows += len(frames)
 
-    def _transformed(self, piece: Array) -> Array | bytes:
-        scratch, before, last = self._scratch[: len(piece)], self._before, piece[-1]
-        if self.encoding & CHANGES:
-            result: Array | bytes = transforms.changes(piece, before, scratch.view(np.bool_))
-        else:
-            if self.encoding & XOR:
-                piece = transforms.xor(piece, before, scratch)
-            result = kernels.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
-        before[:] = last
-        return result
-
     def _add(self, data: Array | bytes) -> None:
         raw = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
         self.raw += len(raw)
         if self._object is not None:
             self._pieces.append(self._object.compress(raw))
         else:
-            self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # XOR results lie in reused scratch memory
+            self._pieces.append(
+                raw if self._encoding is PLAIN else bytes(raw)
+            )  # results may lie in reused scratch memory
 
     @property
     def changes_little(self) -> bool:
         """True if rows are stored as changes, and few bytes change."""
-        return bool(self.encoding & CHANGES) and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
+        return self._encoding is CHANGES and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
 
     def finish(self) -> list[Piece]:
         if self._object is not None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, wire
-from gym_trace.format.columns import CONSTANT, SHUFFLE, XOR, Column, Piece, decode, inflated_pieces, memory_error
+from gym_trace.format.columns import Column, Piece, decode, inflated_pieces, memory_error
+from gym_trace.format.encodings import SHUFFLE, ZSTD
 
 _LEAST_ROWS = 4096  # smaller tables take less time decoded
 _SIZE = wire.FRAGMENT.itemsize
@@ -70,8 +71,7 @@ class Planes:
 
 def read_fragments(column: Column, blob: Piece) -> Fragments:
     """Return the table that is stored in a column. blob: not to be changed afterwards. Raises CorruptTrace."""
-    is_shuffled = column.encoding & (SHUFFLE | XOR | CONSTANT) == SHUFFLE
-    if column.rows < _LEAST_ROWS or not is_shuffled:
+    if column.rows < _LEAST_ROWS or column.encoding & ~ZSTD != SHUFFLE.bits:
         return Fragments([decode(column, blob).view(wire.FRAGMENT)])
 
     def planes(wanted: range) -> list[Array]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import fragments, wire
-from gym_trace.format.columns import SHUFFLE, ZSTD, Column, ColumnEncoder, Workspace
+from gym_trace.format.columns import Column, ColumnEncoder, Workspace
+from gym_trace.format.encodings import SHUFFLE, ZSTD
 from gym_trace.format.fragments import Fragments, Planes, read_fragments
 
 NAMES = wire.FRAGMENT.names or ()
@@ -64,7 +65,7 @@ def test_fields_and_rows_are_those_of_the_joined_tables(
 def test_a_large_table_stays_encoded_and_shared_bytes_take_no_memory() -> None:
     table = a_table(fragments._LEAST_ROWS, 0)
     column, blob = stored(table)
-    assert column.encoding == SHUFFLE | ZSTD
+    assert column.encoding == SHUFFLE.bits | ZSTD
     found = read_fragments(column, blob)
     ((planes),) = found._tables
     assert isinstance(planes, Planes)

@@ -23,7 +23,7 @@ from numbered_env import record
 from gym_trace import TraceRecordingWrapper
 from gym_trace.data.packing import pack
 from gym_trace.format import wire
-from gym_trace.format.columns import CONSTANT, ZSTD
+from gym_trace.format.encodings import CONSTANT, ZSTD
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20

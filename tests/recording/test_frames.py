@@ -18,7 +18,8 @@ from gym_trace.data.deltas import DeltaPacker, DeltaRows
 from gym_trace.data.layout import Leaf
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
-from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, Workspace, decode, parse_column
+from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
+from gym_trace.format.encodings import CHANGES, ENCODINGS, PLAIN, XOR, ZSTD, Encoding
 from gym_trace.format.ring.row_slab import RowSlab
 from gym_trace.recording.single import recorder as recording
 
@@ -187,10 +188,10 @@ def hardly_changing() -> np.ndarray[Any, Any]:
 
 
 def test_encodings_are_tried_again_when_many_words_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
+    tried: list[Encoding] = []
     size_under = ColumnEncoder._size_under
 
-    def watched(self: ColumnEncoder, encoding: int, *rest: Any) -> int:
+    def watched(self: ColumnEncoder, encoding: Encoding, *rest: Any) -> int:
         tried.append(encoding)
         return size_under(self, encoding, *rest)
 
@@ -200,13 +201,13 @@ def test_encodings_are_tried_again_when_many_words_change(monkeypatch: pytest.Mo
     noise = np.random.default_rng(0).integers(0, 256, still.shape, np.uint8)
     for _ in range(10):
         column, blob = encoder.encode(still)
-        assert column.encoding == CHANGES | ZSTD
+        assert column.encoding == CHANGES.bits | ZSTD
     assert tried == [CHANGES]
     for _ in range(10):
         column, blob = encoder.encode(noise)
         assert np.array_equal(decode(column, blob), noise)
     assert column.encoding == 0
-    assert set(tried) == {0, XOR, CHANGES}
+    assert set(tried) == {PLAIN, XOR, CHANGES}
 
 
 def test_a_single_row_does_not_choose_the_encoding() -> None:
@@ -214,20 +215,21 @@ def test_a_single_row_does_not_choose_the_encoding() -> None:
     rows = hardly_changing()
     encoder.encode(rows[:1])
     column, _ = encoder.encode(rows)
-    assert column.encoding == CHANGES | ZSTD
+    assert column.encoding == CHANGES.bits | ZSTD
 
 
-@pytest.mark.parametrize(
-    "encoding", [0, ZSTD, XOR | ZSTD, SHUFFLE | ZSTD, XOR | SHUFFLE | ZSTD, CHANGES, CHANGES | ZSTD]
-)
-def test_every_encoding_of_large_rows_round_trips(monkeypatch: pytest.MonkeyPatch, encoding: int) -> None:
-    def choice(self: Any, *_: Any) -> int:
-        return encoding
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: str(encoding.bits))
+def test_every_encoding_of_large_rows_round_trips(
+    monkeypatch: pytest.MonkeyPatch, encoding: Encoding, compressed: bool
+) -> None:
+    def choice(self: Any, *_: Any) -> tuple[Encoding, bool]:
+        return encoding, compressed
 
     monkeypatch.setattr(ColumnEncoder, "_choice", choice)
     frames = np.array(frames_of([3, 1, 0, 2, 3, 1], (1100,), "<f4"))
     column, blob = ColumnEncoder(("observations",), Workspace(1)).encode(frames)
-    assert column.encoding == encoding
+    assert column.encoding == encoding.bits | ZSTD * compressed
     assert decode(parse_column([list(column.path), *column[1:]]), blob).tobytes() == frames.tobytes()
 
 

@@ -20,7 +20,7 @@ from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.columns import CHANGES, MSGPACK
+from gym_trace.format.columns import MSGPACK
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -448,7 +448,7 @@ class _PlainChunks:
             for column in self.reader.columns_of(number) if held is None else held.described:
                 if column.path[0] in self._choice.roots:
                     of_any_kind = column.dtype == MSGPACK and column.path not in anything and column.path[0] != "infos"
-                    if of_any_kind or column.encoding & CHANGES:
+                    if of_any_kind or column.is_delta_encoded:
                         return None
                     size += column.full_size
             if size > _MOST_CHUNKS:

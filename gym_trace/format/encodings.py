@@ -1,0 +1,132 @@
+"""Encodings of the rows of a column, before compression (docs/FORMAT.md, section 3).
+
+Each is an object in ENCODINGS; all else about it follows from that list.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.data.values import Array
+from gym_trace.format import kernels, transforms, wire
+
+ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; DELTAS has no CONSTANT
+_SHUFFLE, _XOR, _CHANGES = 2, 4, 16
+_PIECE_BYTES = 512 << 10  # large rows are encoded and compressed in pieces that fit the processor's cache
+
+
+def _of_equal_size(raw: int, rows: int, row_size: int) -> bool:
+    return raw == rows * row_size
+
+
+class Encoding(NamedTuple):
+    """A way to store the bytes of rows.
+
+    Attributes:
+        bits: its bits in the descriptor of a column.
+        applies: applies(row_size, item_size) is True if the encoder shall try it.
+        encode: encode(rows, before, scratch, item_size) returns the stored bytes.
+            rows: (n, row size) uint8. before: (row size,) uint8, the row before them; zeros for the first rows.
+            scratch: uint8, at least as large as rows; the result may lie in it.
+        decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: uint8, of a size that
+            fits() accepts; it may be changed and returned. Raises CorruptTrace.
+        fits: fits(raw, rows, row_size) is True if `raw` stored bytes can be those of the rows. data is untrusted.
+        decode_rows: decode_rows(data, rows, begin, out) decodes the rows from begin on into out, without the others.
+            None: all rows must be decoded. An encoding that has it stores the first row of a chunk as it is; encode()
+            gets that row as `before`.
+        piece_bytes: bytes of large rows per call of encode().
+    """
+
+    bits: int
+    applies: Callable[[int, int], bool]
+    encode: Callable[[Array, Array, Array, int], Array | bytes]
+    decode: Callable[[Array, int, int, int], Array]
+    fits: Callable[[int, int, int], bool] = _of_equal_size
+    decode_rows: Callable[[Array, int, int, Array], None] | None = None
+    piece_bytes: int = _PIECE_BYTES
+
+
+def encoding_of(bits: int) -> Encoding | None:
+    """Return the encoding with these bits, of which ZSTD and CONSTANT do not count; None if it is unknown."""
+    return _BY_BITS.get(bits & ~(ZSTD | CONSTANT))
+
+
+# -- encode and decode -------------------------------------------------------------------------------------------------
+
+
+def _xor(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
+    return transforms.xor(rows, before, scratch[: len(rows)])
+
+
+def _undo_xor(data: Array, rows: int, row_size: int, item_size: int) -> Array:
+    flat = data.reshape(rows, row_size)
+    kernels.undo_xor(flat)
+    return flat
+
+
+def _shuffle(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
+    return kernels.shuffle(rows, item_size)
+
+
+def _undo_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
+    flat = np.empty((rows, row_size), np.uint8)
+    kernels.undo_shuffle(data, flat, item_size)
+    return flat
+
+
+def _xor_and_shuffle(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
+    return kernels.shuffle(_xor(rows, before, scratch, item_size), item_size)
+
+
+def _undo_xor_and_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
+    flat = np.empty((rows, row_size), np.uint8)
+    kernels.undo_shuffle(data, flat, item_size, True)  # in one pass
+    return flat
+
+
+def _changes(rows: Array, before: Array, scratch: Array, item_size: int) -> bytes:
+    return transforms.changes(rows, before, scratch[: len(rows)].view(np.bool_))
+
+
+def _undo_changes(data: Array, rows: int, row_size: int, item_size: int) -> Array:
+    flat = np.empty((rows, row_size), np.uint8)
+    kernels.undo_changes(data, rows, 0, flat)
+    return flat
+
+
+def _changed_rows(data: Array, rows: int, begin: int, out: Array) -> None:
+    kernels.undo_changes(data, rows, begin, out)
+
+
+def _changes_fit(raw: int, rows: int, row_size: int) -> bool:
+    return rows > 0 and row_size >= wire.LARGE_ROW and row_size <= raw <= 8 * rows * row_size
+
+
+PLAIN = Encoding(
+    bits=0,
+    applies=lambda row_size, item_size: True,
+    encode=lambda rows, before, scratch, item_size: rows,
+    decode=lambda data, rows, row_size, item_size: data.reshape(rows, row_size),
+)
+XOR = Encoding(_XOR, lambda row_size, item_size: True, _xor, _undo_xor)
+SHUFFLE = Encoding(_SHUFFLE, lambda row_size, item_size: item_size > 1, _shuffle, _undo_shuffle)
+XOR_AND_SHUFFLE = Encoding(
+    _XOR | _SHUFFLE, lambda row_size, item_size: item_size > 1, _xor_and_shuffle, _undo_xor_and_shuffle
+)
+CHANGES = Encoding(
+    bits=_CHANGES,
+    applies=lambda row_size, item_size: row_size >= wire.LARGE_ROW,
+    encode=_changes,
+    decode=_undo_changes,
+    fits=_changes_fit,
+    decode_rows=_changed_rows,
+    piece_bytes=4 << 20,  # it touches less memory
+)
+ENCODINGS = (CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE)  # in the order in which the encoder tries them
+_BY_BITS = {encoding.bits: encoding for encoding in ENCODINGS}
+KNOWN_BITS = functools.reduce(operator.or_, _BY_BITS, ZSTD | CONSTANT)
