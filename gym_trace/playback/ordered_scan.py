@@ -18,7 +18,7 @@ from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.columns import CHANGES, MSGPACK
+from gym_trace.format.columns import MSGPACK
 from gym_trace.playback.assembly import Piece, assemble, joined_leaf
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.opened import ChunkCache
@@ -211,7 +211,7 @@ class OrderedScan:
                 chunk = decoded.get(number)
                 for column in self._reader.columns_of(number) if chunk is None else chunk.described:
                     if self._takes(column.path):
-                        if column.encoding & CHANGES or (column.dtype == MSGPACK and column.path not in untyped):
+                        if column.is_delta_encoded or (column.dtype == MSGPACK and column.path not in untyped):
                             return None
                         size += column.full_size
                 if size > self._memory // 2:
