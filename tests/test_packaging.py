@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_header_of_the_c_sources_has_the_constants_of_python() -> None:
     written = (ROOT / "gym_trace" / "format" / "c_kernels" / "constants.h").read_text(encoding="utf-8")
-    assert written == c_header.header(), "run python tests/c_header.py > gym_trace/format/c_kernels/constants.h"
+    assert written == c_header.header(), "run python tests/helpers/c_header.py > gym_trace/format/c_kernels/constants.h"
 
 
 def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:

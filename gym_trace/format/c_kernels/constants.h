@@ -1,4 +1,4 @@
-/* Constants and structures of Python's gym_trace, by tests/c_header.py. Do not edit. */
+/* Constants and structures of Python's gym_trace, by tests/helpers/c_header.py. Do not edit. */
 #pragma once
 #include <stdint.h>
 
@@ -82,7 +82,7 @@ typedef struct {
     char pending;
     char skipped;
     char running;
-    char deferred;
+    char reserved;
     int64_t episode;
     int64_t steps;
     int64_t utc;

@@ -167,7 +167,7 @@ static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
         const Lane *state = pass->states + lane;
         int is_open = state->open || (mode == NEXT_STEP && state->pending);
-        if (!is_open || state->skipped || state->deferred || (mode != NEXT_STEP && state->pending)) {
+        if (!is_open || state->skipped || (mode != NEXT_STEP && state->pending)) {
             Py_RETURN_NONE;
         }
         pending += state->pending != 0;

@@ -1,6 +1,6 @@
 """Write gym_trace/format/c_kernels/constants.h: the constants of Python that the C sources share.
 
-    python tests/c_header.py > gym_trace/format/c_kernels/constants.h
+    python tests/helpers/c_header.py > gym_trace/format/c_kernels/constants.h
 
 tests/test_packaging.py compares the file with what this would write.
 """
@@ -26,7 +26,7 @@ _TYPES = {"b1": "char", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "i
 def header() -> str:
     """Return the text of constants.h."""
     parts = [
-        "/* Constants and structures of Python's gym_trace, by tests/c_header.py. Do not edit. */",
+        "/* Constants and structures of Python's gym_trace, by tests/helpers/c_header.py. Do not edit. */",
         "#pragma once\n#include <stdint.h>\n",
         _constants("gym_trace/format/kernels.py and gym_trace/recording/core.py: of the compiled modules", _abis()),
         _constants("gym_trace/data/vocabulary.py: flags of fragments", _named("FRAGMENT", FragmentFlag)),
