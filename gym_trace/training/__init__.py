@@ -12,16 +12,16 @@ from gym_trace.on_first_use import on_first_use
 if TYPE_CHECKING:
     from gym_trace.training.api import train
     from gym_trace.training.driver import Trained
-    from gym_trace.training.learnt import RunPolicies
     from gym_trace.training.population import Exchange
     from gym_trace.training.proving import verify_run
     from gym_trace.training.run import Run
     from gym_trace.training.settings import Settings
+    from gym_trace.training.versions import RunPolicies
 
 _HOMES = {
     "Exchange": "gym_trace.training.population",
     "Run": "gym_trace.training.run",
-    "RunPolicies": "gym_trace.training.learnt",
+    "RunPolicies": "gym_trace.training.versions",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
     "train": "gym_trace.training.api",

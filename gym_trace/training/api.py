@@ -19,18 +19,18 @@ from gym_trace.recording.collecting.rollout import new_root_seed
 from gym_trace.recording.processes.local import end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.training.accounts import end
 from gym_trace.training.driver import Driver, Trained, drive
-from gym_trace.training.learnt import version_of
 from gym_trace.training.network.forms import demand_in_reach
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.network.model import check_device, source_of
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
-from gym_trace.training.processes.cell import Cell, Turns
-from gym_trace.training.processes.shared import Plan
+from gym_trace.training.processes.policy_processes import InlineProcesses, PolicyProcesses
+from gym_trace.training.processes.shared import PolicyTask
 from gym_trace.training.proof.state import made_with
 from gym_trace.training.run import new_runs, runs_in, settings_now, steps_now
 from gym_trace.training.settings import CONSTANT, settings_from
+from gym_trace.training.step_account import end
+from gym_trace.training.versions import version_of
 
 _BEGIN = "begin.safetensors"
 
@@ -180,18 +180,18 @@ def train(
         now = [settings_now(run) for run in runs] if resume and exchange is not None else chosen
         drivers = []
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
-            plan = Plan(
+            task = PolicyTask(
                 os.fspath(run.path), spaces, own, learner.shape, len(learner.weights()), own_seed, updates,
                 run.about.get("begins") or {}, learn, checkpoint_seconds, keep, milestone_seconds, save_best,
                 len(run.log.starts), None if exchange is None else exchange.info_key, origin,
             )  # fmt: skip
-            cell = Turns(plan, carried) if in_turns else Cell(
-                plan, carried, event=partial(events, policy=number), stall_timeout=stall_timeout,
+            processes = InlineProcesses(task, carried) if in_turns else PolicyProcesses(
+                task, carried, event=partial(events, policy=number), stall_timeout=stall_timeout,
                 max_restarts=max_restarts, name=f"policy {number}" if len(runs) > 1 else "", niceness=niceness,
                 cpus=None if cpus is None else list(cpus),
             )  # fmt: skip
-            cell.shape_rewards(now[number].reward_shaping)
-            drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return))
+            processes.shape_rewards(now[number].reward_shaping)
+            drivers.append(Driver(processes, Trained(run.path, own_seed), seconds, until_return))
         drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
         population = None if exchange is None else Population(drivers, runs, now, exchange, seed, events)
         try:

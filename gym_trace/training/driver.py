@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_trace.data.returns import LastReturns, Return
 from gym_trace.recording.processes.fleet import Meter
-from gym_trace.training.processes.cell import Cell, Turns
+from gym_trace.training.processes.policy_processes import InlineProcesses, PolicyProcesses
 from gym_trace.training.run import MEAN
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
@@ -55,13 +55,19 @@ class Trained:
 
 
 class Driver:
-    """Hear the processes of a cell until its run has ended."""
+    """Hear the processes of a policy until its run has ended."""
 
-    def __init__(self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None):
-        self.cell, self.progress = cell, progress
+    def __init__(
+        self,
+        processes: PolicyProcesses | InlineProcesses,
+        progress: Trained,
+        seconds: float | None,
+        until_return: float | None,
+    ):
+        self.processes, self.progress = processes, progress
         self._seconds, self.until_return = seconds, until_return
         self._mean: float | None = None  # return of the last 100 episodes that were learned from, as the log has it
-        self.forget()
+        self.clear_returns()
         self._meter = Meter()
         self._spent: Counter[str] = Counter()  # seconds
         self._first: int | None = None  # steps at the start
@@ -69,7 +75,7 @@ class Driver:
 
     def hear(self, seconds: float) -> None:
         """Hear the processes, waiting up to `seconds`, and stop them when a limit is met. Raises TrainingFailed."""
-        for who, _, kind, fact in self.cell.poll(seconds):
+        for who, _, kind, fact in self.processes.poll(seconds):
             if who == "worker" and kind == "collected":
                 self._collected(fact)
             elif kind == "update":
@@ -80,26 +86,26 @@ class Driver:
                     self._first = fact[1]
                     self._meter.restart()
             elif who == "learner" and kind == "ended":
-                self.cell.end_workers()
+                self.processes.end_workers()
             elif who == "learner" and kind == "saved":
                 self.saved = fact
-        self.progress.workers = [worker.state for worker in self.cell.workers]
-        self.progress.restarts, self.progress.trouble = self.cell.restarts, self.cell.trouble
+        self.progress.workers = [worker.state for worker in self.processes.workers]
+        self.progress.restarts, self.progress.trouble = self.processes.restarts, self.processes.trouble
         self._stop_when_due()
 
-    def _collected(self, told: Any) -> None:
-        for total, length, objective in told.episodes:
+    def _collected(self, report: Any) -> None:
+        for total, length, objective in report.episodes:
             self.progress.episodes += 1
             self._recent += 1
             self._returns.add(total)
             self._lengths.add(float(length))
             if objective is not None:
                 self._objectives.add(objective)
-        self._spent.update(told.seconds)
+        self._spent.update(report.seconds)
         self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
 
-    def forget(self) -> None:
-        """Forget the episodes so far: another policy played them."""
+    def clear_returns(self) -> None:
+        """Clear the returns so far: another policy played these episodes."""
         self._returns, self._lengths, self._objectives, self._recent = LastReturns(), LastReturns(), LastReturns(), 0
 
     def objective(self, name: str) -> float | None:
@@ -107,17 +113,17 @@ class Driver:
         found = {"return": self._returns, "length": self._lengths}.get(name, self._objectives).summary()
         return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
 
-    def _updated(self, told: dict[str, Any]) -> None:
+    def _updated(self, facts: dict[str, Any]) -> None:
         progress = self.progress
-        progress.version, progress.steps = told.pop("version"), told.pop("steps")
-        progress.lags, progress.dropped = told.pop("lags"), told.pop("dropped")
-        self._spent.update(told.pop("seconds"))
-        self._mean = told.pop(MEAN)
-        progress.losses = told
+        progress.version, progress.steps = facts.pop("version"), facts.pop("steps")
+        progress.lags, progress.dropped = facts.pop("lags"), facts.pop("dropped")
+        self._spent.update(facts.pop("seconds"))
+        self._mean = facts.pop(MEAN)
+        progress.losses = facts
 
     def _stop_when_due(self) -> None:
         mean = self._mean
-        if self.cell.stopping or self._first is None:
+        if self.processes.stopping or self._first is None:
             return
         if self.until_return is not None and mean is not None and mean >= self.until_return:
             self.stop("return")
@@ -125,10 +131,10 @@ class Driver:
             self.stop("seconds")
 
     def stop(self, why: str) -> None:
-        """Ask the cell to save and end."""
-        if not self.cell.stopping:
+        """Ask the processes to save and end."""
+        if not self.processes.stopping:
             self.progress.stopped = why
-            self.cell.stop()
+            self.processes.stop()
 
     def measure(self) -> None:
         """Update times and speeds of the progress."""
@@ -155,10 +161,10 @@ def drive(
     try:
         if _are_prepared(drivers, on_progress):
             for driver in drivers:
-                driver.cell.start()
+                driver.processes.start()
         else:
             _stop_all(drivers)
-        while sum(not driver.cell.is_over for driver in drivers):
+        while sum(not driver.processes.is_over for driver in drivers):
             try:
                 for driver in drivers:
                     driver.hear(_POLL_SECONDS / len(drivers))
@@ -177,7 +183,7 @@ def drive(
                 _stop_all(drivers)
     finally:
         for driver in drivers:
-            driver.cell.close()
+            driver.processes.close()
     for driver in drivers:
         driver.measure()
         driver.progress.stopped = driver.progress.stopped or "done"
@@ -187,7 +193,7 @@ def drive(
 def _are_prepared(drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None) -> bool:
     """Wait until processes can start; return False if the run is stopped before."""
     try:
-        preparing = drivers[0].cell.prepare()
+        preparing = drivers[0].processes.prepare()
         while preparing is not None and preparing.is_alive():
             preparing.join(_REPORT_SECONDS)
             if on_progress is not None and on_progress(drivers[0].progress):

@@ -18,7 +18,7 @@ from gym_trace.training.settings import Settings, settings_from
 
 _BOUNDS = {"learning_rate": (1e-7, 1e-1), "clip": (0.01, 1.0), "max_grad_norm": (0.01, 100.0)}
 _MUTATED = ("learning_rate", "exploration_coefficient", "value_coefficient", "clip", "max_grad_norm")
-_MUTATED_TO_ONE = ("gamma", "adam_beta1")  # of which the distance to 1 is changed
+_MUTATED_TO_ONE = ("gamma", "adam_beta1")  # mutation scales their distance to 1
 _ALIKE = (
     *("hidden", "activation", "share", "rnn", "rnn_size", "model", "adaptive_std"),
     *("normalize_returns", "normalize_observations", "num_envs", "rollout", "device", "inference"),
@@ -140,7 +140,7 @@ class Population:
             self._hand_over(wanted)
         for number, member in enumerate(self._members):
             steps = member.progress.steps
-            if steps >= self._due[number] and number not in self._wanted and not member.cell.stopping:
+            if steps >= self._due[number] and number not in self._wanted and not member.processes.stopping:
                 self._due[number] = steps - steps % self._exchange.period + self._exchange.period
                 self._compare(number)
 
@@ -157,11 +157,11 @@ class Population:
         giver = int(self._generator.choice(best))
         spread = statistics.pstdev(known.values())
         is_behind = known[giver] - known[number] > exchange.gap * spread
-        if number in order[-count:] and is_behind and not self._members[giver].cell.stopping:
+        if number in order[-count:] and is_behind and not self._members[giver].processes.stopping:
             settings = self._changed(number, self._settings[giver])
             self._wanted[number] = _Wanted(giver, number, settings)
             self._members[giver].saved = None
-            self._members[giver].cell.tell(("save", None))
+            self._members[giver].processes.tell(("save", None))
         elif (settings := self._changed(number, self._settings[number])) != self._settings[number]:
             self._take_over(number, settings)
 
@@ -171,7 +171,7 @@ class Population:
     def _hand_over(self, wanted: _Wanted) -> None:
         """Give the taker its own copy of the giver's checkpoint, once it is written."""
         giver, taker = self._members[wanted.giver], self._members[wanted.taker]
-        if taker.cell.stopping or (giver.saved is None and giver.cell.stopping):
+        if taker.processes.stopping or (giver.saved is None and giver.processes.stopping):
             del self._wanted[wanted.taker]
         elif giver.saved is not None:
             del self._wanted[wanted.taker]
@@ -187,10 +187,10 @@ class Population:
         before = self._settings[number].plain()
         changed = {name: value for name, value in settings.plain().items() if value != before[name]}
         self._settings[number] = settings
-        member.cell.tell(("adopt", {"settings": settings.plain(), **more}))
-        member.cell.shape_rewards(settings.reward_shaping)
+        member.processes.tell(("adopt", {"settings": settings.plain(), **more}))
+        member.processes.shape_rewards(settings.reward_shaping)
         if more:
-            member.forget()
+            member.clear_returns()
         self._event("exchange", policy=number, steps=member.progress.steps, changed=changed, **more)
 
 

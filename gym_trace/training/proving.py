@@ -19,15 +19,13 @@ from gym_trace.data.values import Array
 from gym_trace.envs.recipe import recorded_recipe
 from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged
 from gym_trace.playback.trace import open_trace
-from gym_trace.training.accounts import STAGGER, UNTAKEN, Left, left_over, rollouts_of, seeded
-from gym_trace.training.learnt import BEST, checkpoint_files, fresh, learn_again
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, source_of, tensors
 from gym_trace.training.proof.anchors import check_anchor
 from gym_trace.training.proof.chain import END, START, UPDATE, count_entries
-from gym_trace.training.proof.recorded import LIMIT, added_to, check_bytes, check_files, kind_of, replay
-from gym_trace.training.proof.result import Proof, Tell, first_difference, tally, telling
+from gym_trace.training.proof.result import Proof, ReportProgress, first_difference, progress_reporter, tally
 from gym_trace.training.proof.state import notes_on
+from gym_trace.training.proof.trace_checks import LIMIT, added_to, check_bytes, check_files, kind_of, replay
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import (
     DROPPED,
@@ -42,9 +40,11 @@ from gym_trace.training.run import (
     steps_now,
 )
 from gym_trace.training.settings import ANY
+from gym_trace.training.step_account import STAGGER, UNTAKEN, UnlearnedSteps, rollouts_of, seeded, unlearned_steps
+from gym_trace.training.versions import BEST, checkpoint_files, fresh, learn_again
 
-_TOLERANCE = 1e-4  # of logprob and value, absolute and relative, where kernels or batches differ
-_NOT_COMPUTED = {"seconds", MEAN}  # by an update
+_TOLERANCE = 1e-4  # absolute and relative, for logprob and value computed by other kernels or batches
+_NOT_COMPUTED = {"seconds", MEAN}  # results that an update does not compute
 
 
 def verify_run(
@@ -73,13 +73,13 @@ def verify_run(
         InvalidOption: it names a model, and is not trusted.
     """
     proof = Proof()
-    tell = telling(proof, on_progress)
+    report = progress_reporter(proof, on_progress)
     for run in runs_in(directory):
-        prover = _RunProof(run, proof, tell, trust)
+        prover = _RunProof(run, proof, report, trust)
         check_bytes(run.trace, proof)
         with first_difference(proof):
             prover.make(anchor)
-            replay(prover.trace, proof, replays, make_env, trust, tell)
+            replay(prover.trace, proof, replays, make_env, trust, report)
         if proof.differs:
             break
     return proof
@@ -88,8 +88,8 @@ def verify_run(
 class _RunProof:
     """Adds the proof of a run to that of the runs before."""
 
-    def __init__(self, run: Run, proof: Proof, tell: Tell, trust: bool):
-        self._run, self._proof, self._tell = run, proof, tell
+    def __init__(self, run: Run, proof: Proof, report: ReportProgress, trust: bool):
+        self._run, self._proof, self._report = run, proof, report
         self._about, self._settings, self._log = run.about, run.trusted_settings(trust), run.log
         self._updates = self._log.updates
         if not self._updates:
@@ -182,12 +182,12 @@ class _RunProof:
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
-    def _check_versions(self, saved: dict[Path, int], left: list[Left], exact: bool) -> float | None:
+    def _check_versions(self, saved: dict[Path, int], left: list[UnlearnedSteps], exact: bool) -> float | None:
         """Return the largest mean return of 100 episodes, None without any."""
         run, proof, log, learner = self._run, self._proof, self._log, self._learner
         settings = self._settings
-        acting = _Acting(log, self._recorded, learner, left, exact and settings.inference == "actor")
-        best = _Best(self._recorded, log.chained)
+        acting = _ActedStepsCheck(log, self._recorded, learner, left, exact and settings.inference == "actor")
+        best = _BestVersionCheck(self._recorded, log.chained)
         steps = 0
         for update, losses in learn_again(run, learner, self._updates):
             steps += settings.batch_steps if update.rollouts else 0
@@ -198,7 +198,7 @@ class _RunProof:
                 proof.checkpoints += 1
             acting.check(update.version, learner)
             proof.versions, proof.done = proof.versions + 1, proof.done + 1
-            self._tell()
+            self._report()
         acting.finish()
         learnt = sum(bool(update.rollouts) for update in self._updates)
         taken = [update for update in self._updates if update.changed]
@@ -206,7 +206,7 @@ class _RunProof:
         kept = f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')}"
         proof.proved.append(f"{kept}: {learnt:,} learned again{over}, bit for bit; losses and steps, too")
         total = int(self.trace.episodes["steps"].sum(dtype=np.int64))
-        acting.tell(proof, total)
+        acting.add_to(proof, total)
         best.check(saved.get(run.checkpoints / BEST), proof, log)
         begun = [update.changed["checkpoint"] for update in taken if "checkpoint" in update.changed]
         proof.unproved += [f"how the weights of {name} were learned: another run" for name in dict.fromkeys(begun)]
@@ -216,23 +216,25 @@ class _RunProof:
         return best.mean
 
     def _compare(self, update: Update, losses: dict[str, float] | None, steps: int) -> None:
-        """Compare what the log says of an update."""
+        """Compare the steps and the results of an update with the log."""
         where = f"{self._run.path}: version {update.version}"
         if update.steps != steps:
             raise ReplayDiverged(f"{where}: the log says {update.steps:,} steps, and the updates so far have {steps:,}")
         if losses is None:
             return
-        names = losses.keys() | (update.told.keys() - _NOT_COMPUTED if self._log.chained else set())
+        names = losses.keys() | (update.results.keys() - _NOT_COMPUTED if self._log.chained else set())
         for name in sorted(names):
-            if (then := update.told.get(name)) != (now := losses.get(name)) and (self._log.chained or then is not None):
+            if (then := update.results.get(name)) != (now := losses.get(name)) and (
+                self._log.chained or then is not None
+            ):
                 raise ReplayDiverged(f"{where}: {name} is {then} in the log, and {now} when learned again")
 
     # -- account and end ----------------------------------------------------------------------------------------------
 
-    def _account(self) -> list[Left]:
+    def _account(self) -> list[UnlearnedSteps]:
         """Check that each step of the trace was learned from once, or is left over; return what is left over."""
         log, settings = self._log, self._settings
-        found = left_over(log, self.trace, settings)
+        found = unlearned_steps(log, self.trace, settings)
         last = len(self._updates) - 1
         for left in found:
             acted = self._recorded.last_version(left.writer, left.begin, left.end)
@@ -319,21 +321,21 @@ class _RunProof:
         proof.proved.append(f"the end: {why} after {count(steps, 'step')}, with version {last}")
 
 
-class _Acting:
+class _ActedStepsCheck:
     """Computes logprob and value of recorded steps again, by the version that the log and the trace say has acted.
 
     left: steps that were not learned from, which have the versions of the trace.
     exact: compare bit for bit, and actions with those drawn from the generator of the worker.
     """
 
-    def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, left: list[Left], exact: bool):
+    def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, left: list[UnlearnedSteps], exact: bool):
         self._recorded, self._settings, self._exact = recorded, learner.settings, exact
         self._device = "cpu" if self._settings.inference == "actor" else self._settings.device
         shape = learner.shape
-        self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)  # as workers have it
+        self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)
         self._generators = {writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact}
         self._states: dict[tuple[str, int], Array] = {}  # recurrent, before these steps of a writer
-        self._waiting: dict[int, list[_Piece]] = {}  # by version
+        self._waiting: dict[int, list[_ActedSteps]] = {}  # by version
         self._steps = self._drawn = 0
         length = self._settings.rollout
         pieces = [(origin, length) for origin, _ in rollouts_of(log)]
@@ -345,7 +347,7 @@ class _Acting:
         for origin, steps in sorted(pieces):
             rollouts = recorded.of_length(steps)
             for version, piece in self._runs(origin, rollouts):
-                self._waiting.setdefault(version, []).append(_Piece(origin, rollouts, piece))
+                self._waiting.setdefault(version, []).append(_ActedSteps(origin, rollouts, piece))
 
     def _runs(self, origin: Origin, recorded: RecordedRollouts) -> Iterator[tuple[int, range]]:
         """Yield the versions that the trace says acted in a rollout, one after the other, with their steps."""
@@ -409,7 +411,7 @@ class _Acting:
         for version, rollouts in self._waiting.items():
             raise ReplayDiverged(f"{self._named(rollouts[0].origin, 0)}: version {version} acted, which the log lacks")
 
-    def tell(self, proof: Proof, total: int) -> None:
+    def add_to(self, proof: Proof, total: int) -> None:
         """total: number of recorded steps."""
         how = "bit for bit" if self._exact else f"within {_TOLERANCE:g}"
         tally(
@@ -424,7 +426,7 @@ class _Acting:
         tally(proof, self._drawn, self._steps, "actions", "as the generator of their worker drew them", why)
 
 
-class _Piece(NamedTuple):
+class _ActedSteps(NamedTuple):
     """Steps of a rollout in which one version acted."""
 
     origin: Origin
@@ -432,7 +434,7 @@ class _Piece(NamedTuple):
     steps: range
 
 
-class _Best:
+class _BestVersionCheck:
     """Recomputes the mean returns of the last 100 episodes, and which version is the best."""
 
     def __init__(self, recorded: RecordedRollouts, chained: bool):
@@ -448,10 +450,10 @@ class _Best:
             self._mean = MeanReturn()
         mean = self._mean.add(self._recorded.returns(origin) for origin in update.rollouts)
         mean = mean if update.rollouts else None
-        then = update.told.get(MEAN)
+        then = update.results.get(MEAN)
         if then != mean and (then is not None or self._chained):
             raise ReplayDiverged(f"version {update.version}: {MEAN} is {then} in the log, and {mean} in the trace")
-        if MEAN in update.told and mean is not None and (self._best is None or mean > self._best[0]):
+        if MEAN in update.results and mean is not None and (self._best is None or mean > self._best[0]):
             self._best, self._second = (mean, update.version), self._best
 
     @property

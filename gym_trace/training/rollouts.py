@@ -15,7 +15,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.playback.trace import Trace
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
-from gym_trace.training.proof.recorded import lanes_of
+from gym_trace.training.proof.trace_checks import lanes_of
 
 WRITER = "S64"
 _LATELY = 100  # episodes

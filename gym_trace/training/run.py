@@ -19,7 +19,7 @@ from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 
 WORKER, DROPPED = "worker", "dropped"  # kinds of entries; proof.chain has those of every log
-MEAN = "mean_return"  # of the last 100 episodes, among the facts of an update
+MEAN = "mean_return"  # result of an update: mean return of the last 100 episodes
 TOO_OLD = "more than max_lag={} versions old"
 OF_ANOTHER = "of the policy before it took over another one"
 _PUT_BACK = "put back a copy, or train again: events.jsonl has the settings, seed and steps, too"
@@ -31,30 +31,30 @@ class Update:
 
     Attributes:
         rollouts: its experience, in order. steps: of all updates so far. digest: see Learner.digest().
-        told: losses and other facts. changed: taken over instead of learned, see Learner.adopt().
+        results: losses and other facts. changed: taken over instead of learned, see Learner.adopt().
     """
 
     version: int
     rollouts: tuple[Origin, ...]
     steps: int
     digest: str
-    told: dict[str, float] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> list[Any]:
         """Return the content of its entry in the log."""
-        return [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.told, self.changed]
+        return [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.results, self.changed]
 
     @classmethod
     def of(cls, content: Any) -> Update:
         """Raises ValueError, TypeError, OverflowError."""
-        version, rollouts, steps, digest, told, changed = content
-        if not isinstance(told, dict) or not isinstance(changed, dict) or not _is_limit(changed.get("steps")):
+        version, rollouts, steps, digest, results, changed = content
+        if not isinstance(results, dict) or not isinstance(changed, dict) or not _is_limit(changed.get("steps")):
             raise ValueError("no entry")
         taken = [name for name in ("checkpoint", "settings", "steps") if name in changed]
         if bool(rollouts) + bool(taken) != bool(version) or (changed and not taken):
             raise ValueError(f"version {version} has {len(rollouts)} rollouts, and takes over {len(taken)} things")
-        return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), told, changed)
+        return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), results, changed)
 
 
 def origin_of(plain: Any) -> Origin:

@@ -36,7 +36,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("target_kl", "adaptive_kl", "initial_std", "adam_eps"), (0, math.inf)),
 }
 _EXCEPT = {"adam_beta1": 1, "adam_beta2": 1, "initial_std": 0, "adam_eps": 0}  # ends that do not belong to the range
-_MOST_SLOTS = 1 << 16  # which a message between processes can name
+_MOST_SLOTS = 1 << 16  # a message between processes has 16 bits for the slot
 _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 

@@ -35,12 +35,12 @@ import gym_trace
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.proof import Steps, UpdateLog, verify
 from gym_trace.training import Run, verify_run
-from gym_trace.training.accounts import left_over
 from gym_trace.training.network.learning import read_checkpoint
 from gym_trace.training.processes import actor
 from gym_trace.training.proof.chain import chain_in
-from gym_trace.training.proof.recorded import files_of
 from gym_trace.training.proof.state import digest_of, packed, state_of, unpacked
+from gym_trace.training.proof.trace_checks import files_of
+from gym_trace.training.step_account import unlearned_steps
 
 Entries = list[list[Any]]  # kind and content
 Forge = Callable[[Path, Entries], None]
@@ -539,7 +539,7 @@ def write_run(directory: Path, entries: Entries, fits: bool = True) -> None:
     write(directory, entries)
     if fits and entries and entries[-1][0] == "end" and isinstance(entries[-1][1], dict):
         found = Run(directory)
-        left = left_over(found.log, gym_trace.open_trace(found.trace), found.settings)
+        left = unlearned_steps(found.log, gym_trace.open_trace(found.trace), found.settings)
         entries[-1][1] |= {"left": list(map(list, left)), "files": files_of(found.trace)}
         write(directory, entries)
 

@@ -128,7 +128,7 @@ def test_a_trusted_custom_network_learns_and_acts(tmp_path: Path, monkeypatch: p
         assert "own_nets:Own" in refused.output
     assert "note" not in ok("train", "--verify", "r", "--trust").output
     ok("record", "CartPole-v1", "-o", "t", "--policy", "run:r?trust", "--episodes", 1)
-    losses = [update.told["loss"] for update in Run("r").updates()[1:]]
+    losses = [update.results["loss"] for update in Run("r").updates()[1:]]
     assert losses[0] <= 0.0
     assert losses[1] < losses[0]
     (tmp_path / "own_nets.py").write_text(OWN.replace("weight.sum()", "bias.sum()"))

@@ -23,9 +23,9 @@ from gym_trace.training.network.forms import ActionForm, leaves_of  # noqa: E402
 from gym_trace.training.network.learning import Learner  # noqa: E402
 from gym_trace.training.network.model import ActorCritic, Distribution  # noqa: E402
 from gym_trace.training.processes import actor as worker  # noqa: E402
-from gym_trace.training.processes.actor import Actor, Split  # noqa: E402
+from gym_trace.training.processes.actor import Actor, EnvGroup  # noqa: E402
 from gym_trace.training.processes.inference import OwnModel  # noqa: E402
-from gym_trace.training.processes.shared import Plan, Slots, Weights  # noqa: E402
+from gym_trace.training.processes.shared import PolicyTask, RolloutBuffer, Weights  # noqa: E402
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Rollout  # noqa: E402
 from gym_trace.training.settings import Settings  # noqa: E402
 
@@ -86,7 +86,7 @@ def collected(
     settings = Settings(num_envs=3, rollout=11, workers=1, minibatches=1, hidden=(8,), rnn_size=5, **given)
     env = clipping(Sampled(observation_space, action_space))
     learner = Learner(env.observation_space, env.action_space, settings, 5, None)
-    weights, slots = Weights(len(learner.weights())), Slots(learner.shape, count)
+    weights, buffer = Weights(len(learner.weights())), RolloutBuffer(learner.shape, count)
     weights.publish(0, learner.weights())
     ours, theirs = multiprocessing.Pipe()
 
@@ -94,19 +94,19 @@ def collected(
         return Sampled(observation_space, action_space)
 
     pipes: Any = dict.fromkeys(("free", "full"), theirs)
-    plan = Plan(str(directory), learner.spaces, settings, learner.shape, weights.size, seed=9)
-    actor = Actor(plan, make_env, number=0, life=0, slots=slots, weights=weights, **pipes)
-    split = Split(actor, 0, alive)
-    split.begin()
-    acting, origins = OwnModel(learner.shape, settings, weights, [split.seed]), []
+    task = PolicyTask(str(directory), learner.spaces, settings, learner.shape, weights.size, seed=9)
+    actor = Actor(task, make_env, number=0, life=0, buffer=buffer, weights=weights, **pipes)
+    group = EnvGroup(actor, 0, alive)
+    group.begin()
+    acting, origins = OwnModel(learner.shape, settings, weights, [group.seed]), []
     for slot in range(count):
-        for _ in split.collect(slots.rollout(slot), acting, acting.begin(0, 0)):
+        for _ in group.collect(buffer.rollout(slot), acting, acting.begin(0, 0)):
             pass
-        origins.append(split.origin)
-    split.envs.close()
+        origins.append(group.origin)
+    group.envs.close()
     for pipe in (ours, theirs):
         pipe.close()
-    return Collected(learner, [slots.rollout(slot) for slot in range(count)], origins, directory / "trace")
+    return Collected(learner, [buffer.rollout(slot) for slot in range(count)], origins, directory / "trace")
 
 
 @pytest.mark.parametrize("name", SPACES)

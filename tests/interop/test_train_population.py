@@ -27,9 +27,9 @@ class Member:
     def __init__(self, run: Run, mean: float | None):
         self.run, self.mean, self.saved = run, mean, None
         self.told: list[Any] = []
-        self.forgot = False
+        self.cleared = False
         self.progress = SimpleNamespace(steps=0)
-        self.cell = SimpleNamespace(tell=self.tell, shape_rewards=lambda shaping: None, stopping=False)
+        self.processes = SimpleNamespace(tell=self.tell, shape_rewards=lambda shaping: None, stopping=False)
 
     def tell(self, message: Any) -> None:
         self.told.append(message)
@@ -41,8 +41,8 @@ class Member:
     def objective(self, name: str) -> float | None:
         return self.mean
 
-    def forget(self) -> None:
-        self.forgot = True
+    def clear_returns(self) -> None:
+        self.cleared = True
 
 
 def population(tmp_path: Path, means: list[float | None], **options: Any) -> tuple[Population, list[Member], list[Any]]:
@@ -71,7 +71,7 @@ def test_the_worst_goes_on_from_the_best_with_a_checkpoint_of_its_own(tmp_path: 
     assert told["settings"]["learning_rate"] in (0.1, 0.001)  # policy 0 takes over settings, too
     copy = members[0].run.checkpoints / told["checkpoint"]
     assert copy.read_bytes() == b"weights of a policy"
-    assert members[0].forgot
+    assert members[0].cleared
     assert [kind for kind, _ in events] == ["exchange"]
 
 

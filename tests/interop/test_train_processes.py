@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from gym_trace.errors import InvalidOption
 from gym_trace.training import Run, Trained, train, verify_run
-from gym_trace.training.processes.cell import Cell, Turns
+from gym_trace.training.processes.policy_processes import InlineProcesses, PolicyProcesses
 
 SMALL: dict[str, Any] = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2, "hidden": (8,), "rnn_size": 8}
 SERVER: dict[str, Any] = {**SMALL, "inference": "server", "stall_timeout": 300.0}
@@ -72,13 +72,13 @@ def test_with_one_split_the_same_seed_gives_the_same_weights(tmp_path: Path) -> 
 
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers: list[Any] = []
-    start = Cell._start_server
+    start = PolicyProcesses._start_server
 
-    def kept(cell: Cell) -> None:
+    def kept(cell: PolicyProcesses) -> None:
         start(cell)
         servers.append(cell._processes._workers["server"][0])
 
-    monkeypatch.setattr(Cell, "_start_server", kept)
+    monkeypatch.setattr(PolicyProcesses, "_start_server", kept)
     killed: list[int] = []
 
     def kills(progress: Trained) -> bool:
@@ -170,14 +170,14 @@ def test_an_error_in_one_process_is_raised_and_the_run_resumes(tmp_path: Path) -
 
 
 def test_experience_that_is_too_old_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    poll = Turns.poll
+    poll = InlineProcesses.poll
 
-    def eager(cell: Turns, seconds: float) -> Any:
+    def eager(cell: InlineProcesses, seconds: float) -> Any:
         """Two rollouts for each update that takes one."""
         next(cell._rollouts)
         return poll(cell, seconds)
 
-    monkeypatch.setattr(Turns, "poll", eager)
+    monkeypatch.setattr(InlineProcesses, "poll", eager)
     options = {**SMALL, "workers": 0, "lag": "any", "max_lag": 0}
     done = train(CARTPOLE, tmp_path, steps=320, seed=3, **options)
     assert done.dropped in (8, 9, 10)

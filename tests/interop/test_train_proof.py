@@ -24,9 +24,9 @@ import gym_trace
 from gym_trace.errors import ReplayDiverged
 from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
 from gym_trace.training import Run, verify_run
-from gym_trace.training.accounts import left_over
 from gym_trace.training.proof.anchors import write_anchor
-from gym_trace.training.proof.recorded import files_of
+from gym_trace.training.proof.trace_checks import files_of
+from gym_trace.training.step_account import unlearned_steps
 
 Entries = list[list[Any]]  # kind and content
 
@@ -57,7 +57,7 @@ def rewritten(directory: Path) -> Iterator[Entries]:
     with suppress(ReplayDiverged):  # of a rollout that is there twice
         if entries[-1][0] != "end":
             return
-        left = left_over(log, gym_trace.open_trace(run.trace), settings)
+        left = unlearned_steps(log, gym_trace.open_trace(run.trace), settings)
         entries[-1][1] |= {"left": list(map(list, left)), "files": files_of(run.trace)}
         _write(run, entries)
 

@@ -28,10 +28,10 @@ pytest.importorskip("safetensors")
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.training import Run, Trained, verify_run
-from gym_trace.training.learnt import fresh
 from gym_trace.training.proof.chain import UPDATE
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Update
+from gym_trace.training.versions import fresh
 
 STEPS = 512  # four versions after the first
 
@@ -202,7 +202,7 @@ def test_schedules_of_an_extended_interrupted_run_cover_all_steps(tmp_path: Path
     assert stopped.stopped == "interrupted"
     done = gym_trace.train(Seen, tmp_path, resume=True)
     assert (done.stopped, done.steps) == ("done", 2 * STEPS)
-    rates = [update.told["learning_rate"] for update in Run(tmp_path).updates() if update.told]
+    rates = [update.results["learning_rate"] for update in Run(tmp_path).updates() if update.results]
     parts = np.array([n / 8 for n in range(1, 9)] + [n / 16 for n in range(9, 17)])
     factors = 1 - parts if schedule == "linear" else (1 + np.cos(np.pi * parts)) / 2
     np.testing.assert_allclose(rates, 0.5 * factors, atol=1e-12)
@@ -220,7 +220,7 @@ class Constant(Seen):
 def test_the_first_of_equally_good_versions_stays_best_when_resumed(tmp_path: Path) -> None:
     trained(tmp_path, Constant, workers=0, on_progress=lambda now: now.version >= 6)
     gym_trace.train(Constant, tmp_path, resume=True)
-    means = [update.told.get("mean_return") for update in Run(tmp_path).updates()]
+    means = [update.results.get("mean_return") for update in Run(tmp_path).updates()]
     assert means[5:] == [2.0] * 4
     assert verify_run(tmp_path).differs == ""
 

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.training.network.forms import ActionForm, leaves_of
-from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
+from gym_trace.training.processes.shared import Message, RolloutBuffer, Weights, has_more, put, take
 from gym_trace.training.proof.chain import UPDATE, frame
 from gym_trace.training.rollouts import Origin, Shape
 from gym_trace.training.run import Run, Update, runs_in
@@ -326,7 +326,7 @@ def test_a_function_named_by_an_untrusted_run_is_not_called(tmp_path: Path) -> N
 def test_slots_keep_rollouts_apart() -> None:
     space = spaces.Dict({"p": spaces.Box(0, 255, (3, 3, 1), np.uint8), "v": spaces.Box(-1, 1, (2,), np.float64)})
     shape = Shape.of(space, spaces.Discrete(2), 4, 2, 3)
-    slots, random = Slots(shape, 3), np.random.default_rng(0)
+    slots, random = RolloutBuffer(shape, 3), np.random.default_rng(0)
 
     def arrays(slot: int) -> list[Any]:
         rollout = slots.rollout(slot)
@@ -363,7 +363,7 @@ def test_memory_is_there_before_it_is_written_to() -> None:
 
 def test_messages_come_out_as_they_were_put_in_and_an_end_is_an_end() -> None:
     reader, writer = Pipe(duplex=False)
-    sent = [Token(0, 0, 0), Token(0xFFFF, 3, 7), Token(1, 0xFFFF, 1 << 31)]
+    sent = [Message(0, 0, 0), Message(0xFFFF, 3, 7), Message(1, 0xFFFF, 1 << 31)]
     for token in sent:
         put(writer, token)
     assert [take(reader) for _ in sent] == sent

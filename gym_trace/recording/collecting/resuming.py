@@ -26,7 +26,7 @@ from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}
 _MOST_SEED = 1 << 128
-_MOST_BYTES = 1 << 32  # of the event log
+_MOST_BYTES = 1 << 32  # limit on the event log
 _LONGEST_LINE = 16 << 20
 _START = b'"start"'  # cheap test before a line is parsed
 _ORPHANS_SECONDS = 15

@@ -24,7 +24,7 @@ from gym_trace.recording.processes.run_log import Events
 from gym_trace.recording.publishing.spool import publish_ended
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
-_AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
+_AHEAD_SECONDS = 1.0  # a worker receives about this much work in advance
 _MOST_AHEAD = 10_000  # episodes
 _PATIENCE = 10.0  # seconds for workers to save everything after Ctrl-C
 _STARTING_SECONDS = 60.0  # least start timeout: imports are slow on a busy machine
@@ -307,7 +307,7 @@ class Supervisor:
         """Take back what a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        if self._is_cluster and not has_ended(self._place, worker.uid):  # it would double episodes
+        if self._is_cluster and not has_ended(self._place, worker.uid):  # a restart would record episodes twice
             lost = Lost(f"{lost.reason}; its writer {worker.uid} may go on: end its process, and resume the run")
             worker.state, worker.trouble, worker.assigned = "given up", lost.reason, {}
             self._events("given up", worker=number, reason=lost.reason, traceback="")

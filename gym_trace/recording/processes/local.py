@@ -185,12 +185,12 @@ def portable(name: str, called: Any) -> Any:
         try:
             ForkingPickler.dumps(called)
             return called
-        except Exception:  # of any kind: objects define how they are pickled
+        except Exception:  # user objects define how they are pickled
             pass
     try:
         stand_in = _Carried(called)
         ForkingPickler.loads(ForkingPickler.dumps(stand_in))  # an old cloudpickle may not load what it wrote
-    except Exception as error:  # as above
+    except Exception as error:  # user objects again
         raise InvalidOption(f"{name}: not picklable ({told(error)}); pass a module-level function") from error
     return stand_in
 

@@ -20,13 +20,13 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"--engine ray needs Ray ({missing}): pip install ray") from missing
 
-_TAKE_SECONDS = 0.5  # that an actor waits for messages to hand over
-_LISTENING_SECONDS = 10.0  # in which a parent that lives asks for messages
+_TAKE_SECONDS = 0.5  # an actor waits this long for messages to hand over
+_LISTENING_SECONDS = 10.0  # a parent that lives asks for messages at least this often
 _ORPHANED_SECONDS = 60.0  # without being asked; the parent may be busy
 _LEASE_SECONDS = _ORPHANED_SECONDS + 10.0  # after which a process that its parent cannot reach has ended
-_LAST_SECONDS = 5.0  # for each process to end, when the run is over
-_RELEASE_SECONDS = 300.0  # for a lost process to end, or for a file system to notice that its node has
-_THREADS = 4  # of an actor: the job, messages to it, messages from it, and one to spare
+_LAST_SECONDS = 5.0  # wait for each process when the run is over
+_RELEASE_SECONDS = 300.0  # wait for a lost process, or for a file system to notice that its node is gone
+_THREADS = 4  # per actor: the job, messages to it, messages from it, and one to spare
 
 
 class _Mailbox:
@@ -225,7 +225,7 @@ class RayActors:
         try:
             if ray.get(leaving.ended):
                 return True
-        except ray.exceptions.RayTaskError as error:  # it has ended, but is not published
+        except ray.exceptions.RayTaskError as error:  # the writer has ended, but is not published
             reason = f"{leaving.lost.reason}; what it left is not published: {told(error.cause)}"
             self._leaving[key] = leaving._replace(lost=leaving.lost._replace(reason=reason), until=0.0, ended=None)
             return False

@@ -68,7 +68,7 @@ class ActionForm:
         self.choices: list[int] = []
         self.normals = 0
         self._space = space
-        self._parts: list[tuple[Leaf, slice]] = []  # with the columns of the row
+        self._parts: list[tuple[Leaf, slice]] = []  # each leaf and its columns of the row
         for leaf in sorted(leaves_of(space, "action"), key=lambda leaf: isinstance(leaf.space, spaces.Box)):
             begin = self.columns
             if isinstance(leaf.space, spaces.Discrete):

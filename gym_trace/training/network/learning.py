@@ -40,7 +40,7 @@ REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 _PUT_BACK = "put back a copy: the run took it over and has it nowhere else"
 _ROWS = 8192  # rows that a network evaluates at once
 _LOG_RATIO = math.log(20.0)
-_RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # of adaptive_kl
+_RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # factor and limits for adaptive_kl
 
 
 class Learner:
@@ -88,15 +88,15 @@ class Learner:
             "logprob": self._flat(batch.logprob),
             "actions": torch.from_numpy(batch.actions.reshape(values[:-1].size, -1)).to(self._device),
         }
-        told = self._epochs(data, seen, batch)
+        losses = self._epochs(data, seen, batch)
         self._see(seen)
         if not all(torch.isfinite(tensor).all() for tensor in self.model.state_dict().values()):
             raise TrainingFailed("a weight, or a statistic of the observations, is not finite")
         self.version, self._learned = self.version + 1, self._learned + 1
-        self._set_rate(told["kl"])
+        self._set_rate(losses["kl"])
         spread = float(np.var(targets))
         explained = 1.0 - float(np.var(targets - values[:-1])) / spread if spread else 0.0
-        return {**told, "learning_rate": self._rate, "explained_variance": explained}
+        return {**losses, "learning_rate": self._rate, "explained_variance": explained}
 
     @torch.no_grad()
     def _evaluated(self, batch: Rollout, seen: list[Tensor]) -> tuple[Array, Array, Array]:
@@ -186,10 +186,10 @@ class Learner:
                 distribution, values = self.model.outcome(features, observed)
                 inputs: dict[str, Any] = {name: column[rows] for name, column in data.items()}
                 inputs |= {"observations": observed, "features": features, "values": values}
-                told = self._step(distribution, inputs)
-                divergence += told["kl"] / settings.minibatches
+                losses = self._step(distribution, inputs)
+                divergence += losses["kl"] / settings.minibatches
                 done += 1
-                for name, value in told.items():
+                for name, value in losses.items():
                     sums[name] = sums.get(name, 0.0) + value
             if settings.target_kl is not None and divergence > settings.target_kl:
                 break
@@ -220,11 +220,11 @@ class Learner:
         with torch.no_grad():
             far = (ratio - clipped).ne(0).float().mean()
             kl = (ratio - 1 - log_ratio).mean()
-            told = torch.stack([policy_loss, value_loss, entropy, kl, far, norm, loss]).tolist()
-        if not all(map(math.isfinite, told)):
+            losses = torch.stack([policy_loss, value_loss, entropy, kl, far, norm, loss]).tolist()
+        if not all(map(math.isfinite, losses)):
             raise TrainingFailed("a loss or a gradient is not finite")
         self._optimizer.step()
-        return dict(zip(names, told))
+        return dict(zip(names, losses))
 
     @torch.no_grad()
     def _see(self, seen: list[Tensor]) -> None:
@@ -285,7 +285,7 @@ class Learner:
                 raise CorruptTrace(f"{checkpoints.parent}: version {self.version + 1} took over {error}") from error
         if "steps" in changed:
             self._total = self.settings.updates_of(changed["steps"])
-            self._set_rate(kl=self.settings.adaptive_kl or 0.0)  # which adapts nothing
+            self._set_rate(kl=self.settings.adaptive_kl or 0.0)  # the wanted KL leaves the rate unchanged
         self.version += 1
 
     def take_over(self, other: Learner) -> None:

@@ -61,7 +61,7 @@ class Running(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Turns observations, one tensor per leaf, into rows of features."""
+    """InlineProcesses observations, one tensor per leaf, into rows of features."""
 
     def __init__(self, leaves: Sequence[Leaf], settings: Settings):
         super().__init__()
@@ -171,7 +171,7 @@ class Distribution:
 
     def sample(self, generator: torch.Generator) -> Tensor:
         columns = []
-        for log in self.logs:  # by Gumbel's trick
+        for log in self.logs:  # the Gumbel trick samples a category
             noise = torch.rand(log.shape, generator=generator, device=log.device).clamp_min_(1e-20).log_().neg_().log_()
             columns.append((log - noise).argmax(1, keepdim=True).float())
         if self.log_std is not None:

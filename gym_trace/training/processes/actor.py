@@ -29,8 +29,8 @@ from gym_trace.recording.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.training.network.forms import picked
-from gym_trace.training.processes.inference import Acting, Asking, Desk, OwnModel, Stopped
-from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
+from gym_trace.training.processes.inference import Acting, InferenceClient, OwnModel, ServedModel, Stopped
+from gym_trace.training.processes.shared import Message, PolicyTask, RolloutBuffer, Weights, has_more, put, take
 from gym_trace.training.rollouts import STATE, Origin, Rollout
 
 _LOOK_SECONDS = 1.0  # between signs of life
@@ -43,21 +43,21 @@ class Actor:
 
     number, life: of the worker, and of its restarts.
     free: slots that it may fill. full: slots that it has filled.
-    desk: of the server; None: the worker has its own network.
+    client: of the server; None: the worker has its own network.
     """
 
-    plan: Plan
+    task: PolicyTask
     make_env: Callable[[], gymnasium.Env[Any, Any]]
     number: int
     life: int
-    slots: Slots
+    buffer: RolloutBuffer
     weights: Weights
     free: Connection
     full: Connection
-    desk: Desk | None = None
+    client: InferenceClient | None = None
 
 
-class Collected(NamedTuple):
+class RolloutReport(NamedTuple):
     """Report of a rollout: returns, lengths and objectives of episodes that ended, and seconds spent."""
 
     steps: int
@@ -69,7 +69,7 @@ class Crashed(TraceError):
     """An environment raised: the error, and in which step."""
 
 
-class Worker:
+class RolloutWorker:
     """Collect rollouts until the driver stops it.
 
     Attributes:
@@ -77,11 +77,11 @@ class Worker:
     """
 
     def __init__(self, actor: Actor, control: Connection):
-        self._actor, self._control, self._settings = actor, control, actor.plan.settings
+        self._actor, self._control, self._settings = actor, control, actor.task.settings
         self._over = threading.Event()
-        self._splits: list[Split] = []
+        self._groups: list[EnvGroup] = []
         self.shaping = self._settings.reward_shaping
-        self._waiting: list[list[Token]] = [[] for _ in range(self._settings.splits)]
+        self._waiting: list[list[Message]] = [[] for _ in range(self._settings.splits)]
 
     def listen(self) -> None:
         """Receive reward shaping, and the end from the driver or its death; runs in its own thread."""
@@ -99,19 +99,19 @@ class Worker:
             self._over.set()
 
     def rollouts(self) -> Generator[None]:
-        """Step and hand over rollouts; yield after each, and where another split has its turn."""
-        actor, settings, splits = self._actor, self._settings, self._splits
+        """Step and hand over rollouts; yield after each, and where another group has its turn."""
+        actor, settings, groups = self._actor, self._settings, self._groups
         try:
             for number in range(settings.splits):
-                splits.append(Split(actor, number, partial(self.say, "running")))
-                splits[-1].begin()
+                groups.append(EnvGroup(actor, number, partial(self.say, "running")))
+                groups[-1].begin()
             acting: Acting
-            if actor.desk is None:
-                acting = OwnModel(actor.plan.shape, settings, actor.weights, [split.seed for split in splits])
+            if actor.client is None:
+                acting = OwnModel(actor.task.shape, settings, actor.weights, [group.seed for group in groups])
             else:
-                acting = Asking(actor.desk, actor.number, settings.splits, actor.life, self._over)
+                acting = ServedModel(actor.client, actor.number, settings.splits, actor.life, self._over)
             self.say("running")
-            for rollouts in itertools.cycle([self._rollouts(split, acting) for split in splits]):
+            for rollouts in itertools.cycle([self._rollouts(group, acting) for group in groups]):
                 next(rollouts)
                 if self._over.is_set():
                     break
@@ -119,60 +119,60 @@ class Worker:
         except Stopped:
             pass
         finally:
-            for split in splits:
-                split.envs.close()
+            for group in groups:
+                group.envs.close()
 
     def refuse_misfit(self, error: Exception) -> None:
         """Raise TrainingFailed if an observation or reward of the wrong form led to an error: it would again."""
-        for split in self._splits:
-            if split.doing is not None and not isinstance(error, TraceError) and (misfit := split.misfit()) is not None:
-                raise TrainingFailed(f"{misfit[1]}, in {split.place(misfit[0])}") from error
+        for group in self._groups:
+            if group.doing is not None and not isinstance(error, TraceError) and (misfit := group.misfit()) is not None:
+                raise TrainingFailed(f"{misfit[1]}, in {group.place(misfit[0])}") from error
 
     def explain(self, error: Exception) -> None:
-        """Raise what tells more about an error of an environment, if it was one: Crashed, or TrainingFailed."""
+        """Raise Crashed or TrainingFailed with the step, if an environment led to the error."""
         self.refuse_misfit(error)
-        for split in self._splits:
-            if (lane := split.doing) is not None and not isinstance(error, TraceError):
-                self.say("crashed", (told(error), *split.progress(lane)))
-                raise Crashed(f"{told(error)}, in {split.place(lane)}") from error
+        for group in self._groups:
+            if (lane := group.doing) is not None and not isinstance(error, TraceError):
+                self.say("crashed", (told(error), *group.progress(lane)))
+                raise Crashed(f"{told(error)}, in {group.place(lane)}") from error
 
-    def _rollouts(self, split: Split, acting: Acting) -> Iterator[None]:
-        """Fill one slot after the other; yield where other splits may have their turn."""
+    def _rollouts(self, group: EnvGroup, acting: Acting) -> Iterator[None]:
+        """Fill one slot after the other; yield where other groups may have their turn."""
         actor = self._actor
         while True:
             begin = time.perf_counter()
-            token = self._free_slot(split.number)
-            split.seconds["waiting"] += time.perf_counter() - begin
-            version = acting.begin(split.number, token.version)
-            split.shaping = self.shaping
-            yield from split.collect(actor.slots.rollout(token.slot), acting, version)
-            actor.slots.returns(token.slot)[...] = split.returns
-            actor.slots.set_origin(token.slot, split.origin, split.seed if actor.desk is None else -1)
-            split.envs.secure()
-            put(actor.full, token)
-            self.say("collected", split.told())
+            message = self._free_slot(group.number)
+            group.seconds["waiting"] += time.perf_counter() - begin
+            version = acting.begin(group.number, message.version)
+            group.shaping = self.shaping
+            yield from group.collect(actor.buffer.rollout(message.slot), acting, version)
+            actor.buffer.returns(message.slot)[...] = group.returns
+            actor.buffer.set_origin(message.slot, group.origin, group.seed if actor.client is None else -1)
+            group.envs.secure()
+            put(actor.full, message)
+            self.say("collected", group.report())
             yield
 
-    def _free_slot(self, split: int) -> Token:
-        """Wait for a free slot; skip tokens of earlier lives."""
+    def _free_slot(self, group: int) -> Message:
+        """Wait for a free slot; skip messages of earlier lives."""
         actor = self._actor
         while not self._over.is_set():
-            if self._waiting[split]:
-                return self._waiting[split].pop(0)
+            if self._waiting[group]:
+                return self._waiting[group].pop(0)
             if not has_more(actor.free, _LOOK_SECONDS):
                 self.say("waiting")
                 continue
             try:
-                token = take(actor.free)
+                message = take(actor.free)
             except EOFError:  # the learner is gone; the driver restarts it
                 self._over.wait(_LOOK_SECONDS)
                 continue
-            if token.life == actor.life:
-                self._waiting[token.slot // self._settings.slots_per_split % self._settings.splits].append(token)
+            if message.life == actor.life:
+                self._waiting[message.slot // self._settings.slots_per_split % self._settings.splits].append(message)
         raise Stopped
 
 
-class Split:
+class EnvGroup:
     """Recorded vector environment of a worker.
 
     Attributes:
@@ -183,13 +183,13 @@ class Split:
 
     def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
         """alive: called periodically while the environment steps."""
-        plan, settings = actor.plan, actor.plan.settings
+        task, settings = actor.task, actor.task.settings
         self._alive, self._looked = alive, time.monotonic()
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
-        self._form, self._leaves = plan.shape.actions, plan.shape.leaves
-        self._objective, self.shaping = plan.objective, settings.reward_shaping
+        self._form, self._leaves = task.shape.actions, task.shape.leaves
+        self._objective, self.shaping = task.objective, settings.reward_shaping
         self._writer = f"a{actor.number}-{number}-{actor.life}-{os.urandom(4).hex()}"
-        root, self.seed = worker_roots(plan.seed, actor.number, actor.life, number)
+        root, self.seed = worker_roots(task.seed, actor.number, actor.life, number)
         self._seeds = map(partial(episode_seed, root), itertools.count())
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
@@ -197,8 +197,8 @@ class Split:
         makers = [partial(self._made, actor.make_env, lane) for lane in range(self._lanes)]
         envs = SyncVectorEnv(makers, autoreset_mode=DISABLED)
         try:
-            with recorded_by(plan.provenance):
-                directory = os.path.join(plan.path, "trace")
+            with recorded_by(task.provenance):
+                directory = os.path.join(task.path, "trace")
                 self.envs = TraceRecordingVectorWrapper(envs, directory, uid=self._writer, on_exist="append")
         except BaseException:
             envs.close()
@@ -207,8 +207,8 @@ class Split:
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
         self._longest, self._episode_seeds = 0, [0] * self._lanes
         self._all = np.ones(self._lanes, bool)
-        self.returns = np.empty((self._steps, self._lanes))  # of episodes, at their last step
-        self._state = np.zeros((self._lanes, plan.shape.state), np.float32)
+        self.returns = np.empty((self._steps, self._lanes))  # return of an episode at its last step, NaN elsewhere
+        self._state = np.zeros((self._lanes, task.shape.state), np.float32)
         self._infos: dict[str, Any] = {}
         self._staggers = settings.stagger
 
@@ -324,7 +324,7 @@ class Split:
             self._returns.take(lanes)
 
     def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
-        """Fill a rollout; yield where another split may have its turn. Raises Stopped."""
+        """Fill a rollout; yield where another group may have its turn. Raises Stopped."""
         self.origin = Origin(self._writer, self._first_step, version)
         self.returns[...] = np.nan
         rollout.state[...] = self._state
@@ -334,21 +334,21 @@ class Split:
             for column, rows in zip(rollout.observations, observed):
                 column[step] = rows
             self._check_masks(observed)
-            acting.ask(self.number, observed, self._state)
-            if acting.in_turns:
+            acting.request(self.number, observed, self._state)
+            if acting.is_concurrent:
                 yield
-            drawn = acting.answer(self.number)
-            rollout.actions[step], rollout.logprob[step] = drawn.actions, drawn.logprob
-            versions = np.full(self._lanes, drawn.version, np.int64)
-            notes = {"logprob": drawn.logprob, "value": drawn.values, "version": versions}
+            sampled = acting.result(self.number)
+            rollout.actions[step], rollout.logprob[step] = sampled.actions, sampled.logprob
+            versions = np.full(self._lanes, sampled.version, np.int64)
+            notes = {"logprob": sampled.logprob, "value": sampled.values, "version": versions}
             if step == 0:
-                self.origin = self.origin._replace(version=drawn.version)
+                self.origin = self.origin._replace(version=sampled.version)
                 if self._state.size:
                     notes[STATE] = self._state
             between = time.perf_counter()
             self.envs.annotate(**notes)
-            self._state = drawn.state
-            rewards, terminations, truncations, lanes = self._step(self._form.to_batch(drawn.actions))
+            self._state = sampled.state
+            rewards, terminations, truncations, lanes = self._step(self._form.to_batch(sampled.actions))
             rollout.rewards[step], rollout.terminations[step] = rewards, terminations
             rollout.truncations[step] = truncations
             if lanes.any():
@@ -384,9 +384,9 @@ class Split:
             if leaf.is_mask and not rows.any(1).all():
                 raise TrainingFailed("action_mask allows no action, in an unfinished episode")
 
-    def told(self) -> Collected:
+    def report(self) -> RolloutReport:
         """Return the report since the last one."""
-        found = Collected(self._steps * self._lanes, tuple(self._ended), dict(self.seconds))
+        found = RolloutReport(self._steps * self._lanes, tuple(self._ended), dict(self.seconds))
         self._ended, self.seconds = [], dict.fromkeys(self.seconds, 0.0)
         return found
 
@@ -395,7 +395,7 @@ def act(control: Connection, actor: Actor) -> None:
     """Body of a worker process."""
     torch.set_num_threads(1)
     if has_parent():
-        worker = Worker(actor, control)
+        worker = RolloutWorker(actor, control)
         threading.Thread(target=worker.listen, daemon=True).start()
         try:
             for _ in worker.rollouts():

@@ -16,7 +16,7 @@ import torch
 
 from gym_trace.data.values import Array
 from gym_trace.training.network.model import ActorCritic, set_weights, tensors
-from gym_trace.training.processes.shared import Plan, Rooms, Token, Weights, has_more, put, take
+from gym_trace.training.processes.shared import Message, PolicyTask, SharedArrays, Weights, has_more, put, take
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import ANY, Settings
 
@@ -27,9 +27,8 @@ class Stopped(Exception):
     """The driver stopped the run, or is gone."""
 
 
-class Drawn(NamedTuple):
-    """Result for each lane: action, log-probability, value of the observation, next recurrent state; and the version of
-    the weights."""
+class SampledActions(NamedTuple):
+    """Action, log-probability, value and next recurrent state of each lane; version of the weights."""
 
     actions: Array
     logprob: Array
@@ -39,73 +38,73 @@ class Drawn(NamedTuple):
 
 
 class Acting(Protocol):
-    """Samples the actions of a worker's splits."""
+    """Samples the actions of a worker's groups of environments."""
 
-    in_turns: bool  # step another split between ask() and answer()
+    is_concurrent: bool  # step another group between request() and result()
 
-    def begin(self, split: int, version: int) -> int:
-        """Begin a rollout with this version of the weights; return the version it gets."""
+    def begin(self, group: int, version: int) -> int:
+        """Begin a rollout with this version of the weights; return the version that it gets."""
 
-    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
-        """Send the observations of a split: one array per leaf."""
+    def request(self, group: int, observed: Sequence[Array], state: Array) -> None:
+        """Send the observations of a group: one array per leaf."""
 
-    def answer(self, split: int) -> Drawn:
-        """Wait for the result and return it. Raises Stopped."""
+    def result(self, group: int) -> SampledActions:
+        """Wait for the actions and return them. Raises Stopped."""
 
 
 class OwnModel:
     """Network in the worker's process."""
 
-    in_turns = False
+    is_concurrent = False
 
     def __init__(self, shape: Shape, settings: Settings, weights: Weights, seeds: Sequence[int]):
         self._model = ActorCritic(shape.leaves, shape.actions, settings)
-        self._weights, self._room = weights, np.empty(weights.size, np.uint8)
+        self._weights, self._buffer = weights, np.empty(weights.size, np.uint8)
         self._any = settings.lag == ANY
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._drawn: Drawn | None = None
+        self._drawn: SampledActions | None = None
         self._version = -1
 
-    def begin(self, split: int, version: int) -> int:
-        self._version = _read(self._weights, self._room, None if self._any else version)
-        set_weights(self._model, self._room)
+    def begin(self, group: int, version: int) -> int:
+        self._version = _read(self._weights, self._buffer, None if self._any else version)
+        set_weights(self._model, self._buffer)
         return self._version
 
-    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
-        self._drawn = drawn(self._model, observed, state, self._generators[split], self._version)
+    def request(self, group: int, observed: Sequence[Array], state: Array) -> None:
+        self._drawn = sample_actions(self._model, observed, state, self._generators[group], self._version)
 
-    def answer(self, split: int) -> Drawn:
+    def result(self, group: int) -> SampledActions:
         assert self._drawn is not None
         return self._drawn
 
 
 @torch.inference_mode()
-def drawn(
+def sample_actions(
     model: ActorCritic, observed: Sequence[Array], state: Array, generator: torch.Generator, version: int
-) -> Drawn:
+) -> SampledActions:
     """Sample actions for a batch of observations."""
     device = str(generator.device)
     distribution, values, after = model(tensors(observed, device), torch.from_numpy(state).to(device))
     actions = distribution.sample(generator)
     parts = actions, distribution.log_prob(actions), model.value(values), after
     taken, logprob, values, after = (part.cpu().numpy() for part in parts)
-    return Drawn(taken, logprob, values, after, version)
+    return SampledActions(taken, logprob, values, after, version)
 
 
 @dataclass(frozen=True)
-class Desk:
+class InferenceClient:
     """Requests to a server. Picklable to processes that are being started.
 
-    rooms: one a split of each worker. requests: tokens of rooms. answers: of each worker, tokens of rooms.
+    arrays: one set per group of each worker. requests, answers (of each worker): messages with the index of a set.
     """
 
-    rooms: Rooms
+    arrays: SharedArrays
     requests: Connection
     answers: list[Connection]
 
 
-def desk_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return the arrays of a room: observations and results."""
+def client_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return the arrays of a group: observations and results."""
     lanes = shape.lanes
     fields: dict[str, tuple[tuple[int, ...], Any]] = {
         f"observations.{number}": ((lanes, *leaf.shape), leaf.dtype) for number, leaf in enumerate(shape.leaves)
@@ -115,61 +114,61 @@ def desk_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
     return fields | dict.fromkeys(("logprob", "values"), ((lanes,), np.float32))
 
 
-class Asking:
-    """Server that samples for a worker, which steps other splits in the meantime."""
+class ServedModel:
+    """Samples in a server process, while the worker steps other groups."""
 
-    in_turns = True
+    is_concurrent = True
 
-    def __init__(self, desk: Desk, worker: int, splits: int, life: int, over: threading.Event):
-        self._desk, self._answers, self._over = desk, desk.answers[worker], over
+    def __init__(self, client: InferenceClient, worker: int, splits: int, life: int, over: threading.Event):
+        self._client, self._answers, self._over = client, client.answers[worker], over
         self._first, self._life = worker * splits, life
         self._versions = [0] * splits
         self._arrived: set[int] = set()
 
-    def begin(self, split: int, version: int) -> int:
-        self._versions[split] = version
+    def begin(self, group: int, version: int) -> int:
+        self._versions[group] = version
         return version
 
-    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
-        room = self._first + split
+    def request(self, group: int, observed: Sequence[Array], state: Array) -> None:
+        index = self._first + group
         for number, rows in enumerate(observed):
-            self._desk.rooms.array(room, f"observations.{number}")[...] = rows
-        self._desk.rooms.array(room, "before")[...] = state
-        put(self._desk.requests, Token(room, self._life, self._versions[split]))
+            self._client.arrays.array(index, f"observations.{number}")[...] = rows
+        self._client.arrays.array(index, "before")[...] = state
+        put(self._client.requests, Message(index, self._life, self._versions[group]))
 
-    def answer(self, split: int) -> Drawn:
-        room = self._first + split
-        while room not in self._arrived:
+    def result(self, group: int) -> SampledActions:
+        index = self._first + group
+        while index not in self._arrived:
             if self._over.is_set():
                 raise Stopped
             if has_more(self._answers, _LOOK_SECONDS):
                 try:
-                    token = take(self._answers)
+                    message = take(self._answers)
                 except EOFError:  # the server is gone; the driver restarts it
                     self._over.wait(_LOOK_SECONDS)
                     continue
-                if token.life == self._life:
-                    self._arrived.add(token.slot)
-        self._arrived.discard(room)
-        array = self._desk.rooms.array
-        actions, logprob, values, after = (array(room, name).copy() for name in Drawn._fields[:4])
-        return Drawn(actions, logprob, values, after, int(array(room, "version")))
+                if message.life == self._life:
+                    self._arrived.add(message.slot)
+        self._arrived.discard(index)
+        array = self._client.arrays.array
+        actions, logprob, values, after = (array(index, name).copy() for name in SampledActions._fields[:4])
+        return SampledActions(actions, logprob, values, after, int(array(index, "version")))
 
 
 def serve(
     control: Connection,
-    plan: Plan,
+    task: PolicyTask,
     weights: Weights,
-    rooms: Rooms,
+    arrays: SharedArrays,
     requests: Connection,
     answers: list[Connection],
     seed: int,
 ) -> None:
     """Body of a server's process: answer requests until the driver sends a message or is gone."""
-    settings, shape = plan.settings, plan.shape
+    settings, shape = task.settings, task.shape
     model = ActorCritic(shape.leaves, shape.actions, settings).to(settings.device)
     generator = torch.Generator(settings.device).manual_seed(seed)
-    room = np.empty(weights.size, np.uint8)
+    buffer = np.empty(weights.size, np.uint8)
     have, looked = -1, time.monotonic()
     while True:
         ready = wait([requests, control], _LOOK_SECONDS)
@@ -180,39 +179,46 @@ def serve(
         if time.monotonic() - looked > _LOOK_SECONDS:
             looked = time.monotonic()
             control.send(("running", None))
-        tokens = []
+        messages = []
         while has_more(requests):
-            tokens.append(take(requests))
-        for version, group in itertools.groupby(sorted(tokens, key=lambda t: t.version), lambda t: t.version):
+            messages.append(take(requests))
+        for version, group in itertools.groupby(sorted(messages, key=lambda t: t.version), lambda t: t.version):
             wanted = weights.newest if settings.lag == ANY else version
             if wanted != have:
-                have = _read(weights, room, None if settings.lag == ANY else version)
-                set_weights(model, room)
+                have = _read(weights, buffer, None if settings.lag == ANY else version)
+                set_weights(model, buffer)
             asked = list(group)
-            _answer(shape, rooms, model, generator, asked, have)
-            for token in asked:
+            _answer(shape, arrays, model, generator, asked, have)
+            for message in asked:
                 with contextlib.suppress(OSError):  # the worker is gone and will be restarted
-                    put(answers[token.slot // settings.splits], token)
+                    put(answers[message.slot // settings.splits], message)
 
 
-def _read(weights: Weights, room: Array, version: int | None) -> int:
+def _read(weights: Weights, out: Array, version: int | None) -> int:
     """Read this version of the weights, or the latest: for a restarted worker, older ones may be gone."""
     try:
-        return weights.read(room, version)
+        return weights.read(out, version)
     except LookupError:
-        return weights.read(room)
+        return weights.read(out)
 
 
 def _answer(
-    shape: Shape, rooms: Rooms, model: ActorCritic, generator: torch.Generator, tokens: list[Token], version: int
+    shape: Shape,
+    arrays: SharedArrays,
+    model: ActorCritic,
+    generator: torch.Generator,
+    messages: list[Message],
+    version: int,
 ) -> None:
-    array, lanes = rooms.array, shape.lanes
+    array, lanes = arrays.array, shape.lanes
     leaves = range(len(shape.leaves))
-    observed = [np.concatenate([array(token.slot, f"observations.{leaf}") for token in tokens]) for leaf in leaves]
-    state = np.concatenate([array(token.slot, "before") for token in tokens])
-    found = drawn(model, observed, state, generator, version)
-    for number, token in enumerate(tokens):
+    observed = [
+        np.concatenate([array(message.slot, f"observations.{leaf}") for message in messages]) for leaf in leaves
+    ]
+    state = np.concatenate([array(message.slot, "before") for message in messages])
+    found = sample_actions(model, observed, state, generator, version)
+    for number, message in enumerate(messages):
         rows = slice(number * lanes, (number + 1) * lanes)
-        for name in Drawn._fields[:4]:
-            array(token.slot, name)[...] = getattr(found, name)[rows]
-        array(token.slot, "version")[...] = version
+        for name in SampledActions._fields[:4]:
+            array(message.slot, name)[...] = getattr(found, name)[rows]
+        array(message.slot, "version")[...] = version

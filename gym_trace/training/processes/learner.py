@@ -13,14 +13,14 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
 from gym_trace.storage.staging import remove_left, replaced_file
-from gym_trace.training.learnt import BEST, learn_again, load_newest
 from gym_trace.training.network.learning import Learner
-from gym_trace.training.processes.shared import Plan, Slots, Token, Weights, has_more, put, take
+from gym_trace.training.processes.shared import Message, PolicyTask, RolloutBuffer, Weights, has_more, put, take
 from gym_trace.training.proof.chain import START, UPDATE
 from gym_trace.training.proof.state import kernels, made_with
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, anew, steps_now
 from gym_trace.training.settings import ANY
+from gym_trace.training.versions import BEST, learn_again, load_newest
 
 
 class LearnerProcess:
@@ -29,25 +29,25 @@ class LearnerProcess:
     def __init__(
         self,
         control: Connection,
-        plan: Plan,
-        slots: Slots,
+        task: PolicyTask,
+        buffer: RolloutBuffer,
         weights: Weights,
         full: Connection,
         frees: Sequence[Connection],
     ):
         """full: pipe of filled slots. frees: pipes that return slots to each worker."""
-        settings = plan.settings
-        self._plan, self._settings, self._control = plan, settings, control
-        self._slots, self._weights, self._full, self._frees = slots, weights, full, frees
-        self._run = Run(plan.path)
+        settings = task.settings
+        self._task, self._settings, self._control = task, settings, control
+        self._buffer, self._weights, self._full, self._frees = buffer, weights, full, frees
+        self._run = Run(task.path)
         self._log = self._run.open_log()
         total = settings.updates_of(self._run.about.get("steps"))  # before extensions, which the log has
-        self._learner = Learner(*plan.spaces, settings, plan.seed, total)
+        self._learner = Learner(*task.spaces, settings, task.seed, total)
         self._lives = [0] * settings.workers
         self._each = settings.slots_per_split * settings.splits  # slots of a worker
         splits = settings.workers * settings.splits
         self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to learn from
-        self._arrived: deque[int] = deque()  # the same in order of arrival, for lag "any"
+        self._arrived: deque[int] = deque()  # slots in order of arrival, for lag "any"
         self._over = False
         self._dropped = 0
         self._least = 0  # rollouts of earlier versions are another policy's
@@ -66,7 +66,7 @@ class LearnerProcess:
         remove_left(run.checkpoints)
         log = run.log
         updates, self._introduced = log.updates, set(log.seeds)
-        self._log.append(START, {"time": time.time(), "save_best": self._plan.save_best, **made_with(), **kernels()})
+        self._log.append(START, {"time": time.time(), "save_best": self._task.save_best, **made_with(), **kernels()})
         if not updates:
             updates = [Update(0, (), 0, learner.digest())]
             self._log.append(UPDATE, updates[0].plain())
@@ -76,11 +76,11 @@ class LearnerProcess:
                 pass
         except CorruptTrace as error:
             raise CorruptTrace(f"{error}; or {anew(run)}") from error
-        self._steps, self._seconds = updates[-1].steps, float(updates[-1].told.get("seconds", 0.0))
+        self._steps, self._seconds = updates[-1].steps, float(updates[-1].results.get("seconds", 0.0))
         self._restore_best(updates)
-        if learner.version == 0 and self._plan.begins:
-            self._adopt(self._plan.begins)
-        if (limit := self._plan.updates) is not None and limit != self._settings.updates_of(steps_now(run)):
+        if learner.version == 0 and self._task.begins:
+            self._adopt(self._task.begins)
+        if (limit := self._task.updates) is not None and limit != self._settings.updates_of(steps_now(run)):
             self._adopt({"steps": limit * self._settings.batch_steps})
         self._publish()
         for slot in range(self._each * self._settings.workers):
@@ -93,11 +93,11 @@ class LearnerProcess:
         taken = max(update.version for update in updates if update.version == 0 or "checkpoint" in update.changed)
         own = [update.rollouts for update in updates[taken:]]
         if any(own):
-            self._mean.restore(own, RecordedRollouts(open_trace(self._run.trace), self._plan.shape))
-        means = {update.version: update.told[MEAN] for update in updates if MEAN in update.told}
+            self._mean.restore(own, RecordedRollouts(open_trace(self._run.trace), self._task.shape))
+        means = {update.version: update.results[MEAN] for update in updates if MEAN in update.results}
         if means:
             version, self._best = max(means.items(), key=lambda item: item[1])  # the first of equal ones
-            if self._plan.save_best and version == updates[-1].version:
+            if self._task.save_best and version == updates[-1].version:
                 self._save(BEST, best=self._best)
 
     def _publish(self) -> None:
@@ -106,7 +106,7 @@ class LearnerProcess:
     @property
     def goes_on(self) -> bool:
         """Return True if another update follows."""
-        limit = self._plan.updates
+        limit = self._task.updates
         return not self._over and (limit is None or self._steps < limit * self._settings.batch_steps)
 
     def turn(self, seconds: float = 0.0) -> bool:
@@ -159,7 +159,7 @@ class LearnerProcess:
 
     def _introduce(self, slot: int) -> None:
         """Log the generator of a worker before its first rollout."""
-        writer, seed = self._slots.origin(slot).writer, self._slots.seed(slot)
+        writer, seed = self._buffer.origin(slot).writer, self._buffer.seed(slot)
         if writer not in self._introduced and seed >= 0:
             self._introduced.add(writer)
             self._log.append(WORKER, [writer, seed])
@@ -184,9 +184,9 @@ class LearnerProcess:
             oldest = max(oldest, self._learner.version - self._settings.max_lag)
         dropped = []
         for slots in (self._arrived, *self._waiting):
-            for slot in [slot for slot in slots if self._slots.origin(slot).version < oldest]:
+            for slot in [slot for slot in slots if self._buffer.origin(slot).version < oldest]:
                 slots.remove(slot)
-                origin = self._slots.origin(slot)
+                origin = self._buffer.origin(slot)
                 is_other = origin.version < self._least
                 reason = OF_ANOTHER if is_other else TOO_OLD.format(self._settings.max_lag)
                 dropped.append([*origin, reason])
@@ -198,7 +198,7 @@ class LearnerProcess:
     def _free(self, slot: int) -> None:
         worker = slot // self._each
         with contextlib.suppress(OSError):  # the worker is gone and will be restarted
-            put(self._frees[worker], Token(slot, self._lives[worker], self._learner.version))
+            put(self._frees[worker], Message(slot, self._lives[worker], self._learner.version))
 
     def _obey(self) -> None:
         try:
@@ -239,22 +239,22 @@ class LearnerProcess:
 
     def _update(self, slots: list[int], waited: float) -> None:
         learner = self._learner
-        origins = tuple(self._slots.origin(slot) for slot in slots)
+        origins = tuple(self._buffer.origin(slot) for slot in slots)
         begin = time.perf_counter()
         lags = [learner.version - origin.version for origin in origins]
         try:
-            losses = learner.learn([self._slots.rollout(slot) for slot in slots]) if self._plan.learn else {}
+            losses = learner.learn([self._buffer.rollout(slot) for slot in slots]) if self._task.learn else {}
         except TrainingFailed as error:
             raise TrainingFailed(f"{error}: {self._named(slots, origins)}") from error
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
-        mean = self._mean.add([self._slots.returns(slot) for slot in slots])
-        if self._plan.learn:
-            told = losses if mean is None else {**losses, MEAN: mean}
-            self._log.append(UPDATE, Update(learner.version, origins, self._steps, learner.digest(), told).plain())
+        mean = self._mean.add([self._buffer.returns(slot) for slot in slots])
+        if self._task.learn:
+            results = losses if mean is None else {**losses, MEAN: mean}
+            self._log.append(UPDATE, Update(learner.version, origins, self._steps, learner.digest(), results).plain())
             if mean is not None and mean > self._best:
                 self._best = mean
-                if self._plan.save_best:
+                if self._task.save_best:
                     self._save(BEST, best=mean)
             self._publish()
         for slot in slots:
@@ -271,9 +271,9 @@ class LearnerProcess:
 
     def _named(self, slots: Sequence[int], origins: Sequence[Origin]) -> str:
         """Name the failed update, and the step that is to blame, or its episodes."""
-        recorded = RecordedRollouts(trace := open_trace(self._run.trace), self._plan.shape)
+        recorded = RecordedRollouts(trace := open_trace(self._run.trace), self._task.shape)
         for slot, origin in zip(slots, origins):
-            if (found := self._slots.rollout(slot).not_finite()) is not None:
+            if (found := self._buffer.rollout(slot).not_finite()) is not None:
                 episode, step = recorded.step_of(origin, *found[1:])
                 seed = trace.episodes["seed"][episode]
                 return f"step {step} of episode {episode} (seed {seed}) of {self._run.trace}; nothing learned from it"
@@ -284,11 +284,11 @@ class LearnerProcess:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _save_when_due(self) -> None:
-        plan, now = self._plan, time.monotonic()
-        if now - self._saved_at >= plan.checkpoint_seconds:
+        task, now = self._task, time.monotonic()
+        if now - self._saved_at >= task.checkpoint_seconds:
             self._saved_at = now
             self._save()
-        if plan.milestone_seconds is not None and now - self._milestone_at >= plan.milestone_seconds:
+        if task.milestone_seconds is not None and now - self._milestone_at >= task.milestone_seconds:
             self._milestone_at = now
             self._save(f"milestone-{self._learner.version:09d}.safetensors")
 
@@ -298,7 +298,7 @@ class LearnerProcess:
         path = run.checkpoint(self._learner.version) if name is None else run.checkpoints / name
         with replaced_file(path) as staged:
             self._learner.save(staged, steps=self._steps, **facts)
-        for version in run.saved()[: -self._plan.keep]:
+        for version in run.saved()[: -self._task.keep]:
             run.checkpoint(version).unlink()
 
 

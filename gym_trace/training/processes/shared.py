@@ -1,4 +1,4 @@
-"""Plan, memory and pipes that the processes of a policy share. The kernel frees the memory after the last of them.
+"""Task, memory and pipes that the processes of a policy share. The kernel frees the memory after the last of them.
 
 Messages of data go through pipes as numbers of 8 bytes, which the kernel writes and reads whole: a process that is
 killed leaves no lock behind, and no half message.
@@ -22,11 +22,11 @@ from gym_trace.training.rollouts import WRITER, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
 
 _ALIGNED = 64
-_TOKEN = 8  # bytes
+_MESSAGE_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class PolicyTask:
     """Task of all processes of a policy. Picklable. See train() for checkpoints.
 
     Attributes:
@@ -55,8 +55,8 @@ class Plan:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-class Rooms:
-    """Sets of the same arrays. Picklable to processes that are being started."""
+class SharedArrays:
+    """Equal sets of arrays in shared memory, by index. Picklable to processes that are being started."""
 
     def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], Any]], count: int):
         self._fields: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
@@ -67,38 +67,38 @@ class Rooms:
         self._size = size
         self._memory = _allocated(max(1, size * count))
 
-    def array(self, room: int, name: str) -> Array:
+    def array(self, index: int, name: str) -> Array:
         shape, dtype, offset = self._fields[name]
-        return np.ndarray(shape, dtype, self._memory.buffer, room * self._size + offset)
+        return np.ndarray(shape, dtype, self._memory.buffer, index * self._size + offset)
 
 
-class Slots:
-    """Shared arrays of rollouts."""
+class RolloutBuffer:
+    """Rollouts in shared memory, one per slot."""
 
     def __init__(self, shape: Shape, count: int):
         self._names = list(shape.fields())
         own = {"writer": ((), WRITER), "place": ((3,), np.int64), "returns": ((shape.steps, shape.lanes), np.float64)}
-        self._rooms = Rooms({**shape.fields(), **own}, count)
+        self._arrays = SharedArrays({**shape.fields(), **own}, count)
 
     def rollout(self, slot: int) -> Rollout:
         """Return the arrays of a slot, in shared memory."""
-        return Rollout.of({name: self._rooms.array(slot, name) for name in self._names})
+        return Rollout.of({name: self._arrays.array(slot, name) for name in self._names})
 
     def returns(self, slot: int) -> Array:
         """Return the array of returns, (steps, lanes): of episodes at their last step, and NaN elsewhere."""
-        return self._rooms.array(slot, "returns")
+        return self._arrays.array(slot, "returns")
 
     def origin(self, slot: int) -> Origin:
-        first_step, version, _ = self._rooms.array(slot, "place").tolist()
-        return Origin(self._rooms.array(slot, "writer").item().decode(), first_step, version)
+        first_step, version, _ = self._arrays.array(slot, "place").tolist()
+        return Origin(self._arrays.array(slot, "writer").item().decode(), first_step, version)
 
     def seed(self, slot: int) -> int:
         """Return the seed of the writer's generator of actions; -1 if a server draws them."""
-        return int(self._rooms.array(slot, "place")[2])
+        return int(self._arrays.array(slot, "place")[2])
 
     def set_origin(self, slot: int, origin: Origin, seed: int = -1) -> None:
-        self._rooms.array(slot, "writer")[...] = origin.writer.encode()
-        self._rooms.array(slot, "place")[...] = origin.first_step, origin.version, seed
+        self._arrays.array(slot, "writer")[...] = origin.writer.encode()
+        self._arrays.array(slot, "place")[...] = origin.first_step, origin.version, seed
 
 
 class Weights:
@@ -111,9 +111,9 @@ class Weights:
 
     @property
     def _versions(self) -> Array:
-        return np.ndarray((3,), np.int64, self._memory.buffer)  # the newest, and that of each room
+        return np.ndarray((3,), np.int64, self._memory.buffer)  # the newest, and that of each half of the memory
 
-    def _room(self, version: int) -> Array:
+    def _half(self, version: int) -> Array:
         return np.ndarray((self.size,), np.uint8, self._memory.buffer, _ALIGNED + version % 2 * self.size)
 
     @property
@@ -125,17 +125,17 @@ class Weights:
         """Publish a version. weights: bytes, as an array of uint8."""
         versions = self._versions
         versions[1 + version % 2] = -1
-        self._room(version)[...] = weights
+        self._half(version)[...] = weights
         versions[1 + version % 2] = version
         versions[0] = version
 
-    def read(self, room: Array, version: int | None = None) -> int:
+    def read(self, out: Array, version: int | None = None) -> int:
         """Copy this version, or the latest one, and return its number. Raises LookupError if it is gone."""
         versions = self._versions
         while True:
             wanted = int(versions[0]) if version is None else version
             if versions[1 + wanted % 2] == wanted >= 0:
-                room[...] = self._room(wanted)
+                out[...] = self._half(wanted)
                 if versions[1 + wanted % 2] == wanted:
                     return wanted
             if version is not None:
@@ -150,29 +150,29 @@ def _allocated(size: int) -> Arena:
     return arena
 
 
-class Token(NamedTuple):
-    """A slot, the life of its worker, and the version of the weights to act with."""
+class Message(NamedTuple):
+    """A slot, the life of its worker, and the version of the weights to act with; 8 bytes in a pipe."""
 
     slot: int
     life: int
     version: int
 
 
-def put(pipe: Connection, token: Token) -> None:
-    """Write a token. Raises OSError if no process reads."""
-    number = token.version << 32 | token.life << 16 | token.slot
-    os.write(pipe.fileno(), number.to_bytes(_TOKEN, "little"))
+def put(pipe: Connection, message: Message) -> None:
+    """Write a message. Raises OSError if no process reads."""
+    number = message.version << 32 | message.life << 16 | message.slot
+    os.write(pipe.fileno(), number.to_bytes(_MESSAGE_BYTES, "little"))
 
 
-def take(pipe: Connection) -> Token:
-    """Wait for a token. Raises EOFError if no process writes."""
-    data = os.read(pipe.fileno(), _TOKEN)
-    if len(data) < _TOKEN:
+def take(pipe: Connection) -> Message:
+    """Wait for a message. Raises EOFError if no process writes."""
+    data = os.read(pipe.fileno(), _MESSAGE_BYTES)
+    if len(data) < _MESSAGE_BYTES:
         raise EOFError
     number = int.from_bytes(data, "little")
-    return Token(number & 0xFFFF, number >> 16 & 0xFFFF, number >> 32)
+    return Message(number & 0xFFFF, number >> 16 & 0xFFFF, number >> 32)
 
 
 def has_more(pipe: Connection, seconds: float = 0.0) -> bool:
-    """Return True if a token is there, waiting up to `seconds`."""
+    """Return True if a message is there, waiting up to `seconds`."""
     return bool(select.select([pipe], [], [], seconds)[0])

@@ -66,7 +66,7 @@ def check_anchor(chain: Chain, where: str, proof: Proof) -> None:
 def _anchors(where: str) -> list[dict[str, Any]]:
     if where == GIT_NOTE:
         listed = _git("notes", "--ref", _REF, "list").split("\n")
-        text = _git("cat-file", "--batch", told="".join(f"{line.split()[0]}\n" for line in listed if line))
+        text = _git("cat-file", "--batch", text="".join(f"{line.split()[0]}\n" for line in listed if line))
     else:
         try:
             with open(open_regular(os.path.realpath(where), os.O_RDONLY), encoding="utf-8") as file:
@@ -86,12 +86,12 @@ def _anchors(where: str) -> list[dict[str, Any]]:
     return found
 
 
-def _git(*arguments: str, told: str = "") -> str:
-    """Run git in the current directory, whose repository is untrusted. told: its input. Raises InvalidOption."""
+def _git(*arguments: str, text: str = "") -> str:
+    """Run git in the current directory, whose repository is untrusted. text: its input. Raises InvalidOption."""
     command = inert_git(*arguments)
     command["env"]["GIT_NO_REPLACE_OBJECTS"] = "1"
     with TemporaryFile() as given, TemporaryFile() as errors:
-        given.write(told.encode())
+        given.write(text.encode())
         given.seek(0)
         try:
             process = subprocess.Popen(**{**command, "stdin": given}, stdout=subprocess.PIPE, stderr=errors)

@@ -25,7 +25,7 @@ _MOST_ABOUT = 16 << 20
 _FRAME = 16
 _PATIENCE = 60.0  # seconds for the previous writer to end
 
-ABOUT = "proof.json"  # of a log of UpdateLog; that of a training run follows run.json
+ABOUT = "proof.json"  # begins the log of an UpdateLog; run.json begins that of a training run
 START, UPDATE, END = "start", "update", "end"  # kinds of entries
 
 

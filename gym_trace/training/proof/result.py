@@ -13,7 +13,7 @@ LIMITS = (
     "who made the run, and when: an anchor that was published (--anchor) is evidence of both",
     "runs that were made and thrown away: another seed may have been tried before",
 )
-Tell = Callable[[], None]  # reports progress; raises Interrupted
+ReportProgress = Callable[[], None]  # raises Interrupted
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Proof:
 
 
 def tally(proof: Proof, done: int, of: int, what: str, how: str, why: str) -> None:
-    """Say how many things of a kind were compared, and that the others were not, or that nothing was there.
+    """Add how many things of a kind were compared, and how many were not.
 
     how: result of those that were. why: reason for the others.
     """
@@ -59,19 +59,19 @@ class Interrupted(Exception):
     """on_progress asked for the end."""
 
 
-def telling(proof: Proof, on_progress: Callable[[Proof], Any] | None) -> Tell:
-    """Return a function that calls on_progress."""
+def progress_reporter(proof: Proof, on_progress: Callable[[Proof], Any] | None) -> ReportProgress:
+    """Return a function that calls on_progress with the proof."""
 
-    def tell() -> None:
+    def report() -> None:
         if on_progress is not None and on_progress(proof):
             raise Interrupted
 
-    return tell
+    return report
 
 
 @contextmanager
 def first_difference(proof: Proof) -> Iterator[None]:
-    """Put the error that ends a proof into proof.differs, but for wrong arguments."""
+    """Put the error that ends a proof into proof.differs. Raises InvalidOption for wrong arguments."""
     try:
         yield
     except InvalidOption:

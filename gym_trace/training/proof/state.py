@@ -175,7 +175,7 @@ def _sum(tensor: torch.Tensor) -> int:
     return int(np.add.reduce(words)) ^ zlib.crc32(array[-4096:].data)
 
 
-# -- generators that functions use without being told ------------------------------------------------------------------
+# -- generators that functions use implicitly ------------------------------------------------------------------
 
 
 def generators() -> dict[str, Any]:

@@ -12,11 +12,11 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import Trace
-from gym_trace.training.proof.recorded import lanes_of
 from gym_trace.training.proof.state import digest_of, place_of, placed
+from gym_trace.training.proof.trace_checks import lanes_of
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
-_CACHE_BYTES = 256 << 20  # of decoded columns
+_CACHE_BYTES = 256 << 20  # decoded columns
 _FAR = 1 << 40  # steps
 
 
@@ -83,11 +83,11 @@ class RecordedSteps:
         lanes = {lane: found for (name, lane), found in lanes_of(trace).items() if name == names[0]}
         self._lane_count = max(lanes, default=-1) + 1
         self._episodes = np.array([index for lane in sorted(lanes) for index in lanes[lane][0]], int)
-        # Where an episode begins, in steps of all lanes one after the other, a long way from each to the next.
+        # First step of each episode; the steps of a lane are numbered from lane * _FAR on.
         self._begins = np.array([lane * _FAR + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
         ends = [int(begins[-1]) + int(trace.episodes["steps"][rows[-1]]) for rows, begins in lanes.values()]
         self._most = max(ends, default=0)  # steps of a lane
-        self._columns: dict[tuple[str, int], Array] = {}  # by episode
+        self._columns: dict[tuple[str, int], Array] = {}  # by name and episode
         self._bytes = 0
 
     def of(self, plain: Any, columns: Any, uses: dict[tuple[str, int], list[Array]] | None = None) -> Steps:

@@ -16,7 +16,6 @@ from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.storage.staging import new_file
 from gym_trace.training.proof.chain import ABOUT, END, START, UPDATE, Chain, directory_of
-from gym_trace.training.proof.recorded import files_of
 from gym_trace.training.proof.state import (
     Parts,
     generators,
@@ -29,6 +28,7 @@ from gym_trace.training.proof.state import (
     state_of,
 )
 from gym_trace.training.proof.steps import RecordedSteps, Steps
+from gym_trace.training.proof.trace_checks import files_of
 
 _CHECKED = (0, 1)  # updates whose steps are compared with the trace at once
 _SELDOM = 256  # updates at most without a digest

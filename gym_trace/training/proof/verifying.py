@@ -26,8 +26,7 @@ from gym_trace.training.proof.chain import (
     count_entries,
     directory_of,
 )
-from gym_trace.training.proof.recorded import Uses, check_bytes, check_files, replay
-from gym_trace.training.proof.result import Proof, first_difference, tally, telling
+from gym_trace.training.proof.result import Proof, first_difference, progress_reporter, tally
 from gym_trace.training.proof.state import (
     Parts,
     norms_of,
@@ -40,6 +39,7 @@ from gym_trace.training.proof.state import (
     unpacked,
 )
 from gym_trace.training.proof.steps import RecordedSteps
+from gym_trace.training.proof.trace_checks import StepUses, check_bytes, check_files, replay
 
 _MOST_THREADS = 1024
 
@@ -77,8 +77,8 @@ def verify(
     if chain.about.name != ABOUT:
         raise InvalidOption(f"{place}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
     proof = Proof(doing="update")
-    tell = telling(proof, on_progress)
-    learner = _Again(chain, parts, learn, proof, device)
+    report = progress_reporter(proof, on_progress)
+    learner = _Relearning(chain, parts, learn, proof, device)
     trace = learner.trace
     if place != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
         of = "no trace" if trace is None else trace.directory
@@ -90,15 +90,15 @@ def verify(
             check_anchor(chain, anchor, proof)
         for entry in chain.entries():
             learner.take(entry)
-            tell()
+            report()
         learner.finish()
         if trace is not None:
-            replay(trace, proof, replays, make_env, trust, tell)
+            replay(trace, proof, replays, make_env, trust, report)
     return proof
 
 
-class _Again:
-    """Learns entry by entry."""
+class _Relearning:
+    """Learns the updates of a log again, entry by entry."""
 
     def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, device: str | None):
         self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
@@ -112,7 +112,7 @@ class _Again:
         except (OSError, ValueError) as error:
             raise chain.damaged(f"{chain.about.name} beside it cannot be read: {error}") from error
         self.trace: Trace | None = None if trace is None else open_trace(chain.about.parent / str(trace))
-        self._uses = None if self.trace is None else Uses(self.trace)
+        self._uses = None if self.trace is None else StepUses(self.trace)
         self._recorded: RecordedSteps | None = None
         self._starts = self._covered = 0  # updates before a state that was compared
         self._drawn = 0  # updates whose generators the log sets
@@ -254,7 +254,7 @@ class _Again:
             raise ReplayDiverged(f"{where}{name} is {before} in the log, and {after} when learned again")
 
     def finish(self) -> None:
-        """Say what was proved. Raises ReplayDiverged."""
+        """Add the results to the proof. Raises ReplayDiverged."""
         proof, updates, compared = self._proof, self._proof.versions, self._compared
         drawn = f", and the states of generators before {count(self._drawn, 'update')}" if self._drawn else ""
         proof.limits.append(f"where the first state{drawn} came from, and that these weights chose the actions")
@@ -273,7 +273,7 @@ class _Again:
         if self._uses is None:
             proof.unproved.append("steps: the log has no trace")
         else:
-            self._uses.tell(proof)
+            self._uses.add_to(proof)
         if self._end is None:
             proof.unproved.append("the end: the log was not closed; later updates may be missing")
             return

@@ -31,7 +31,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 from gym_trace.tools.integrity.repair import check_trace
 from gym_trace.tools.replay.verify import verify_trace
-from gym_trace.training.proof.result import Proof, Tell, tally
+from gym_trace.training.proof.result import Proof, ReportProgress, tally
 
 _BLOCK = 1 << 20
 # Wrappers that gymnasium.make() and training add to all environments.
@@ -88,7 +88,7 @@ def check_files(trace: Path, recorded: Any, proof: Proof) -> None:
 
 
 def replay(
-    trace: Trace, proof: Proof, wanted: bool, make_env: Callable[[], Any] | None, trust: bool, tell: Tell
+    trace: Trace, proof: Proof, wanted: bool, make_env: Callable[[], Any] | None, trust: bool, report: ReportProgress
 ) -> None:
     """Play the episodes in their environment, if wanted. Raises ReplayDiverged for one that differs.
 
@@ -110,7 +110,7 @@ def replay(
                 identical += 1
             else:
                 reasons[verdict.reason] += 1
-            tell()
+            report()
     except (EnvironmentUnavailable, InvalidOption) as error:
         proof.unproved.append(f"the episodes in their environment, which cannot be made here: {error}")
         return
@@ -168,7 +168,7 @@ def kind_of(name: str) -> str:
     return f"{module.partition('.')[0]}:{kind}"
 
 
-class Uses:
+class StepUses:
     """Numbers of times that updates learned from each recorded step."""
 
     def __init__(self, trace: Trace):
@@ -183,7 +183,7 @@ class Uses:
         counts = self._counts[writer, lane]
         counts += np.max([np.bincount(numbers, minlength=len(counts)) for numbers in steps], 0).astype(np.uint32)
 
-    def tell(self, proof: Proof) -> None:
+    def add_to(self, proof: Proof) -> None:
         counts = np.concatenate([np.zeros(0, np.uint32), *self._counts.values()])
         used = counts[counts > 0]
         least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)

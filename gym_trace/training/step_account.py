@@ -12,7 +12,7 @@ from gym_trace.envs.seeding import episode_seed, worker_roots
 from gym_trace.errors import InvalidOption, ReplayDiverged, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.training.proof.chain import END
-from gym_trace.training.proof.recorded import files_of, lanes_of
+from gym_trace.training.proof.trace_checks import files_of, lanes_of
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
@@ -24,7 +24,7 @@ STAGGER = "random steps of stagger"
 UNTAKEN = "the worker or the learner ended before it was learned from"
 
 
-class Left(NamedTuple):
+class UnlearnedSteps(NamedTuple):
     """Steps of all lanes of a writer that no rollout of the log has, and why."""
 
     writer: str
@@ -33,7 +33,7 @@ class Left(NamedTuple):
     reason: str
 
 
-def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
+def unlearned_steps(log: Log, trace: Trace, settings: Settings) -> list[UnlearnedSteps]:
     """Return the steps of the trace in no rollout of the log.
 
     Raises ReplayDiverged for steps in two rollouts, and for rollouts whose steps the trace lacks.
@@ -60,7 +60,7 @@ def left_over(log: Log, trace: Trace, settings: Settings) -> list[Left]:
                 )
             for begin, end, reason in ((at, min(first, random), STAGGER), (max(at, random), first, UNTAKEN)):
                 if end > begin:
-                    found.append(Left(writer, begin, end, reason))
+                    found.append(UnlearnedSteps(writer, begin, end, reason))
             at, before = first + settings.rollout, what
     return found
 
@@ -102,9 +102,9 @@ def end(run: Run, stopped: str, until_return: float | None = None) -> None:
         trace = open_trace(run.trace)
     except TraceNotFound:  # stopped before there was a worker
         return
-    left: list[Left] = []
+    left: list[UnlearnedSteps] = []
     if len(trace) and run.about.get("learn", True):
-        left = left_over(log, trace, run.settings)
+        left = unlearned_steps(log, trace, run.settings)
     content: dict[str, Any] = {"stopped": stopped, "left": list(map(list, left)), "files": files_of(run.trace)}
     content["until_return"] = until_return
     with suppress(InvalidOption), run.open_log(_SHORT) as writer:  # a previous learner has it: this run changed nothing

@@ -15,10 +15,10 @@ import gymnasium
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.recording.processes.fleet import Fleet, Job, Key, Lost, Member
 from gym_trace.recording.processes.local import LocalProcesses
-from gym_trace.training.processes.actor import Actor, Worker, act
-from gym_trace.training.processes.inference import Desk, desk_fields, serve
+from gym_trace.training.processes.actor import Actor, RolloutWorker, act
+from gym_trace.training.processes.inference import InferenceClient, client_fields, serve
 from gym_trace.training.processes.learner import LearnerProcess, learn
-from gym_trace.training.processes.shared import Plan, Rooms, Slots, Weights
+from gym_trace.training.processes.shared import PolicyTask, RolloutBuffer, SharedArrays, Weights
 
 _MOST_FAILURES = 3
 _PATIENCE = 20.0  # seconds for processes to save everything
@@ -29,11 +29,11 @@ _PRELOADED = [
 _FATAL = (TrainingFailed, CorruptTrace, InvalidOption, RecordingError)  # another attempt would raise them again
 _LEARNER, _SERVER = "learner", "server"  # keys; those of workers are their numbers
 
-Message = tuple[str, int, str, Any]  # who ("worker" or "learner"), its number, kind, fact
+ProcessReport = tuple[str, int, str, Any]  # "worker" or "learner", its number, kind, fact
 
 
-class Cell:
-    """Start and hear the processes of a policy until the learner has ended, or the cell is stopped.
+class PolicyProcesses:
+    """Start and hear the processes of a policy until the learner has ended, or they are stopped.
 
     The processes share memory, so they run on this machine.
 
@@ -44,7 +44,7 @@ class Cell:
 
     def __init__(
         self,
-        plan: Plan,
+        task: PolicyTask,
         make_env: Callable[[], gymnasium.Env[Any, Any]],
         *,
         event: Callable[..., None],
@@ -54,8 +54,8 @@ class Cell:
         niceness: int = 0,
         cpus: Sequence[int] | None = None,
     ):
-        settings = plan.settings
-        self._plan, self._settings, self._make_env = plan, settings, make_env
+        settings = task.settings
+        self._task, self._settings, self._make_env = task, settings, make_env
         self._event, self._name, self._niceness, self._cpus = event, name, niceness, cpus
         self.learner, self.workers = Member(is_watched=False), [Member() for _ in range(settings.workers)]
         self._members: dict[Key, Member] = {_LEARNER: self.learner}
@@ -73,11 +73,14 @@ class Cell:
         self.trouble = ""
         self.stopping = False
         self._shaping = settings.reward_shaping
-        self._place, self._crashes = ("", 0), 0  # error and step of the last crash of an environment; crashes in a row
+        self._last_crash, self._crashes = (
+            ("", 0),
+            0,
+        )  # error and step of the last crash of an environment; how many in a row
         self._pipes: list[Connection] = []  # our ends
-        self._lives = plan.life  # of the cell, so that the seeds of workers are new after each
+        self._lives = task.life  # starts of everything; the seeds of workers differ after each
 
-    # -- beginnings ---------------------------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> threading.Thread:
         """Import modules in the fork server, in a thread that ends when processes can start."""
@@ -87,18 +90,18 @@ class Cell:
 
     def start(self) -> None:
         """Start everything from scratch, from the log of the run."""
-        plan, settings = self._plan, self._settings
-        self._slots = Slots(plan.shape, settings.workers * settings.splits * settings.slots_per_split)
-        self._weights = Weights(plan.weights)
+        task, settings = self._task, self._settings
+        self._buffer = RolloutBuffer(task.shape, settings.workers * settings.splits * settings.slots_per_split)
+        self._weights = Weights(task.weights)
         full, self._full_in = Pipe(duplex=False)
         pipes = [Pipe(duplex=False) for _ in self.workers]
         self._frees = [reader for reader, _ in pipes]
         self._pipes = [full, self._full_in, *self._frees]
-        self._run(_LEARNER, learn, plan, self._slots, self._weights, full, [writer for _, writer in pipes])
+        self._run(_LEARNER, learn, task, self._buffer, self._weights, full, [writer for _, writer in pipes])
         for _, writer in pipes:  # a worker must notice the end of the learner
             writer.close()
         self._lives += 1
-        self._desk: Desk | None = None
+        self._client: InferenceClient | None = None
         if _SERVER in self._members:
             self._start_server()
         self._worker_lives = [0] * len(self.workers)
@@ -109,22 +112,22 @@ class Cell:
         settings = self._settings
         requests, requests_in = Pipe(duplex=False)
         pipes = [Pipe(duplex=False) for _ in self.workers]
-        rooms = Rooms(desk_fields(self._plan.shape), settings.workers * settings.splits)
+        arrays = SharedArrays(client_fields(self._task.shape), settings.workers * settings.splits)
         answered = [reader for reader, _ in pipes]
-        self._desk = Desk(rooms, requests_in, answered)
+        self._client = InferenceClient(arrays, requests_in, answered)
         answers = [writer for _, writer in pipes]
-        seed = self._plan.seed + (self._lives << 32)
-        self._run(_SERVER, serve, self._plan, self._weights, rooms, requests, answers, seed)
+        seed = self._task.seed + (self._lives << 32)
+        self._run(_SERVER, serve, self._task, self._weights, arrays, requests, answers, seed)
         for writer in answers:  # a worker must notice the end of the server
             writer.close()
         self._pipes += [requests, requests_in, *answered]
 
     def _start_worker(self, number: int) -> None:
         settings = replace(self._settings, reward_shaping=self._shaping)
-        plan = replace(self._plan, settings=settings, seed=self._plan.seed + (self._lives - 1 << 32))
-        links = self._slots, self._weights, self._frees[number], self._full_in, self._desk
+        task = replace(self._task, settings=settings, seed=self._task.seed + (self._lives - 1 << 32))
+        links = self._buffer, self._weights, self._frees[number], self._full_in, self._client
         cpu = None if not self._cpus else self._cpus[number % len(self._cpus)]
-        self._run(number, act, Actor(plan, self._make_env, number, self._worker_lives[number], *links), cpu=cpu)
+        self._run(number, act, Actor(task, self._make_env, number, self._worker_lives[number], *links), cpu=cpu)
 
     def _run(self, key: Key, body: Callable[..., None], *args: Any, cpu: int | None = None) -> None:
         self._fleet.start(key, Job(f"{self._name} {key}".strip(), body, args, self._niceness, cpu))
@@ -135,7 +138,7 @@ class Cell:
     def restarts(self) -> int:
         return self._fleet.restarts
 
-    def poll(self, seconds: float) -> Iterator[Message]:
+    def poll(self, seconds: float) -> Iterator[ProcessReport]:
         """Yield messages, waiting up to `seconds`; restart dead processes. Raises TrainingFailed, InvalidOption."""
         for key, message in self._fleet.poll(seconds):
             member = self._members[key]
@@ -171,12 +174,12 @@ class Cell:
             for number in range(len(self.workers)):
                 self._fleet.send(number, shaping)
 
-    # -- deaths -------------------------------------------------------------------------------------------------------
+    # -- losses -------------------------------------------------------------------------------------------------------
 
     def _crashed(self, error: str, step: int, is_passed: bool) -> None:
         """Count crashes in the same step of each episode that got there."""
-        self._crashes = 0 if is_passed else self._crashes + 1 if (error, step) == self._place else 1
-        self._place = error, step
+        self._crashes = 0 if is_passed else self._crashes + 1 if (error, step) == self._last_crash else 1
+        self._last_crash = error, step
 
     def _lost(self, key: Key, lost: Lost) -> None:
         """Restart a worker; after the learner or the server, restart everything from the log: the rest is lost."""
@@ -206,7 +209,7 @@ class Cell:
         if is_core:
             self.start()
 
-    # -- ends ---------------------------------------------------------------------------------------------------------
+    # -- stop ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Ask the learner to save and end, and then the workers; see is_over."""
@@ -245,37 +248,37 @@ class Cell:
 # -- without processes ------------------------------------------------------------------------------------------------
 
 
-class Turns:
-    """Like Cell, in this process, for a debugger or a profiler: nothing is restarted.
+class InlineProcesses:
+    """PolicyProcesses without processes, for a debugger or a profiler: nothing is restarted.
 
     Errors are raised as they are, except for observations and rewards of the wrong form: TrainingFailed says which.
     """
 
-    def __init__(self, plan: Plan, make_env: Callable[[], gymnasium.Env[Any, Any]]):
-        self._plan, self._make_env = plan, make_env
+    def __init__(self, task: PolicyTask, make_env: Callable[[], gymnasium.Env[Any, Any]]):
+        self._task, self._make_env = task, make_env
         self.workers, self.restarts, self.trouble = [Member("running")], 0, ""
         self.stopping = self.is_over = False
-        self._said: list[Message] = []
+        self._said: list[ProcessReport] = []
         self._pipes: list[Connection] = []
         self._learner: LearnerProcess | None = None
-        self._worker: Worker | None = None
-        self._shaping = plan.settings.reward_shaping
+        self._worker: RolloutWorker | None = None
+        self._shaping = task.settings.reward_shaping
         self._rollouts: Generator[None] = (none for none in list[None]())
 
     def prepare(self) -> None:
         """Do nothing: no process to wait for."""
 
     def start(self) -> None:
-        plan, settings = self._plan, self._plan.settings
+        task, settings = self._task, self._task.settings
         (full, full_in), (free, free_in), (orders, self._orders) = (Pipe(duplex=False) for _ in range(3))
         self._pipes = [full, full_in, free, free_in, orders, self._orders]
-        slots, weights = Slots(plan.shape, settings.splits * settings.slots_per_split), Weights(plan.weights)
+        buffer, weights = RolloutBuffer(task.shape, settings.splits * settings.slots_per_split), Weights(task.weights)
         control: Any = _Control(_LEARNER, orders, self._said)
-        self._learner = LearnerProcess(control, plan, slots, weights, full, [free_in])
+        self._learner = LearnerProcess(control, task, buffer, weights, full, [free_in])
         self._learner.begin()
         control = _Control("worker", orders, self._said)
-        own = replace(plan, seed=plan.seed + (plan.life << 32))
-        self._worker = Worker(Actor(own, self._make_env, 0, 0, slots, weights, free, full_in), control)
+        own = replace(task, seed=task.seed + (task.life << 32))
+        self._worker = RolloutWorker(Actor(own, self._make_env, 0, 0, buffer, weights, free, full_in), control)
         self._worker.shaping = self._shaping
         self._rollouts = self._worker.rollouts()
 
@@ -285,7 +288,7 @@ class Turns:
         if self._worker is not None:
             self._worker.shaping = shaping
 
-    def poll(self, seconds: float) -> Iterator[Message]:
+    def poll(self, seconds: float) -> Iterator[ProcessReport]:
         """Collect a rollout, and make an update if there is enough for one. Never waits."""
         if not self.is_over and self._learner is not None:
             self.is_over = True  # if the rest raises
@@ -321,7 +324,7 @@ class Turns:
 class _Control:
     """Control connection of a learner or a worker in this process; it never blocks."""
 
-    def __init__(self, who: str, orders: Connection, said: list[Message]):
+    def __init__(self, who: str, orders: Connection, said: list[ProcessReport]):
         self.fileno, self.recv = orders.fileno, orders.recv
         self._who, self._said = who, said
 
