@@ -55,13 +55,13 @@ class RecordedEnvironment(dm_env.Environment):
         if self._timestep is None or self._timestep.last():
             return self._begun_by(lambda: self._env.step(action))
         steps = self._steps
-        if not (steps.recorder.slab.ask(action) or steps.ask(action)):
+        if not (steps.recorder.slab.record_action(action) or steps.record_action(action)):
             steps.expect(action)
         try:
             self._timestep = timestep = self._env.step(action)
             terminated, truncated = ends_of(timestep)
             steps.annotate({"discount": timestep.discount})
-            steps.answer(timestep.observation, timestep.reward, terminated, truncated, {})
+            steps.record_result(timestep.observation, timestep.reward, terminated, truncated, {})
         except BaseException:
             steps.break_off()
             raise

@@ -82,7 +82,7 @@ class Recorder(ABC):
         """Submit the content of the slab for writing."""
 
     @abstractmethod
-    def _turn(self) -> None:
+    def switch_slab(self) -> None:
         """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Recorder(ABC):
         self._reported = self._said_unmapped = False
         self._complained: set[str] = set()
         self.limit = 1  # 0: check for failures and complaints before the next step
-        self._is_due = False  # call _turn() before the next step
+        self._is_due = False  # call switch_slab() before the next step
         self._pid = os.getpid()
         self._thread = threading.get_ident()
         self.is_in_use = False  # a method that uses the recorder is being executed
@@ -208,7 +208,7 @@ class Recorder(ABC):
         if self._ring is not None and not self.failed:
             self.is_in_use = True
             try:
-                self._turn()
+                self.switch_slab()
                 self._out.wait()
             finally:
                 self.is_in_use = False

@@ -181,7 +181,7 @@ class TraceWriter:
         self._demand_steps("act")
         if self._has_acted:
             raise InvalidOption("act(): the action before has no result; pass that to step(), or begin() a new episode")
-        self._ask(action)
+        self._record_action(action)
         self._has_acted, self._action = True, action
 
     def step(
@@ -238,15 +238,15 @@ class TraceWriter:
             if is_late and self._steps is not None:
                 self._annotate(self._steps)
                 is_late = False
-            self._ask(action)
+            self._record_action(action)
         steps, self._has_acted = self._steps, False
         assert steps is not None  # _ask() made it
         if is_late:
             self._annotate(steps)
         slab = steps.recorder.slab
-        if self._is_special or is_late or not slab.answer(observation, reward, terminated, truncated):
+        if self._is_special or is_late or not slab.record_result(observation, reward, terminated, truncated):
             self._is_special = False
-            steps.answer(observation, reward, terminated, truncated, info)
+            steps.record_result(observation, reward, terminated, truncated, info)
         if is_over:
             self._is_open = False
 
@@ -328,13 +328,13 @@ class TraceWriter:
         annotations, self._annotations = self._annotations, {}
         steps.annotate(annotations)
 
-    def _ask(self, action: Any) -> None:
+    def _record_action(self, action: Any) -> None:
         if self._steps is None:
             self._infer(1, action)
             self._attach()
         steps = self._steps
         assert steps is not None
-        if not (steps.recorder.slab.ask(action) or steps.ask(action)):
+        if not (steps.recorder.slab.record_action(action) or steps.record_action(action)):
             steps.expect(action)
             self._is_special = True
 

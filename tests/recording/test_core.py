@@ -43,7 +43,7 @@ def cartpole() -> RowLayout:
 def slab_of(kind: Any, layout: RowLayout, size: int = 4096, sequence: int = 7) -> Any:
     slab = kind(layout)
     slab.begin(memoryview(bytearray(size)), sequence)
-    slab.release(1 << 62)
+    slab.enable_fast_path(1 << 62)
     return slab
 
 
@@ -64,15 +64,15 @@ class Both:
         before = self._random.bytes(self._size)
         for slab in (self.python, self.c):
             slab.begin(memoryview(bytearray(before)), self._sequence)
-            slab.release(1 << 62)
+            slab.enable_fast_path(1 << 62)
         self.compare()
 
     def do(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method of both; both must return or raise the same."""
         results = [_outcome(getattr(slab, name), args, named) for slab in (self.python, self.c)]
         assert results[0] == results[1], f"{name}{args}: {results}"
-        if name.startswith(("ask", "answer", "lead")) and name != "asked":
-            self._declined = name == "ask" and not results[0]
+        if name.startswith(("record_action", "record_result", "lead")):
+            self._declined = name == "record_action" and not results[0]
         self.compare()
         return results[0]
 
@@ -120,15 +120,15 @@ def odd_step(both: Both, random: np.random.Generator) -> None:
     )
     if _swapped(layout.action, action) or _swapped(layout.observation, observation):
         return
-    if not both.do("ask", action):
+    if not both.do("record_action", action):
         if not both.do("has_room"):
             return
-        both.do("ask_packed", random.bytes(layout.action_bytes))
+        both.do("record_packed_action", random.bytes(layout.action_bytes))
     if random.random() < 0.1:
         return  # the environment raised
     flags = flag_for(random), flag_for(random)
-    if not both.do("answer", observation, reward_for(random), *flags):
-        both.do("answer_packed", random.bytes(layout.observation_bytes), float(random.normal()), *flags)
+    if not both.do("record_result", observation, reward_for(random), *flags):
+        both.do("record_packed_result", random.bytes(layout.observation_bytes), float(random.normal()), *flags)
 
 
 def _swapped(tree: Layout, value: Any) -> bool:
@@ -150,9 +150,9 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
             "append", int(random.integers(4, 11)), **{str(random.choice(["a", "b", "c", "d"])): int(random.integers(9))}
         )
     elif chosen == 3:
-        both.do("hold")
+        both.do("disable_fast_path")
     elif chosen == 4:
-        both.do("release", [1 << 62, 0, int(random.integers(both.python.rows + 3))][random.integers(3)])
+        both.do("enable_fast_path", [1 << 62, 0, int(random.integers(both.python.rows + 3))][random.integers(3)])
     elif chosen == 5:
         both.do("only_floats", bool(random.integers(2)))
     elif chosen == 6:
@@ -161,7 +161,7 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
         both.do("detach")
     elif random.random() < 0.2:
         both.begin()
-    both.do("asked")
+    both.do("pending_action")
     both.do("last_row")
 
 
@@ -190,8 +190,8 @@ def test_values_of_each_dtype_and_shape_are_recorded(dtype: str, shape: tuple[in
     value = np.ones(shape, dtype)
     fits = both.layout.delta_leaves == []
     for slab in (both.python, both.c)[not fits :]:
-        assert slab.ask(value) is fits
-        assert slab.answer(value, 1.0, False, False) is fits
+        assert slab.record_action(value) is fits
+        assert slab.record_result(value, 1.0, False, False) is fits
     if fits:
         both.compare()
 
@@ -200,20 +200,20 @@ def test_only_values_of_the_exact_type_are_accepted() -> None:
     slab = slab_of(core.RowSlab, cartpole())
     before = bytes(slab.memory)
     for action in (1.0, np.int32(1), np.array([1]), None, 2**63, True, "1"):
-        assert slab.ask(action) is False
+        assert slab.record_action(action) is False
     assert bytes(slab.memory) == before
-    assert slab.ask(np.int64(1))
+    assert slab.record_action(np.int64(1))
     asked = bytes(slab.memory)
     for observation in (np.zeros(4), np.zeros((4, 1), "f4"), np.zeros(5, "f4"), [0.0] * 4, None):
-        assert slab.answer(observation, 1.0, True, False) is False
+        assert slab.record_result(observation, 1.0, True, False) is False
     for reward in (np.float32(1), True, None, 2**53 + 1, "1"):
-        assert slab.answer(np.zeros(4, "f4"), reward, True, False) is False
+        assert slab.record_result(np.zeros(4, "f4"), reward, True, False) is False
     assert (bytes(slab.memory), slab.rows, slab.ended) == (asked, 0, False)
 
 
 def test_a_flag_that_raises_leaves_the_slab_as_it_was() -> None:
     slab = slab_of(core.RowSlab, cartpole())
-    slab.ask(1)
+    slab.record_action(1)
     asked = bytes(slab.memory)
 
     def refuse() -> bool:
@@ -221,28 +221,28 @@ def test_a_flag_that_raises_leaves_the_slab_as_it_was() -> None:
 
     for flags in ((Flag(refuse), False), (False, Flag(refuse))):
         with pytest.raises(KeyboardInterrupt):
-            slab.answer(np.zeros(4, "f4"), 1.0, *flags)
+            slab.record_result(np.zeros(4, "f4"), 1.0, *flags)
     assert (bytes(slab.memory), slab.rows) == (asked, 0)
 
 
-@pytest.mark.parametrize("method", ["answer", "answer_packed"])
+@pytest.mark.parametrize("method", ["record_result", "record_packed_result"])
 def test_a_flag_that_replaces_the_slab_writes_to_the_new_one(method: str) -> None:
     """The old memory is released, and nothing is written to it afterwards."""
     slab = slab_of(core.RowSlab, cartpole(), 1 << 20)
     for _ in range(1000):
-        assert slab.ask(1)
-        assert slab.answer(np.zeros(4, "f4"), 1.0, False, False)
-    slab.ask(1)
+        assert slab.record_action(1)
+        assert slab.record_result(np.zeros(4, "f4"), 1.0, False, False)
+    slab.record_action(1)
     before = slab.memory
 
     def turn() -> bool:
         slab.begin(memoryview(bytearray(4096)), 8)
-        slab.release(1)
-        assert slab.ask(2)
+        slab.enable_fast_path(1)
+        assert slab.record_action(2)
         return True
 
     kept = bytes(before)
-    observation = np.ones(4, "f4") if method == "answer" else b""
+    observation = np.ones(4, "f4") if method == "record_result" else b""
     getattr(slab, method)(observation, 1.0, Flag(turn), False)
     assert bytes(before) == kept
     assert (slab.sequence, slab.rows, slab.ended) == (8, 1, True)
@@ -250,24 +250,24 @@ def test_a_flag_that_replaces_the_slab_writes_to_the_new_one(method: str) -> Non
 
 def test_an_observation_replaced_by_its_flag_is_read_again() -> None:
     slab = slab_of(core.RowSlab, cartpole())
-    slab.ask(1)
+    slab.record_action(1)
     observation = np.zeros(4, "f4")
 
     def change() -> bool:
         observation.resize(400_000, refcheck=False)
         return False
 
-    assert slab.answer(observation, 1.0, Flag(change), False) is False
+    assert slab.record_result(observation, 1.0, Flag(change), False) is False
     assert slab.rows == 0
 
 
 def test_a_detached_slab_does_not_write_to_the_old_memory() -> None:
     slab = slab_of(core.RowSlab, cartpole())
-    slab.ask(1)
+    slab.record_action(1)
     before = slab.memory
     kept = bytes(before)
     slab.detach()
-    assert slab.answer(np.ones(4, "f4"), 1.0, True, False)
+    assert slab.record_result(np.ones(4, "f4"), 1.0, True, False)
     assert bytes(before) == kept
     assert bytes(slab.memory) != kept
     before.release()  # raises if it is still held
@@ -296,7 +296,7 @@ def test_no_row_is_written_beyond_the_slab() -> None:
         while slab.has_room():
             slab.lead(b"\xff" * 1000)
             rows += 1
-        assert slab.ask(1) is False
+        assert slab.record_action(1) is False
         for _ in range(rows, size // layout.size + 2):  # rows without a has_room() check
             try:
                 slab.lead(b"\xff" * 1000)
@@ -304,8 +304,11 @@ def test_no_row_is_written_beyond_the_slab() -> None:
                 break
         else:
             pytest.fail("more rows than there is memory")
-        assert slab.answer(np.zeros(4, "f4"), 1.0, False, False) is False
-        for put in (lambda slab: slab.ask_packed(b""), lambda slab: slab.answer_packed(b"", 0.0, False, False)):
+        assert slab.record_result(np.zeros(4, "f4"), 1.0, False, False) is False
+        for put in (
+            lambda slab: slab.record_packed_action(b""),
+            lambda slab: slab.record_packed_result(b"", 0.0, False, False),
+        ):
             with pytest.raises(ValueError, match="no room"):
                 put(slab)
         with pytest.raises(LogFull):
@@ -317,7 +320,7 @@ def test_memory_of_an_invalid_size_raises() -> None:
     for length in (0, 8, 64, 120, 4097, 4100):
         with pytest.raises(ValueError, match="slab"):
             slab.begin(memoryview(bytearray(length)), 1)
-        assert slab.ask(1) is False
+        assert slab.record_action(1) is False
 
 
 def test_invalid_memory_numbers_and_layouts_raise() -> None:
@@ -339,7 +342,7 @@ def test_invalid_memory_numbers_and_layouts_raise() -> None:
     for error, match, call in wrong:
         with pytest.raises(error, match=match or None):
             call()
-    assert slab.ask(1)
+    assert slab.record_action(1)
 
 
 @pytest.mark.parametrize("name", ["size", "asked", "reward", "done"])
@@ -360,15 +363,20 @@ def test_leaves_larger_than_the_row_raise() -> None:
 
 def test_an_uninitialized_slab_writes_nothing() -> None:
     for slab in (core.RowSlab.__new__(core.RowSlab), core.RowSlab(cartpole())):
-        assert slab.ask(1) is False
-        assert slab.answer(np.zeros(4, "f4"), 1.0, True, False) is False
+        assert slab.record_action(1) is False
+        assert slab.record_result(np.zeros(4, "f4"), 1.0, True, False) is False
         assert slab.has_room() is False
-        assert slab.asked() is None
+        assert slab.pending_action() is None
         assert slab.entries() == []
         assert slab.last_row() == b""
-        slab.hold()
+        slab.disable_fast_path()
         slab.detach()
-        for method, args in (("lead", (b"",)), ("ask_packed", (b"",)), ("release", (1,)), ("drop", (0,))):
+        for method, args in (
+            ("lead", (b"",)),
+            ("record_packed_action", (b"",)),
+            ("enable_fast_path", (1,)),
+            ("drop", (0,)),
+        ):
             with pytest.raises(ValueError, match=r"no room|fewer entries"):
                 getattr(slab, method)(*args)
         with pytest.raises(LogFull):
@@ -391,14 +399,14 @@ def test_the_c_core_leaks_no_references() -> None:
         slab = core.RowSlab(layout)
         for sequence in (1, 2):
             slab.begin(memory, sequence)
-            slab.release(1 << 62)
+            slab.enable_fast_path(1 << 62)
             for seen in (observation, strided, None):
-                slab.ask(action)
-                slab.answer(seen, 1.0, False, False)
+                slab.record_action(action)
+                slab.record_result(seen, 1.0, False, False)
             slab.append(VALUE, payload, a=1)
             slab.entries()
-            slab.ask(1)
-            slab.answer(observation, 1, odd, odd)
+            slab.record_action(1)
+            slab.record_result(observation, 1, odd, odd)
             with pytest.raises(LogFull):
                 slab.append(VALUE, content * 2)
         slab.detach()
@@ -480,12 +488,12 @@ def test_memory_does_not_grow_over_many_steps() -> None:
     peaks = []
     for _ in range(10):
         for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
-            if not slab.rows or not slab.ask(i):
+            if not slab.rows or not slab.record_action(i):
                 slab.begin(memory, 1 + i % 1000)
-                slab.release(1 << 62)
+                slab.enable_fast_path(1 << 62)
                 slab.append(VALUE, bytes(i % 500), a=i)
-                slab.ask(i)
-            slab.answer(observations[i % 3], rewards[i % 4], over[i % len(over)], False)
+                slab.record_action(i)
+            slab.record_result(observations[i % 3], rewards[i % 4], over[i % len(over)], False)
         with open("/proc/self/statm", encoding="ascii") as file:
             peaks.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     print(f"resident after each tenth, MB: {[round(peak / 1e6, 2) for peak in peaks]}")

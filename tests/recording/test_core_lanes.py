@@ -60,7 +60,7 @@ class Both:
         for slab in self.slabs:
             slab.begin(memoryview(bytearray(before)), self._sequence, self._log)
         self.expect()
-        self.do("release", NEVER)
+        self.do("enable_fast_path", NEVER)
 
     def expect(self) -> None:
         """Give the slabs columns: of each leaf, of rewards, and of flags."""
@@ -82,7 +82,7 @@ class Both:
         return results[0]
 
     def compare(self) -> None:
-        names = ("steps", "position", "end", "last", "asked", "sequence")
+        names = ("steps", "position", "end", "last", "is_waiting", "sequence")
         states = [[getattr(slab, name) for name in names] for slab in self.slabs]
         assert states[0] == states[1]
         for slab in self.slabs:
@@ -120,7 +120,7 @@ def odd_lane_run(seed: int) -> None:
     for _ in range(int(random.integers(30))):
         chosen = random.integers(30)
         if chosen == 0:
-            both.do("hold")
+            both.do("disable_fast_path")
         elif chosen == 1:
             both.do("append", RESET, random.bytes(int(random.integers(60))), a=-(2**63), d=2**63 - 1)
         elif chosen == 2:
@@ -134,15 +134,15 @@ def odd_lane_run(seed: int) -> None:
         elif chosen == 5:
             both.begin()
         elif chosen < 8:
-            both.do("release", NEVER if chosen == 6 else 0)
+            both.do("enable_fast_path", NEVER if chosen == 6 else 0)
         if both.slabs[0].steps == both.steps:
             both.begin()
         both.do("left")
         odd = random.random() < 0.2
-        both.do("ask", tree_value_for(random, both.trees[1]) if odd else usual(random, both.trees[1]))
+        both.do("record_action", tree_value_for(random, both.trees[1]) if odd else usual(random, both.trees[1]))
         odd = random.random() < 0.2
         observations = tree_value_for(random, both.trees[0]) if odd else usual(random, both.trees[0])
-        both.do("answer", observations, *rewards_and_flags(random, both))
+        both.do("record_result", observations, *rewards_and_flags(random, both))
 
 
 def usual(random: np.random.Generator, layout: Layout) -> Any:
@@ -178,7 +178,7 @@ def cartpoles(kind: Any = core.LaneSlab, lanes: int = 2, times: int = 3, size: i
     forms: list[Any] = [("i8", ()), ("f4", (4,)), ("f8", ()), ("?", ()), ("?", ())]
     columns = [np.zeros((times, lanes, *shape), dtype) for dtype, shape in forms]
     slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
-    slab.release(NEVER)
+    slab.enable_fast_path(NEVER)
     return slab, columns
 
 
@@ -191,13 +191,13 @@ def answers(lanes: int = 2) -> list[np.ndarray]:
 def test_a_slab_takes_as_many_steps_as_it_has_room_for(kind: Any) -> None:
     slab, columns = cartpoles(kind)
     for step in range(3):
-        assert not slab.answer(*answers())
-        assert slab.ask(np.array([step, 9]))
-        assert slab.asked
-        assert not slab.ask(np.array([step, 9]))
-        assert slab.answer(*answers())
-        assert not slab.asked
-    assert not slab.ask(np.array([1, 2]))
+        assert not slab.record_result(*answers())
+        assert slab.record_action(np.array([step, 9]))
+        assert slab.is_waiting
+        assert not slab.record_action(np.array([step, 9]))
+        assert slab.record_result(*answers())
+        assert not slab.is_waiting
+    assert not slab.record_action(np.array([1, 2]))
     assert columns[0].tolist() == [[0, 9], [1, 9], [2, 9]]
     kinds = [entry.kind for entry in entries(slab.memory, 64, 4096, 7)]
     assert kinds == [ASK, STEP] * 3
@@ -206,9 +206,9 @@ def test_a_slab_takes_as_many_steps_as_it_has_room_for(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
 def test_a_step_is_declined_when_the_log_has_no_room_for_it(kind: Any) -> None:
     slab, _ = cartpoles(kind, size=64 + 3 * 56)
-    assert slab.ask(np.array([1, 2]))
-    assert slab.answer(*answers())
-    assert not slab.ask(np.array([1, 2]))
+    assert slab.record_action(np.array([1, 2]))
+    assert slab.record_result(*answers())
+    assert not slab.record_action(np.array([1, 2]))
     with pytest.raises(LogFull) as caught:
         slab.append(RESET, bytes(9))
     assert caught.value.args == (72,)
@@ -217,11 +217,11 @@ def test_a_step_is_declined_when_the_log_has_no_room_for_it(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
 def test_an_answer_after_its_time_is_declined(kind: Any) -> None:
     slab, _ = cartpoles(kind)
-    slab.release(time.monotonic_ns() - 1)
-    assert slab.ask(np.array([1, 2]))
-    assert not slab.answer(*answers())
-    slab.release(NEVER)
-    assert slab.answer(*answers())
+    slab.enable_fast_path(time.monotonic_ns() - 1)
+    assert slab.record_action(np.array([1, 2]))
+    assert not slab.record_result(*answers())
+    slab.enable_fast_path(NEVER)
+    assert slab.record_result(*answers())
 
 
 def test_invalid_memory_numbers_and_columns_raise() -> None:
@@ -241,13 +241,13 @@ def test_invalid_memory_numbers_and_columns_raise() -> None:
         (OverflowError, "", lambda: slab.append(1 << 16)),
         (OverflowError, "", lambda: slab.append(1, column=-1)),
         (TypeError, "", lambda: slab.append(1, "text")),
-        (TypeError, "", lambda: slab.release("1")),
-        (TypeError, "", lambda: slab.answer(1, 2, 3)),
+        (TypeError, "", lambda: slab.enable_fast_path("1")),
+        (TypeError, "", lambda: slab.record_result(1, 2, 3)),
         (AttributeError, "", lambda: setattr(slab, "steps", 10**6)),
         (TypeError, "once", lambda: slab.__init__(leaf("o", "f4"), leaf("a", "f4"), 1, False)),
         (ValueError, "steps", lambda: core.LaneSlab(leaf("o", "f4"), leaf("a", "f4"), 0, False)),
         (AttributeError, "", lambda: core.LaneSlab(None, None, 1, False)),
-        (ValueError, "read-only", lambda: slab.ask(np.array([1, 2]))),
+        (ValueError, "read-only", lambda: slab.record_action(np.array([1, 2]))),
     ]
     before = bytes(slab.memory)
     for error, match, call in wrong:
@@ -259,9 +259,9 @@ def test_invalid_memory_numbers_and_columns_raise() -> None:
 def test_an_uninitialized_slab_writes_nothing() -> None:
     for slab in (core.LaneSlab.__new__(core.LaneSlab), core.LaneSlab(leaf("o", "f4"), leaf("a", "f4"), 1, False)):
         slab.expect((), (), 1)
-        slab.release(NEVER)
-        assert not slab.ask(np.zeros(1, "f4"))
-        assert not slab.answer(np.zeros(1, "f4"), *answers(1)[1:])
+        slab.enable_fast_path(NEVER)
+        assert not slab.record_action(np.zeros(1, "f4"))
+        assert not slab.record_result(np.zeros(1, "f4"), *answers(1)[1:])
         with pytest.raises(LogFull):
             slab.append(RESET)
 
@@ -270,7 +270,7 @@ def test_invalid_columns_are_not_filled() -> None:
     slab, columns = cartpoles()
     for odd in ((None,), (), (np.zeros(3),), (np.zeros((0, 2), "i8"),), (columns[0], columns[0])):
         slab.expect(odd, tuple(columns[1:]), 1)
-        assert not slab.ask(np.array([1, 2]))
+        assert not slab.record_action(np.array([1, 2]))
 
 
 def test_the_c_core_leaks_no_references() -> None:
@@ -285,10 +285,10 @@ def test_the_c_core_leaks_no_references() -> None:
             slab.begin(memory, sequence, 64)
             for _ in range(2):
                 slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
-            slab.release(NEVER)
+            slab.enable_fast_path(NEVER)
             for seen in (observations, None):
-                slab.ask(action)
-                slab.answer(seen, rewards, *flags)
+                slab.record_action(action)
+                slab.record_result(seen, rewards, *flags)
             with pytest.raises(LogFull):
                 slab.append(RESET, bytes(1 << 17))
 
@@ -303,11 +303,11 @@ def test_memory_does_not_grow_over_many_steps_of_lanes() -> None:
     action, strided, results, peaks = np.array([1, 2]), np.arange(4)[::2], answers(), []
     for _ in range(10):
         for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
-            if not slab.ask(strided if i % 7 == 0 else action):
+            if not slab.record_action(strided if i % 7 == 0 else action):
                 slab.begin(slab.memory, 1 + i % 1000, 64)
                 slab.expect(tuple(columns[:1]), tuple(columns[1:]), 1)
-                slab.release(NEVER)
-            slab.answer(*results)
+                slab.enable_fast_path(NEVER)
+            slab.record_result(*results)
         with open("/proc/self/statm", encoding="ascii") as file:
             peaks.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     assert peaks[-1] - peaks[1] < 1 << 20

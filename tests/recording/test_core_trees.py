@@ -71,22 +71,24 @@ class BothTrees(Both):
         super().__init__(layout, random, size)
         self._packing = Packing(layout, self.python)
 
-    def ask(self, action: Any) -> bool:
+    def record_action(self, action: Any) -> bool:
         before = bytes(self.c.memory)
-        if not self.c.ask(action):
+        if not self.c.record_action(action):
             assert bytes(self.c.memory) == before
             return False
-        self.python.ask_packed(self._packing.packers.action(action))
+        self.python.record_packed_action(self._packing.packers.action(action))
         self.compare()
         return True
 
-    def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
+    def record_result(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
         before = bytes(self.c.memory)
-        if not self.c.answer(observation, reward, terminated, truncated):
+        if not self.c.record_result(observation, reward, terminated, truncated):
             assert bytes(self.c.memory) == before
             return False
         assert self.python.has_room()
-        self.python.answer_packed(self._packing.packers.observation(observation), float(reward), terminated, truncated)
+        self.python.record_packed_result(
+            self._packing.packers.observation(observation), float(reward), terminated, truncated
+        )
         self.compare()
         self.compare_texts()
         return True
@@ -128,9 +130,9 @@ def odd_tree_run(seed: int) -> None:
         if random.random() < 0.1:
             both.start(random.bytes(int(random.integers(99))), tree_value_for(random, layout.observation))
             continue
-        if not both.ask(tree_value_for(random, layout.action)) and both.do("has_room"):
-            both.do("ask_packed", random.bytes(layout.action_bytes))
-        both.answer(tree_value_for(random, layout.observation), reward_for(random), *_plain_flags(random))
+        if not both.record_action(tree_value_for(random, layout.action)) and both.do("has_room"):
+            both.do("record_packed_action", random.bytes(layout.action_bytes))
+        both.record_result(tree_value_for(random, layout.observation), reward_for(random), *_plain_flags(random))
 
 
 def _plain_flags(random: np.random.Generator) -> list[Any]:
@@ -158,19 +160,19 @@ def odd_large_run(seed: int) -> None:
         frames = [changed(random, frame) for frame in frames]
         value = {"b": frames[0], "a": "text", "c": frames[1]} if isinstance(tree, Branch) else frames[0]
         over = bool(random.random() < 0.1)
-        if not both.do("ask", 1):
+        if not both.do("record_action", 1):
             return
         try:
-            if not both.c.answer(value, 1.0, over, False):
+            if not both.c.record_result(value, 1.0, over, False):
                 packed = packings[1].packers.observation(value)
                 if both.c.has_room(FLAGS):
-                    both.c.answer_packed(packed, 1.0, over, False)
+                    both.c.record_packed_result(packed, 1.0, over, False)
             packed = packings[0].packers.observation(value)
         except (LogFull, Refused):
             return
         if not both.python.has_room(FLAGS):
             return
-        both.python.answer_packed(packed, 1.0, over, False)
+        both.python.record_packed_result(packed, 1.0, over, False)
         both.compare()
         for one, other in zip(*(packing.packers.deltas.values() for packing in packings)):
             assert (one.last(), one.ready.tolist()) == (other.last(), other.ready.tolist())
@@ -204,16 +206,16 @@ def test_the_first_frame_is_declined_and_an_equal_one_accepted() -> None:
         if follows:
             packing.follow()
             packing.packers.forget()
-        slab.ask(1)
-        assert slab.answer(frame, 1.0, False, False) is False
-        slab.answer_packed(packing.packers.observation(frame), 1.0, False, False)
+        slab.record_action(1)
+        assert slab.record_result(frame, 1.0, False, False) is False
+        slab.record_packed_result(packing.packers.observation(frame), 1.0, False, False)
     frame[3, 4] = 9
     for value, taken in ((frame, True), (frame, True), (frame + np.uint8(1), False), (frame.T.copy().T, False)):
-        slab.ask(1)
-        assert slab.answer(value, 1.0, False, False) is taken
+        slab.record_action(1)
+        assert slab.record_result(value, 1.0, False, False) is taken
     assert packing.packers.deltas[0].last() == frame.tobytes()
     packing.packers.forget()
-    assert slab.answer(frame, 1.0, False, False) is False
+    assert slab.record_result(frame, 1.0, False, False) is False
 
 
 def test_follow_raises_for_arrays_that_do_not_match_the_leaf() -> None:
@@ -234,9 +236,9 @@ def test_follow_raises_for_arrays_that_do_not_match_the_leaf() -> None:
     slab.follow(7, before, ready, 1)  # an unknown leaf
     slab.follow(0, before, ready, 0)
     ready[0] = True
-    slab.ask(1)
-    assert slab.answer(np.ones((70, 60), "u1"), 1.0, False, False) is False
-    assert slab.answer(np.zeros((70, 60), "u1"), 1.0, False, False) is True
+    slab.record_action(1)
+    assert slab.record_result(np.ones((70, 60), "u1"), 1.0, False, False) is False
+    assert slab.record_result(np.zeros((70, 60), "u1"), 1.0, False, False) is True
 
 
 def minigrid() -> RowLayout:
@@ -256,38 +258,38 @@ def both_of(layout: RowLayout, size: int = 1 << 16) -> BothTrees:
 def test_a_dict_of_an_image_a_number_and_a_text_is_recorded() -> None:
     both = both_of(minigrid())
     assert both.start(b"kept", seen())
-    assert both.ask(2)
-    assert both.answer(seen(direction=np.int64(1), mission="é" * 200), 1.0, False, False)
-    assert both.ask(np.int64(2))
-    assert both.answer(seen(), 0, np.True_, False)
+    assert both.record_action(2)
+    assert both.record_result(seen(direction=np.int64(1), mission="é" * 200), 1.0, False, False)
+    assert both.record_action(np.int64(2))
+    assert both.record_result(seen(), 0, np.True_, False)
     assert both.c.ended
 
 
 def test_values_outside_the_space_are_declined_without_side_effects() -> None:
     both = both_of(minigrid())
-    both.ask(1)
+    both.record_action(1)
     before = bytes(both.c.memory)
     keyed = {Key(key): value for key, value in seen().items()}
     odd: list[Any] = [seen(direction=2**63), seen(direction=1.0), seen(mission="\ud800"), seen(mission=b""), keyed]
     odd += [seen(mission="x" * 4097), seen(image=np.zeros((7, 7, 2), "u1")), seen(more=1), list(seen()), None]
     for observation in odd:
-        assert both.c.answer(observation, 1.0, True, False) is False
+        assert both.c.record_result(observation, 1.0, True, False) is False
     assert bytes(both.c.memory) == before
 
 
 def test_a_flag_that_replaces_the_slab_writes_texts_to_the_new_one() -> None:
     both = both_of(minigrid())
-    both.ask(1)
+    both.record_action(1)
     before, slab = both.c.memory, both.c
     kept = bytes(before)
 
     def turn() -> bool:
         slab.begin(memoryview(bytearray(4096)), 8)
-        slab.release(1)
-        assert slab.ask(2)
+        slab.enable_fast_path(1)
+        assert slab.record_action(2)
         return True
 
-    assert slab.answer(seen(), 1.0, Flag(turn), False)
+    assert slab.record_result(seen(), 1.0, Flag(turn), False)
     assert bytes(before) == kept
     assert (slab.rows, slab.ended, list(slab.last_texts())) == (1, True, [2])
 
@@ -296,9 +298,9 @@ def test_a_flag_that_replaces_the_slab_writes_texts_to_the_new_one() -> None:
 def test_texts_are_accepted_as_long_as_they_fit_in_the_slab(size: int) -> None:
     both = both_of(minigrid(), size)
     text = size_of(1 + len(seen()["mission"]))
-    while both.ask(1):
+    while both.record_action(1):
         fits = both.python.has_room(text + FLAGS)
-        assert both.answer(seen(), 1.0, False, False) is fits
+        assert both.record_result(seen(), 1.0, False, False) is fits
         if not fits:
             break
 
@@ -312,8 +314,8 @@ def test_last_texts_returns_the_texts_of_the_last_row() -> None:
     assert both.c.last_texts() == {2: b"\xa2go"}
     both.c.lead(b"")
     assert both.c.last_texts() == {}
-    both.c.ask(1)
-    both.c.answer(seen(mission=""), 1.0, False, False)
+    both.c.record_action(1)
+    both.c.record_result(seen(mission=""), 1.0, False, False)
     assert both.c.last_texts() == {2: b"\xa0"}
     both.c.drop(0)
     assert both.c.last_texts() == {}
@@ -326,9 +328,9 @@ def test_unsupported_or_too_large_trees_are_declined() -> None:
     frames = Branch(None, [leaf("o", "u1", (100, 100, 3)), leaf("o", "i8")])
     for tree, value in ((many, (1,) * 64), (keyed, {("a", "key"): 1}), (frames, (np.zeros((100, 100, 3), "u1"), 1))):
         slab = both_of(RowLayout(tree, leaf("actions", "i8"))).c
-        assert slab.ask(1)
-        assert slab.answer(value, 1.0, False, False) is False
-    assert both_of(RowLayout(leaf("observations", "f4"), known)).ask([1] * 63)
+        assert slab.record_action(1)
+        assert slab.record_result(value, 1.0, False, False) is False
+    assert both_of(RowLayout(leaf("observations", "f4"), known)).record_action([1] * 63)
 
 
 def test_a_layout_without_children_raises() -> None:
@@ -351,14 +353,14 @@ def test_trees_leak_no_references() -> None:
         slab = slab_of(core.RowSlab, layout, 1 << 14)
         slab.start(1, 2, 3, 4, b"", observation)
         for value in (observation, strided, odd):
-            slab.ask(1)
-            slab.answer(value, 1.0, False, False)
+            slab.record_action(1)
+            slab.record_result(value, 1.0, False, False)
             slab.last_texts()
         slab = slab_of(core.RowSlab, large, 1 << 14)
         for _ in range(2):
             slab.follow(0, before_it, ready, 9)
-            slab.ask(1)
-            assert slab.answer(frame, 1.0, False, False)
+            slab.record_action(1)
+            assert slab.record_result(frame, 1.0, False, False)
 
     use()
     assert not any(leaks(use, 50, held))

@@ -279,14 +279,14 @@ def in_a_handler(call: Callable[[], None]) -> None:
 
 
 HOWS = pytest.mark.parametrize("how", [in_a_thread, in_a_handler])
-INSIDES = ["step", "answer_packed", "_release", "_turn", "_next_slab", "wait"]
+INSIDES = ["step", "record_packed_result", "_release", "switch_slab", "_next_slab", "wait"]
 
 
 def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
     """Run call() inside that function during the next step."""
     recorder = env._recorder
     owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
-    if inside == "answer_packed":
+    if inside == "record_packed_result":
         owner, inside = recorder, "answer"
     function = getattr(owner, inside)
     left = [1]
@@ -386,7 +386,7 @@ class _Slab(RowSlab):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        *((RowRecorder, name) for name in ("make_room", "_room", "_turn", "_submit", "_next_slab")),
+        *((RowRecorder, name) for name in ("make_room", "_room", "switch_slab", "_submit", "_next_slab")),
         (RowDecoder, "decode"),
         *((SlabWriter, name) for name in ("submit", "wait")),
         *((_Slab, name) for name in ("begin", "append")),

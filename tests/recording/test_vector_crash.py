@@ -329,7 +329,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
     assert not LONG or {line.split(",")[0] for line in lines} >= {
         "step",
         "ready",
-        "_turn",
+        "switch_slab",
         "_begin",
         "_submit",
         "wait",

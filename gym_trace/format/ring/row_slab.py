@@ -25,28 +25,28 @@ _MARK = struct.Struct("<Q")
 class RowSlab:
     """The slab being filled with rows.
 
-    ask(), answer() and start() are the fast path: one fixed-size value each for observation and action. Other rows go
-    through ask_packed(), answer_packed(), lead() and append(). _core.RowSlab is the C twin; its fast path also takes
-    dicts and tuples, large values that it follows, and text.
+    record_action(), record_result() and start() are the fast path: one fixed-size value each for observation and
+    action. Other rows go through record_packed_action(), record_packed_result(), lead() and append(). _core.RowSlab is
+    the C twin; its fast path also takes dicts and tuples, large values that it follows, and text.
 
     Args:
-        asks, answers: enable the fast path of ask() and answer().
-        room: log bytes that ask() reserves for the answer.
+        fast_actions, fast_results: enable the fast path of record_action() and record_result().
+        room: log bytes that record_action() reserves for the result.
 
     Attributes:
-        ended: True if answer() has flagged the last row as the end of its episode.
+        ended: True if record_result() has flagged the last row as the end of its episode.
         logged: number of rows before the last log entry.
         memory, sequence: of the slab.
     """
 
-    def __init__(self, layout: RowLayout, asks: bool = True, answers: bool = True, room: int = 0):
-        self._asks, self._answers = asks, answers
+    def __init__(self, layout: RowLayout, fast_actions: bool = True, fast_results: bool = True, room: int = 0):
+        self._fast_actions, self._fast_results = fast_actions, fast_results
         self._room = RESERVE + room
         self._size = layout.size
         self._asked, self._reward, self._done = layout.asked, layout.reward, layout.done
-        self._ask = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
-        self._answer = struct.Struct(f"<d{layout.observation_bytes}sQ").pack_into
-        self._lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
+        self._put_action = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
+        self._put_result = struct.Struct(f"<d{layout.observation_bytes}sQ").pack_into
+        self._put_lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
         action, observation = layout.fixed_leaf(layout.action), layout.fixed_leaf(layout.observation)
         self._action, self._observation = action, observation
         self._action_kind: Any = None  # the integer NumPy scalar of the action space
@@ -61,7 +61,7 @@ class RowSlab:
             code = " bh i   q"[action.dtype.itemsize]
             code = code if action.dtype.kind == "i" else code.upper()
             pad = layout.action_bytes - action.dtype.itemsize
-            self._ask_integer = struct.Struct(f"<{code}{pad}xQ").pack_into
+            self._put_integer = struct.Struct(f"<{code}{pad}xQ").pack_into
         is_vector = observation is not None and len(observation.shape) == 1
         self._dtype = observation.dtype if observation is not None and is_vector else None
         self._vector_bytes = 0 if observation is None else observation.row_size
@@ -78,7 +78,7 @@ class RowSlab:
         """Compare values of a large leaf with the previous one, as deltas.DeltaPacker does; only the C twin does."""
 
     def begin(self, memory: memoryview, sequence: int) -> None:
-        """Continue in an empty slab; ask() returns False until release()."""
+        """Continue in an empty slab; record_action() returns False until enable_fast_path()."""
         self._position, self._count = SLAB_HEADER, 0  # where the next log entry goes, and the number of entries
         begin(memory, sequence)
         self.memory, self.sequence = memory, sequence
@@ -86,22 +86,22 @@ class RowSlab:
         self.ended = False
         self._at = len(memory) - self._size
         self.only_floats(True)
-        self.hold()
+        self.disable_fast_path()
 
     @property
     def rows(self) -> int:
         """Number of complete rows."""
         return (self._mark & 0xFFFFFFFF) - 1
 
-    # -- when ask() returns False -------------------------------------------------------------------------------------
+    # -- the fast path, disabled and enabled -------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Make ask() return False until release()."""
+    def disable_fast_path(self) -> None:
+        """Make record_action() return False until enable_fast_path()."""
         self._least = self._floor = _NEVER
 
-    def release(self, most_rows: int) -> None:
-        """Let ask() accept rows, up to most_rows or until the slab is full."""
-        if self._asks:
+    def enable_fast_path(self, most_rows: int) -> None:
+        """Let record_action() accept rows, up to most_rows or until the slab is full."""
+        if self._fast_actions:
             self._least = max(0, len(self.memory) - most_rows * self._size)
             self._floor = max(self._position + self._room, self._least)
 
@@ -110,13 +110,13 @@ class RowSlab:
         return self._at >= self._position + RESERVE + log_bytes
 
     def only_floats(self, only: bool) -> None:
-        """Set whether rewards are float64; otherwise answer() returns False."""
+        """Set whether rewards are float64; otherwise record_result() returns False."""
         self._only_floats, self._kind = only, None
 
     # -- rows of one value each ---------------------------------------------------------------------------------------
 
     @in_use
-    def ask(self, action: Any) -> bool:
+    def record_action(self, action: Any) -> bool:
         """Record that a step begins; return False, without recording, if the slow path must do it."""
         at = self._at
         if at < self._floor:
@@ -124,18 +124,18 @@ class RowSlab:
         kind = type(action)
         if kind is self._action_kind or (kind is int and self._action_kind is not None):
             try:
-                self._ask_integer(self.memory, at, action, self._mark)
+                self._put_integer(self.memory, at, action, self._mark)
             except struct.error:  # an integer outside the dtype
                 return False
             return True
         packed = _bytes_of(action, self._action)
         if packed is None:
             return False
-        self._ask(self.memory, at, packed, self._mark)
+        self._put_action(self.memory, at, packed, self._mark)
         return True
 
     @in_use
-    def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
+    def record_result(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
         """Record the result of the step; return False, without recording, if the slow path must do it."""
         if type(reward) is not self._kind and not self._takes(reward):
             return False
@@ -153,13 +153,13 @@ class RowSlab:
         if terminated or truncated:
             self.flag(terminated, truncated)
         at, mark = self._at, self._mark
-        self._answer(self.memory, at + self._reward, reward, packed, mark)
+        self._put_result(self.memory, at + self._reward, reward, packed, mark)
         self._at, self._mark = at - self._size, mark + 1
         return True
 
     def _takes(self, reward: Any) -> bool:
         """Return True if float64 holds the reward exactly."""
-        if not self._only_floats or not self._answers:
+        if not self._only_floats or not self._fast_results:
             return False
         kind = type(reward)
         if kind is float or kind is np.float64:
@@ -169,28 +169,28 @@ class RowSlab:
 
     # -- the slow path: rows of any values ----------------------------------------------------------------------------
 
-    def ask_packed(self, action: bytes) -> None:
+    def record_packed_action(self, action: bytes) -> None:
         """Record that a step begins. action: its fixed values, laid out as in a row."""
-        self._ask(self.memory, self._at, action, self._mark)
+        self._put_action(self.memory, self._at, action, self._mark)
 
-    def answer_packed(self, observation: bytes, reward: float, terminated: Any, truncated: Any) -> None:
+    def record_packed_result(self, observation: bytes, reward: float, terminated: Any, truncated: Any) -> None:
         """Record the result of a step. observation: its fixed values, laid out as in a row."""
         if terminated or truncated:
             self.flag(terminated, truncated)
         at, mark = self._at, self._mark
-        self._answer(self.memory, at + self._reward, reward, observation, mark)
+        self._put_result(self.memory, at + self._reward, reward, observation, mark)
         self._at, self._mark = at - self._size, mark + 1
 
     def lead(self, observation: bytes) -> None:
         """Record the leading observation of a run of steps."""
         at, mark = self._at, self._mark
-        self._lead(self.memory, at, b"", 0, 0.0, observation, mark)
+        self._put_lead(self.memory, at, b"", 0, 0.0, observation, mark)
         self._at, self._mark = at - self._size, mark + 1
         self.ended = False
 
     def start(self, episode: int, seed: int, utc: int, monotonic: int, kept: bytes, observation: Any) -> bool:
         """Record the start of an episode and its first observation; return False if the slow path must do it."""
-        packed = _bytes_of(observation, self._observation) if self._answers else None
+        packed = _bytes_of(observation, self._observation) if self._fast_results else None
         if packed is None or not self.has_room(size_of(len(kept))):
             return False
         self.append(START, kept, HAS_LEAD, 0, episode, seed, utc, monotonic)
@@ -203,7 +203,7 @@ class RowSlab:
         outcome = _TERMINATED if terminated else _TRUNCATED
         self.append(FLAG, b"", said, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.ended = True
-        self.hold()
+        self.disable_fast_path()
 
     def append(
         self,
@@ -239,7 +239,7 @@ class RowSlab:
             for offset in (self._asked, self._done):
                 _MARK.pack_into(self.memory, self._at + offset, 0)
 
-    def asked(self) -> bytes | None:
+    def pending_action(self) -> bytes | None:
         """Return the fixed values of the pending action, or None."""
         at = self._at
         if at < self._position + ENTRY.size:

@@ -16,9 +16,9 @@ typedef struct {
     unsigned long long sequence, steps;
     long long position, end, last; /* offsets in the log: see the Python twin */
     long long until, times;
-    PyObject *actions, *answers; /* tuples of columns, time first; NULL: ask() falls back */
+    PyObject *actions, *results; /* tuples of columns, time first; NULL: record_action() falls back */
     unsigned int code;           /* the type of rewards */
-    char same_step, is_held, asked;
+    char same_step, is_disabled, is_waiting;
 } LaneSlab;
 
 static int lane_init(LaneSlab *self, PyObject *args, PyObject *names)
@@ -47,7 +47,7 @@ static int lane_init(LaneSlab *self, PyObject *args, PyObject *names)
     }
     self->times = times;
     self->same_step = (char)same_step;
-    self->is_held = 1;
+    self->is_disabled = 1;
     return 0;
 }
 
@@ -56,7 +56,7 @@ static void lane_dealloc(LaneSlab *self)
     forget_tree(&self->action);
     forget_tree(&self->observation);
     Py_XDECREF(self->actions);
-    Py_XDECREF(self->answers);
+    Py_XDECREF(self->results);
     if (self->memory != NULL) {
         PyBuffer_Release(&self->buffer);
         Py_DECREF(self->memory);
@@ -87,7 +87,7 @@ static PyObject *lane_begin(LaneSlab *self, PyObject *args)
         return NULL;
     }
     Py_CLEAR(self->actions);
-    Py_CLEAR(self->answers);
+    Py_CLEAR(self->results);
     begin_memory(&self->buffer, sequence);
     commit(&self->buffer, log + COMMIT_AT, 0);
     self->sequence = sequence;
@@ -95,17 +95,17 @@ static PyObject *lane_begin(LaneSlab *self, PyObject *args)
     self->count = self->steps = 0;
     self->position = log;
     self->end = self->last = self->buffer.len;
-    self->asked = 0;
-    self->is_held = 1;
+    self->is_waiting = 0;
+    self->is_disabled = 1;
     Py_RETURN_NONE;
 }
 
-/* expect(actions, answers, code) */
+/* expect(actions, results, code) */
 static PyObject *lane_expect(LaneSlab *self, PyObject *args)
 {
-    PyObject *actions, *answers;
+    PyObject *actions, *results;
     long code;
-    if (!PyArg_ParseTuple(args, "O!O!l:expect", &PyTuple_Type, &actions, &PyTuple_Type, &answers, &code)) {
+    if (!PyArg_ParseTuple(args, "O!O!l:expect", &PyTuple_Type, &actions, &PyTuple_Type, &results, &code)) {
         return NULL;
     }
     if (code < 0 || code > UINT32_MAX) {
@@ -113,25 +113,25 @@ static PyObject *lane_expect(LaneSlab *self, PyObject *args)
         return NULL;
     }
     Py_XSETREF(self->actions, Py_NewRef(actions));
-    Py_XSETREF(self->answers, Py_NewRef(answers));
+    Py_XSETREF(self->results, Py_NewRef(results));
     self->code = (unsigned int)code;
     Py_RETURN_NONE;
 }
 
-static PyObject *lane_hold(LaneSlab *self, PyObject *Py_UNUSED(ignored))
+static PyObject *lane_disable_fast_path(LaneSlab *self, PyObject *Py_UNUSED(ignored))
 {
-    self->is_held = 1;
+    self->is_disabled = 1;
     Py_RETURN_NONE;
 }
 
-static PyObject *lane_release(LaneSlab *self, PyObject *until)
+static PyObject *lane_enable_fast_path(LaneSlab *self, PyObject *until)
 {
     long long time = PyLong_AsLongLong(until);
     if (time == -1 && PyErr_Occurred()) {
         return NULL;
     }
     self->until = time;
-    self->is_held = 0;
+    self->is_disabled = 0;
     Py_RETURN_NONE;
 }
 
@@ -153,7 +153,7 @@ static int lane_append_entry(LaneSlab *self, LogEntry *entry, const void *payloa
     write_entry(&self->buffer, self->position, entry, payload);
     self->position += entry_bytes(length);
     self->steps += entry->kind == LOG_STEP;
-    self->asked = entry->kind == LOG_ASK;
+    self->is_waiting = entry->kind == LOG_ASK;
     return 0;
 }
 
@@ -163,10 +163,10 @@ static inline int lane_has_room(const LaneSlab *self)
            self->position + 2 * ENTRY <= self->end;
 }
 
-static PyObject *lane_ask(LaneSlab *self, PyObject *actions)
+static PyObject *lane_record_action(LaneSlab *self, PyObject *actions)
 {
     PyObject *batches[MOST_BATCHES], *columns = self->actions;
-    if (self->is_held || self->asked || self->position > self->last || columns == NULL || !lane_has_room(self)) {
+    if (self->is_disabled || self->is_waiting || self->position > self->last || columns == NULL || !lane_has_room(self)) {
         Py_RETURN_FALSE;
     }
     int count = leaves_of(&self->action, actions, batches);
@@ -195,15 +195,15 @@ static int is_any_set(PyArrayObject *column, npy_intp item)
     return 0;
 }
 
-/* answer(observations, rewards, terminations, truncations) */
-static PyObject *lane_answer(LaneSlab *self, PyObject *const *args, Py_ssize_t given)
+/* record_result(observations, rewards, terminations, truncations) */
+static PyObject *lane_record_result(LaneSlab *self, PyObject *const *args, Py_ssize_t given)
 {
-    PyObject *batches[MOST_BATCHES], *columns = self->answers;
+    PyObject *batches[MOST_BATCHES], *columns = self->results;
     if (given != 4) {
-        PyErr_SetString(PyExc_TypeError, "answer() takes observations, rewards, terminations, truncations");
+        PyErr_SetString(PyExc_TypeError, "record_result() takes observations, rewards, terminations, truncations");
         return NULL;
     }
-    if (!self->asked || columns == NULL || !lane_has_room(self)) {
+    if (!self->is_waiting || columns == NULL || !lane_has_room(self)) {
         Py_RETURN_FALSE;
     }
     LogEntry entry = {
@@ -264,10 +264,10 @@ static PyObject *lane_left(LaneSlab *self, PyObject *Py_UNUSED(ignored))
 static PyMethodDef lane_methods[] = {
     {"begin", (PyCFunction)lane_begin, METH_VARARGS, NULL},
     {"expect", (PyCFunction)lane_expect, METH_VARARGS, NULL},
-    {"hold", (PyCFunction)lane_hold, METH_NOARGS, NULL},
-    {"release", (PyCFunction)lane_release, METH_O, NULL},
-    {"ask", (PyCFunction)lane_ask, METH_O, NULL},
-    {"answer", (PyCFunction)(void (*)(void))lane_answer, METH_FASTCALL, NULL},
+    {"disable_fast_path", (PyCFunction)lane_disable_fast_path, METH_NOARGS, NULL},
+    {"enable_fast_path", (PyCFunction)lane_enable_fast_path, METH_O, NULL},
+    {"record_action", (PyCFunction)lane_record_action, METH_O, NULL},
+    {"record_result", (PyCFunction)(void (*)(void))lane_record_result, METH_FASTCALL, NULL},
     {"append", (PyCFunction)(void (*)(void))lane_append, METH_VARARGS | METH_KEYWORDS, NULL},
     {"left", (PyCFunction)lane_left, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -280,7 +280,7 @@ static PyMemberDef lane_members[] = {
     {"position", T_LONGLONG, offsetof(LaneSlab, position), READONLY, NULL},
     {"end", T_LONGLONG, offsetof(LaneSlab, end), READONLY, NULL},
     {"last", T_LONGLONG, offsetof(LaneSlab, last), 0, NULL},
-    {"asked", T_BOOL, offsetof(LaneSlab, asked), READONLY, NULL},
+    {"is_waiting", T_BOOL, offsetof(LaneSlab, is_waiting), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

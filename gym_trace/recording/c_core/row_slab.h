@@ -49,15 +49,15 @@ static PyObject *follow(RowSlab *self, PyObject *args)
 
 static int init(RowSlab *self, PyObject *args, PyObject *names)
 {
-    static char *words[] = {"layout", "asks", "answers", "room", NULL};
+    static char *words[] = {"layout", "fast_actions", "fast_results", "room", NULL};
     PyObject *layout;
-    int asks = 1, answers = 1;
+    int fast_actions = 1, fast_results = 1;
     long long room = 0;
     if (self->size) {
         PyErr_SetString(PyExc_TypeError, "RowSlab can be initialized only once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &asks, &answers, &room)) {
+    if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &fast_actions, &fast_results, &room)) {
         return -1;
     }
     int64_t size, column;
@@ -77,8 +77,8 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     }
     self->size = size;
     self->action.column = (uint32_t)column;
-    self->asks = (char)asks;
-    self->answers = (char)answers;
+    self->fast_actions = (char)fast_actions;
+    self->fast_results = (char)fast_results;
     self->room = room;
     self->logged = -1;
     self->floor = self->least = NEVER;
@@ -99,20 +99,20 @@ static void dealloc(RowSlab *self)
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)begin, METH_VARARGS, NULL},
     {"follow", (PyCFunction)follow, METH_VARARGS, NULL},
-    {"hold", (PyCFunction)hold, METH_NOARGS, NULL},
-    {"release", (PyCFunction)release, METH_O, NULL},
+    {"disable_fast_path", (PyCFunction)disable_fast_path, METH_NOARGS, NULL},
+    {"enable_fast_path", (PyCFunction)enable_fast_path, METH_O, NULL},
     {"has_room", (PyCFunction)has_room, METH_VARARGS, NULL},
     {"only_floats", (PyCFunction)only_floats, METH_O, NULL},
-    {"ask", (PyCFunction)ask, METH_O, NULL},
-    {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, NULL},
-    {"ask_packed", (PyCFunction)ask_packed, METH_O, NULL},
-    {"answer_packed", (PyCFunction)answer_packed, METH_VARARGS, NULL},
+    {"record_action", (PyCFunction)record_action, METH_O, NULL},
+    {"record_result", (PyCFunction)(void (*)(void))record_result, METH_FASTCALL, NULL},
+    {"record_packed_action", (PyCFunction)record_packed_action, METH_O, NULL},
+    {"record_packed_result", (PyCFunction)record_packed_result, METH_VARARGS, NULL},
     {"lead", (PyCFunction)lead, METH_O, NULL},
     {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL},
     {"flag", (PyCFunction)flag, METH_VARARGS, NULL},
     {"append", (PyCFunction)(void (*)(void))append, METH_VARARGS | METH_KEYWORDS, NULL},
     {"drop", (PyCFunction)drop, METH_O, NULL},
-    {"asked", (PyCFunction)asked, METH_NOARGS, NULL},
+    {"pending_action", (PyCFunction)pending_action, METH_NOARGS, NULL},
     {"last_row", (PyCFunction)last_row, METH_NOARGS, NULL},
     {"last_texts", (PyCFunction)last_texts, METH_NOARGS, NULL},
     {"entries", (PyCFunction)entries, METH_NOARGS, NULL},

@@ -31,7 +31,7 @@ static inline int has_room_for(const RowSlab *self, int64_t at, int64_t log)
     return at >= 0 && at >= self->position + RESERVE + log;
 }
 
-static PyObject *ask(RowSlab *self, PyObject *action)
+static PyObject *record_action(RowSlab *self, PyObject *action)
 {
     Parts parts;
     int64_t at = row_at(self);
@@ -44,11 +44,11 @@ static PyObject *ask(RowSlab *self, PyObject *action)
         put_parts(self, at, &self->action, &parts, self->asked);
         commit(&self->buffer, at + self->asked, self->tag | (self->rows + 1));
     }
-    let_go(&parts);
+    release_parts(&parts);
     return failed ? NULL : PyBool_FromLong(accepted);
 }
 
-static int read_answer(const RowSlab *self, PyObject *observation, PyObject *reward, Parts *parts, double *number)
+static int read_result(const RowSlab *self, PyObject *observation, PyObject *reward, Parts *parts, double *number)
 {
     return read_reward(self, reward, number) < 0 ? -1 : read_parts(&self->observation, observation, parts);
 }
@@ -64,25 +64,25 @@ static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t
     self->noted_rows = self->rows;
 }
 
-static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *record_result(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
     double reward;
     Parts parts;
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "answer() takes observation, reward, terminated, truncated");
+        PyErr_SetString(PyExc_TypeError, "record_result() takes observation, reward, terminated, truncated");
         return NULL;
     }
     if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* fall back before __bool__ runs; read again after it */
-        if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
+        if (read_result(self, args[0], args[1], &parts, &reward) < 0) {
             Py_RETURN_FALSE;
         }
-        let_go(&parts);
+        release_parts(&parts);
     }
     int flags = read_flags(args[2], args[3]);
     if (flags < 0) {
         return NULL;
     }
-    if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
+    if (read_result(self, args[0], args[1], &parts, &reward) < 0) {
         Py_RETURN_FALSE;
     }
     int64_t at = row_at(self), noted = self->position, noted_end = noted;
@@ -96,11 +96,11 @@ static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
         put(&self->buffer, at + self->reward, &reward, 8);
         complete_with(self, at, &parts, noted, noted_end);
     }
-    let_go(&parts);
+    release_parts(&parts);
     return failed ? NULL : PyBool_FromLong(accepted);
 }
 
-static PyObject *ask_packed(RowSlab *self, PyObject *action)
+static PyObject *record_packed_action(RowSlab *self, PyObject *action)
 {
     Py_buffer bytes;
     if (PyObject_GetBuffer(action, &bytes, PyBUF_SIMPLE) < 0) {
@@ -118,12 +118,12 @@ static PyObject *ask_packed(RowSlab *self, PyObject *action)
     Py_RETURN_NONE;
 }
 
-static PyObject *answer_packed(RowSlab *self, PyObject *args)
+static PyObject *record_packed_result(RowSlab *self, PyObject *args)
 {
     Py_buffer bytes;
     double number;
     PyObject *terminated, *truncated;
-    if (!PyArg_ParseTuple(args, "y*dOO:answer_packed", &bytes, &number, &terminated, &truncated)) {
+    if (!PyArg_ParseTuple(args, "y*dOO:record_packed_result", &bytes, &number, &terminated, &truncated)) {
         return NULL;
     }
     int flags = read_flags(terminated, truncated), failed = flags < 0;
@@ -191,7 +191,7 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
         .d = numbers[3],
     };
     int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), noted = self->position;
-    if (!self->answers || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
+    if (!self->fast_results || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
         Py_RETURN_FALSE;
     }
     int accepted = has_room_for(self, at, parts.log + entry_bytes(length)), failed = 0;
@@ -205,7 +205,7 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
             self->ended = 0;
         }
     }
-    let_go(&parts);
+    release_parts(&parts);
     return failed ? NULL : PyBool_FromLong(accepted);
 }
 

@@ -69,11 +69,11 @@ typedef struct {
     int64_t at;                    /* offset of the next row */
     int64_t position;              /* offset of the next log entry; 0: begin() was never called */
     uint64_t count;                /* number of log entries */
-    int64_t floor, least;          /* ask() falls back if at is below floor; floor is at least `least` */
-    int64_t room;                  /* log bytes that ask() leaves for the answer */
+    int64_t floor, least;          /* record_action() falls back if at is below floor; floor is at least `least` */
+    int64_t room;                  /* log bytes that record_action() leaves for the result */
     int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
     unsigned long long noted_rows; /* ... valid if this many rows are complete */
-    char ended, only_floats, asks, answers;
+    char ended, only_floats, fast_actions, fast_results;
 } RowSlab;
 
 /* Returns the bytes of a log entry with a payload of this size. */

@@ -69,13 +69,13 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *hold(RowSlab *self, PyObject *Py_UNUSED(ignored))
+static PyObject *disable_fast_path(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     self->floor = self->least = NEVER;
     Py_RETURN_NONE;
 }
 
-static PyObject *release(RowSlab *self, PyObject *most_rows)
+static PyObject *enable_fast_path(RowSlab *self, PyObject *most_rows)
 {
     long long most = PyLong_AsLongLong(most_rows);
     if (most == -1 && PyErr_Occurred()) {
@@ -85,7 +85,7 @@ static PyObject *release(RowSlab *self, PyObject *most_rows)
         return no_room();
     }
     int64_t length = self->buffer.len;
-    if (self->asks) {
+    if (self->fast_actions) {
         most = most < 0 ? 0 : most;
         self->least = most > length / self->size ? 0 : length - most * self->size;
         set_floor(self);
@@ -143,7 +143,7 @@ static PyObject *drop(RowSlab *self, PyObject *most)
     Py_RETURN_NONE;
 }
 
-static PyObject *asked(RowSlab *self, PyObject *Py_UNUSED(ignored))
+static PyObject *pending_action(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     uint64_t mark;
     int64_t at = row_at(self);

@@ -144,7 +144,7 @@ typedef struct {
     int64_t log; /* their log bytes */
 } Parts;
 
-static void let_go(Parts *parts)
+static void release_parts(Parts *parts)
 {
     for (int i = 0; i < parts->count; i++) {
         Py_XDECREF(parts->values[i].held);
@@ -217,7 +217,7 @@ static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
         }
         Value *value = &parts->values[parts->count];
         if (read_value(&node->leaf, leaves[parts->count], value) < 0) {
-            let_go(parts);
+            release_parts(parts);
             return -1;
         }
         parts->count += 1;
@@ -228,7 +228,7 @@ static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
 
 static int read_reward(const RowSlab *self, PyObject *reward, double *number)
 {
-    if (!self->only_floats || !self->answers) {
+    if (!self->only_floats || !self->fast_results) {
         return -1;
     }
     if (PyFloat_CheckExact(reward) || Py_TYPE(reward) == &PyDoubleArrType_Type) {

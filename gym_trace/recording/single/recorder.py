@@ -76,7 +76,7 @@ class _NextSlab(NamedTuple):
 class RowRecorder(Recorder):
     """One writer of a trace, fed step by step from one thread.
 
-    .slab.ask() returns False while no run of steps is open, or if anything is due before the next step.
+    .slab.record_action() returns False while no run of steps is open, or if anything is due before the next step.
 
     Args:
         infos: True if steps have infos.
@@ -156,7 +156,7 @@ class RowRecorder(Recorder):
         """Count an episode that is not recorded."""
         self._episodes += 1
 
-    def begin_at_once(self, start: Start, observation: Any) -> bool:
+    def try_begin_fast(self, start: Start, observation: Any) -> bool:
         """Begin an episode whose reset observation fits its space exactly; return False if begin() must do it."""
         slab, (episode, _, seed, kept, utc, monotonic) = self.slab, start
         if not (self._answers and self._is_open and self.limit) or self._closed:
@@ -216,23 +216,23 @@ class RowRecorder(Recorder):
     def _release(self) -> None:
         """Let the slab accept steps until the clock must be checked."""
         if self.running and not self.slab.ended and not self._early_notes and not self.failed:
-            self.slab.release(self._look_at)
+            self.slab.enable_fast_path(self._look_at)
             if not self.limit:  # checked last: another thread may have set it
-                self.slab.hold()
+                self.slab.disable_fast_path()
 
     def _stop_running(self) -> None:
         self.running = False
         self._early_notes = {}
-        self.slab.hold()
+        self.slab.disable_fast_path()
 
-    def ask(self, action: bytes) -> bool:
+    def record_action(self, action: bytes) -> bool:
         """Record a packed action before the environment is stepped with it; return False if that fails."""
         if not self._room(self._answer_bytes):
             return False
-        self.slab.ask_packed(action)
+        self.slab.record_packed_action(action)
         return True
 
-    def answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
+    def record_result(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
         """Record the result of a step: the packed observation, and a reward of any type.
 
         Writing may have failed during the step, in the thread. Its result still belongs into the slab, if that is open.
@@ -243,7 +243,7 @@ class RowRecorder(Recorder):
             and (self._is_open and self.running and self._reward_type is np.float64)
             and (type(observation) is bytes and slab.has_room(_FLAG_BYTES))
         ):
-            slab.answer_packed(observation, reward, terminated, truncated)
+            slab.record_packed_result(observation, reward, terminated, truncated)
             return
         if self._sealed or not self.running:
             return
@@ -252,7 +252,7 @@ class RowRecorder(Recorder):
             return
         packed = self.put(observation) if isinstance(observation, Observed) else observation
         if self._is_open:
-            self.slab.answer_packed(packed, number, terminated, truncated)
+            self.slab.record_packed_result(packed, number, terminated, truncated)
             self._release()
 
     def stop(self) -> None:
@@ -269,7 +269,12 @@ class RowRecorder(Recorder):
         self._apart = None
         if self.episode is None:  # closed, or forked, within the step
             return False
-        if not is_executed and self.running and self.slab.asked() is None and self.slab.logged < self.slab.rows:
+        if (
+            not is_executed
+            and self.running
+            and self.slab.pending_action() is None
+            and self.slab.logged < self.slab.rows
+        ):
             return False
         self.stop()
         self.skip_step()
@@ -285,7 +290,7 @@ class RowRecorder(Recorder):
         """End the episode after the last row, if it has not ended."""
         self._stop_running()
         slab = self.slab
-        if slab.sequence and (slab.logged >= slab.rows or slab.asked() is not None):
+        if slab.sequence and (slab.logged >= slab.rows or slab.pending_action() is not None):
             self._drop_incomplete_row()
         if not slab.ended and not self.failed:  # how an episode ended of which steps are missing is unknown
             self.end_without_row(outcome)
@@ -298,7 +303,7 @@ class RowRecorder(Recorder):
         if not slab.sequence or self.failed:
             return
         if not self._is_open:
-            self._turn()
+            self.switch_slab()
         entries = slab.entries()
         left = len(entries)
         while left and is_carried(entries[left - 1], slab.rows):
@@ -309,7 +314,7 @@ class RowRecorder(Recorder):
             elif entry.kind == START:
                 self.episode = None
         slab.drop(left)
-        slab.hold()
+        slab.disable_fast_path()
         self.packers.forget()
 
     def end_without_row(self, outcome: int) -> None:
@@ -327,7 +332,7 @@ class RowRecorder(Recorder):
     def annotate(self, values: dict[str, Any]) -> None:
         """Add snapshots of values to the next row."""
         if self.episode is not None:
-            self.slab.hold()  # first: if Ctrl-C comes after, they do not go to a later step
+            self.slab.disable_fast_path()  # first: if Ctrl-C comes after, they do not go to a later step
             self._early_notes.update(values)
 
     def log_annotations(self) -> None:
@@ -357,7 +362,7 @@ class RowRecorder(Recorder):
         is_full = slab.rows + 2 > self._most_rows or not slab.has_room(room)
         if self._is_open and slab.rows and (is_full or self._is_due or time.monotonic() >= self._due):
             self._is_due = False
-            self._turn()
+            self.switch_slab()
         self.report()
 
     def make_room(self, turns: bool = True) -> bool:
@@ -387,7 +392,7 @@ class RowRecorder(Recorder):
             and (self._is_due or now >= self._due or self.slab.rows >= self._most_rows)
         ):
             self._is_due = False
-            self._turn()
+            self.switch_slab()
         if self.failed and (turns or not self._is_open):
             return self.make_room(turns)
         self.log_annotations()
@@ -401,7 +406,7 @@ class RowRecorder(Recorder):
             return True
         if self._open_ring() is None:
             return False
-        self._turn(log_bytes)
+        self.switch_slab(log_bytes)
         return not self.failed
 
     def _new_ring(self, slab_bytes: int) -> memory.Ring:
@@ -414,11 +419,11 @@ class RowRecorder(Recorder):
 
     def _notice(self) -> None:
         super()._notice()
-        self.slab.hold()
+        self.slab.disable_fast_path()
 
     def _submit(self) -> None:
         slab = self.slab
-        slab.hold()
+        slab.disable_fast_path()
         self._is_open = False
         if slab.sequence > self._out.submitted:
             with held_back():  # libraries turn the exception of a signal handler into one of theirs
@@ -431,7 +436,7 @@ class RowRecorder(Recorder):
                 self.complain(column, complaint)
             self._out.submit(slab.sequence, lambda: segments, pending)
 
-    def _turn(self, log_bytes: int = 0) -> None:
+    def switch_slab(self, log_bytes: int = 0) -> None:
         if self._next is None:
             self._submit()
             self._out.wait()
@@ -451,7 +456,7 @@ class RowRecorder(Recorder):
         for entry in following.entries:
             slab.append(*entry)
         if following.asked is not None:
-            slab.ask_packed(following.asked)
+            slab.record_packed_action(following.asked)
         slab.ended, self._base, self._last_row = following.ended, following.base, following.last_row
         slab.only_floats(self._reward_type is np.float64)
         for number, packer in self.packers.deltas.items():
@@ -483,7 +488,7 @@ class RowRecorder(Recorder):
         needed = log_bytes + sum(log.size_of(len(entry[1])) for entry in entries) + 2 * self.layout.size + _SPARE_BYTES
         return _NextSlab(
             entries,
-            slab.asked() if slab.sequence else None,
+            slab.pending_action() if slab.sequence else None,
             slab.ended,
             self._base + slab.rows,
             self._last(),
@@ -499,7 +504,7 @@ class RowRecorder(Recorder):
             try:
                 self.slab.append(kind, payload, *numbers)
             except log.LogFull:
-                self._turn(log.size_of(len(payload)))
+                self.switch_slab(log.size_of(len(payload)))
                 if not self.failed:
                     self.slab.append(kind, payload, *numbers)
 

@@ -26,11 +26,12 @@ _USUAL, _SKIPPED, _FILTERED, _AFTER_GAP = range(4)  # kinds of steps
 
 
 class StepRecorder:
-    """Records the steps of one environment, each in two halves: the action before it is executed, then its answer.
+    """Records the steps of one environment, each in two halves: the action before it is executed, then its result.
 
-    The caller first tries recorder.slab.ask(), the fast path, then ask(). If both decline, the step is a special one,
-    and the caller calls expect(). After the step it calls answer(), unless recorder.slab.answer() has taken the answer
-    of a usual step; break_off() if the step raised. A copy is another writer, which begins with its next reset.
+    The caller first tries slab.record_action(), the fast path, then record_action(). If both decline, the step is a
+    special one, and the caller calls expect(). After the step it calls record_result(), unless slab.record_result() has
+    taken the result of a usual step; break_off() if the step raised. A copy is another writer, which begins with its
+    next reset.
 
     Args:
         lane: lane of the episodes.
@@ -112,7 +113,7 @@ class StepRecorder:
         if self._is_filtered:
             self._last = self._apart(observation)
             recorder.begin(start, None)
-        elif not recorder.begin_at_once(start, observation):
+        elif not recorder.try_begin_fast(start, observation):
             recorder.prepare_lead()
             recorder.begin(start, self._pack_observation(observation))
             recorder.report()
@@ -133,13 +134,13 @@ class StepRecorder:
             self.recorder.annotate(copies)
 
     @using_recorder
-    def ask(self, action: Any) -> bool:
-        """Record an action that slab.ask() has declined; return False if the step is a special one."""
+    def record_action(self, action: Any) -> bool:
+        """Record an action that slab.record_action() has declined; return False if the step is a special one."""
         recorder = self.recorder
         self._kind = _USUAL
         if self._is_filtered or not recorder.make_room():
             return False
-        return recorder.slab.ask(action) or recorder.ask(self._pack_action(action))
+        return recorder.slab.record_action(action) or recorder.record_action(self._pack_action(action))
 
     @using_recorder
     def expect(self, action: Any) -> None:
@@ -162,15 +163,15 @@ class StepRecorder:
             self._kind = _AFTER_GAP
 
     @using_recorder
-    def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Record a result that slab.answer() has declined, or that of a special step."""
+    def record_result(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """Record a result that slab.record_result() has declined, or that of a special step."""
         kind, self._kind = self._kind, _USUAL
         if kind == _USUAL:
             packed = self._pack_observation(observation)
             self.recorder.log_annotations()
             if self._infos:
                 self.recorder.log_value(self.recorder.layout.info_column, self._packed_info(info))
-            self.recorder.answer(packed, reward, terminated, truncated)
+            self.recorder.record_result(packed, reward, terminated, truncated)
         elif kind == _FILTERED and self.recorder.episode is not None:  # else the process forked within the step
             self._answer_filtered(observation, reward, terminated, truncated, info)
         elif kind == _AFTER_GAP:
@@ -209,10 +210,10 @@ class StepRecorder:
                     recorder.lead(index, before)
                 if annotations:
                     recorder.annotate(annotations)
-                if recorder.make_room(turns=False) and recorder.ask(recorder.put(action)):
+                if recorder.make_room(turns=False) and recorder.record_action(recorder.put(action)):
                     if self._infos:
                         recorder.log_value(recorder.layout.info_column, self._packed_info(info))
-                    recorder.answer(after, reward, terminated, truncated)
+                    recorder.record_result(after, reward, terminated, truncated)
                 kept = True
         finally:  # also if the filter raises
             if not kept:

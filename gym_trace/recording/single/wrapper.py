@@ -106,16 +106,16 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if self._states is not None:
             self._keep_state(self._states)
         slab = self._recorder.slab
-        if not slab.ask(action):
+        if not slab.record_action(action):
             if autoreset.resets_next(self._autoreset):
                 return self._resetting_step(action)
-            if not self._steps.ask(action):
+            if not self._steps.record_action(action):
                 return self._special_step(action)
             slab = self._recorder.slab
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
-            if not slab.answer(observation, reward, terminated, truncated):
-                self._steps.answer(observation, reward, terminated, truncated, info)
+            if not slab.record_result(observation, reward, terminated, truncated):
+                self._steps.record_result(observation, reward, terminated, truncated, info)
         except BaseException:
             self._steps.break_off()
             raise
@@ -177,7 +177,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         resets = self._resets_at_once and (terminated or truncated)
         if resets:
             observation, info = autoreset.last_of_episode(observation, info)
-        steps.answer(observation, reward, terminated, truncated, info)
+        steps.record_result(observation, reward, terminated, truncated, info)
         if resets:
             self._begin_in_step(result)
         return result

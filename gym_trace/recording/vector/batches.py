@@ -33,24 +33,24 @@ class BatchPacker:
         self._leaves = list(layout.leaves())
         self._usual = [(leaf.dtype, (lanes.recorded, *leaf.shape)) for leaf in self._leaves]
 
-    def step(self, value: Any, rooms: list[Any]) -> list[Rows]:
+    def step(self, value: Any, buffers: list[Any]) -> list[Rows]:
         """Return the rows of the recorded lanes at a step.
 
-        rooms: output arrays, one per leaf; returned if all rows fit.
+        buffers: output arrays, one per leaf; returned if all rows fit.
         """
         try:
             parts = self._layout.split(value)
-            rows = [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
-            return rooms if all(map(operator.is_, rows, rooms)) else rows
+            rows = [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, buffers)]
+            return buffers if all(map(operator.is_, rows, buffers)) else rows
         except Exception as error:  # a batch of another structure, or of other people's making
             raise_if_of_signal(error)
             return self.single(self._lanes.rows(self._one_per_lane(value, self._lanes.count)))
 
-    def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Array | None) -> Rows:
+    def _of_step(self, leaf: Leaf, part: Any, usual: Any, buffer: Array | None) -> Rows:
         part = self._lanes.rows(part)
-        if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
-            room[...] = part
-            return room
+        if buffer is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
+            buffer[...] = part
+            return buffer
         return self._rows(leaf, part, self._lanes.recorded)
 
     def has_rows(self, value: Any, count: int) -> bool:

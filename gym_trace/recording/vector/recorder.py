@@ -18,7 +18,7 @@ from gym_trace.format.ring.lanes.contents import Contents
 from gym_trace.format.ring.lanes.decoder import LazySegment, decoded, pending_of
 from gym_trace.format.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.format.ring.lanes.layout import LaneLayout, row_bytes
-from gym_trace.format.ring.lanes.writer import LaneWriter, Rooms, Step, log_bytes_for, rooms_of_no_slab
+from gym_trace.format.ring.lanes.writer import LaneWriter, OutputBuffers, Step, buffers_of_no_slab, log_bytes_for
 from gym_trace.format.ring.log import LogFull
 from gym_trace.format.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.format.ring.segment import Rows
@@ -39,11 +39,11 @@ _SLABS = 3  # those, and the one that is being filled
 class LaneRecorder(Recorder):
     """One writer of a trace, fed with steps of all lanes at a time from one thread.
 
-    A usual step is recorded by .slab: ask() and answer(). slab.ask() declines while anything is due, and both decline
-    what does not have the form of the columns. Then, and before each reset, the caller asks whether the recorder is
-    ready(), and calls begin_event(); add() ends that. If the next step or reset finds it open, or actions without an
-    answer, an exception such as Ctrl-C fell in between, and the state of the lanes is unknown: their episodes are cut,
-    and each lane is recorded again from its next episode on.
+    Usual steps are recorded by .slab. It declines a step if anything is due, and all values without the form of its
+    columns. Then, and before each reset, the caller asks if the recorder is ready(), and calls begin_event(); add()
+    ends that. If the next step or reset finds an event begun, or actions without a result, it was interrupted, such as
+    by Ctrl-C, and the state of the lanes is unknown: their episodes are cut, and each lane is recorded again from its
+    next episode on.
 
     Attributes:
         is_copy: True in a copy in which neither a step nor a reset has begun.
@@ -102,11 +102,11 @@ class LaneRecorder(Recorder):
 
     def _notice(self) -> None:
         super()._notice()
-        self.slab.hold()
+        self.slab.disable_fast_path()
 
     def _submit(self) -> None:
         writer = self._writer
-        self.slab.hold()
+        self.slab.disable_fast_path()
         if writer is None or self.failed or writer.sequence <= self._out.submitted:
             return
         try:
@@ -120,7 +120,7 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        pending = pending_of(self.asked(), state.lanes, self._layout.numbers)
+        pending = pending_of(self.pending_actions(), state.lanes, self._layout.numbers)
         self._out.submit(writer.sequence, lambda: [make() for make in segments], pending)
 
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
@@ -129,7 +129,7 @@ class LaneRecorder(Recorder):
             contents = Contents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
             return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
-    def _turn(self) -> None:
+    def switch_slab(self) -> None:
         if self._writer is not None and not self._writer.is_empty:
             self._submit()
             self._begin(0)
@@ -139,7 +139,7 @@ class LaneRecorder(Recorder):
         before, state = self._writer, self._next_state
         packed = b"" if state is None else state.packed(self._layout.filtered)
         if before is not None:
-            log_bytes += before.asked_bytes
+            log_bytes += before.pending_bytes
         size = self._layout.log + log_bytes_for(packed) + log_bytes
         ring = self._open_ring(size)
         if ring is None:
@@ -153,11 +153,11 @@ class LaneRecorder(Recorder):
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        payloads, asked = (0, 0) if before is None else before.payloads, self.asked()
+        payloads, asked = (0, 0) if before is None else before.payloads, self.pending_actions()
         slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
         writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
         if asked is not None:
-            writer.ask(asked)
+            writer.record_actions(asked)
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
         self.slab, self._writer, self._state = slab, writer, state
 
@@ -203,7 +203,7 @@ class LaneRecorder(Recorder):
             self.report()
         if self._closed or self.failed:
             return False
-        if self.expecting or self.slab.asked:
+        if self.expecting or self.slab.is_waiting:
             self._put(LaneWriter.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
@@ -213,28 +213,28 @@ class LaneRecorder(Recorder):
             self._begin(0)
         elif writer.is_full or self._is_due:
             self._is_due = False
-            self._turn()
+            self.switch_slab()
         if self.failed:
             self.report()
             return False
-        self.slab.release(self._until)
+        self.slab.enable_fast_path(self._until)
         if not self.limit:  # checked last: another thread may have set it
-            self.slab.hold()
+            self.slab.disable_fast_path()
         return True
 
     def begin_event(self) -> None:
         """Note that a step or reset begins that only add() ends."""
         self.expecting = True
-        self.slab.hold()  # the next step must look at it
+        self.slab.disable_fast_path()  # the next step must look at it
 
-    def ask(self, actions: list[Rows]) -> None:
+    def record_action(self, actions: list[Rows]) -> None:
         """Record the actions of the next step. The recorder owns them from now on."""
-        self._put(LaneWriter.ask, actions)
+        self._put(LaneWriter.record_actions, actions)
         self.expecting = False  # the slab knows
 
-    def asked(self) -> list[Rows] | None:
+    def pending_actions(self) -> list[Rows] | None:
         """Return the actions of a step that has not returned, one per leaf; None without one."""
-        return None if self._writer is None else self._writer.asked()
+        return None if self._writer is None else self._writer.pending_actions()
 
     def add(self, event: Reset | Step) -> None:
         """Record an event. The recorder owns its arrays from now on."""
@@ -243,17 +243,17 @@ class LaneRecorder(Recorder):
         self._put(LaneWriter.step if isinstance(event, Step) else LaneWriter.reset, event)
         self.expecting = False
         if event.monotonic > self._until:
-            self._turn()
+            self.switch_slab()
 
-    def rooms(self) -> Rooms:
+    def output_buffers(self) -> OutputBuffers:
         """Return the output arrays for the next step: the same ones if asked again."""
-        rooms = None if self._writer is None else self._writer.rooms()
-        return rooms or rooms_of_no_slab(self._layout)
+        buffers = None if self._writer is None else self._writer.output_buffers()
+        return buffers or buffers_of_no_slab(self._layout)
 
-    def reward_room(self, dtype: np.dtype[Any]) -> Array:
+    def reward_buffer(self, dtype: np.dtype[Any]) -> Array:
         """Return the output array for rewards of this type."""
-        room = None if self._writer is None else self._writer.reward_room(dtype)
-        return np.empty(self._count, dtype) if room is None else room
+        buffer = None if self._writer is None else self._writer.reward_buffer(dtype)
+        return np.empty(self._count, dtype) if buffer is None else buffer
 
     @property
     def has_steps(self) -> bool:

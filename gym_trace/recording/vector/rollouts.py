@@ -166,16 +166,16 @@ class RolloutRecorder:
             self._is_begun = True
         elif self._held is not None:
             held, self._held = self._held, None
-            self._answer(held, first)
+            self._record_result(held, first)
         if self._over.any():
             self._reset(first, self._over.copy())
             self._over[:] = False
         for time, step in enumerate(_steps_of(batch)):
-            self._ask(_at(batch.actions, time), step)
+            self._record_action(_at(batch.actions, time), step)
             if time + 1 == batch.times and not batch.is_whole:
                 self._held = step.detached()
             else:
-                self._answer(step, _at(batch.observations, time + 1))
+                self._record_result(step, _at(batch.observations, time + 1))
         if self.mode == DISABLED:
             self._over |= (batch.terminations | batch.truncations).any(axis=0)
         self._last = _copied(_at(batch.observations, batch.times)) if batch.is_whole else None
@@ -186,20 +186,22 @@ class RolloutRecorder:
         if upcoming is not None:
             self.steps.begin(upcoming, observations, {}, [None] * self.lanes)
 
-    def _ask(self, actions: Tree, step: _Held) -> None:
-        if not self.steps.recorder.slab.ask(actions):
-            step.is_recorded = self.steps.ask(actions)
+    def _record_action(self, actions: Tree, step: _Held) -> None:
+        if not self.steps.recorder.slab.record_action(actions):
+            step.is_recorded = self.steps.record_action(actions)
 
-    def _answer(self, step: _Held, observations: Tree) -> None:
+    def _record_result(self, step: _Held, observations: Tree) -> None:
         steps = self.steps
         if not step.is_recorded:
             return
         if step.notes:
             steps.annotate(step.notes)
         has_more = steps.has_more or steps.notes
-        if has_more or not steps.recorder.slab.answer(observations, step.rewards, step.terminated, step.truncated):
+        if has_more or not steps.recorder.slab.record_result(
+            observations, step.rewards, step.terminated, step.truncated
+        ):
             notes, steps.notes = steps.notes, {}
-            steps.answer((observations, step.rewards, step.terminated, step.truncated, step.infos), notes)
+            steps.record_result((observations, step.rewards, step.terminated, step.truncated, step.infos), notes)
 
 
 class _Held:

@@ -45,12 +45,12 @@ class UpcomingReset(NamedTuple):
 
 
 class LaneSteps:
-    """Records the steps of all lanes, each in two halves: the actions before they are executed, then their answer.
+    """Records the steps of all lanes, each in two halves: the actions before they are executed, then their results.
 
-    The caller first tries recorder.slab.ask(), then ask(); if both decline, the step is not recorded. After the step it
-    calls answer(), unless recorder.slab.answer() has taken the answer. If the step raises, it calls nothing: the next
-    step or reset finds the actions without an answer. A copy is another writer, in which each lane begins with its next
-    episode.
+    The caller first tries slab.record_action(), then record_action(); if both decline, the step is not recorded. After
+    the step it calls record_result(), unless slab.record_result() has taken the result. If the step raises, it calls
+    nothing: the next step or reset finds the actions without a result. A copy is another writer, in which each lane
+    begins with its next episode.
 
     Args:
         spaces: of the observation and action of one lane.
@@ -160,43 +160,43 @@ class LaneSteps:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     @using_recorder
-    def ask(self, actions: Any) -> bool:
-        """Record actions that slab.ask() has declined; return False if that is impossible."""
+    def record_action(self, actions: Any) -> bool:
+        """Record actions that slab.record_action() has declined; return False if that is impossible."""
         recorder = self.recorder
         if recorder.is_copy:
             recorder.warn_of_copy()
             recorder.is_copy = False
         if not recorder.ready():
             return False
-        if recorder.slab.ask(self._lanes.tree(actions)):
+        if recorder.slab.record_action(self._lanes.tree(actions)):
             return True
         recorder.begin_event()
         try:
-            packed_actions = self._actions.step(actions, recorder.rooms().actions)
+            packed_actions = self._actions.step(actions, recorder.output_buffers().actions)
         except Exception as error:  # anything: other people's objects, as below
             self._cannot_tell("actions of a step", error)
             return False
-        recorder.ask(packed_actions)
+        recorder.record_action(packed_actions)
         return True
 
     @using_recorder
-    def answer(self, result: Result, notes: dict[str, Rows]) -> None:
-        """Record the results of a step that slab.answer() has declined, or that has more to record."""
+    def record_result(self, result: Result, notes: dict[str, Rows]) -> None:
+        """Record the results of a step that slab.record_result() has declined, or that has more to record."""
         recorder = self.recorder
-        if not recorder.slab.asked:  # the process forked within the step
+        if not recorder.slab.is_waiting:  # the process forked within the step
             return
         recorder.begin_event()
         observations, rewards, terminations, truncations, infos = result
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
-            rooms = recorder.rooms()
-            packed_rewards: Rows = rooms.rewards
-            terminated, truncated = rooms.terminations, rooms.truncations
+            buffers = recorder.output_buffers()
+            packed_rewards: Rows = buffers.rewards
+            terminated, truncated = buffers.terminations, buffers.truncations
             terminated[...] = plain_array(self._lanes.rows(terminations))
             truncated[...] = plain_array(self._lanes.rows(truncations))
             rewards = self._lanes.rows(rewards)
-            if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == rooms.rewards.shape:
-                rooms.rewards[...] = rewards
+            if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == buffers.rewards.shape:
+                buffers.rewards[...] = rewards
             else:
                 rewards = self._rewards(rewards)
                 packed_rewards = self._packed_rewards(rewards)
@@ -218,12 +218,12 @@ class LaneSteps:
                 if last_infos is not None:
                     last = self._infos_of(last_infos, sorted({*ended} & {*used}))
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
-            packed_observations = self._observations.step(observations, rooms.observations)
+            packed_observations = self._observations.step(observations, buffers.observations)
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
             return
         more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
-        asked = recorder.asked() or []
+        asked = recorder.pending_actions() or []
         recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
 
     def annotate(self, values: Mapping[str, Any]) -> None:
@@ -281,9 +281,9 @@ class LaneSteps:
     def _packed_rewards(self, rewards: Array) -> Rows:
         """Return a copy of rewards as rows."""
         if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
-            room = self.recorder.reward_room(rewards.dtype)
-            room[...] = plain_array(rewards)
-            return room
+            buffer = self.recorder.reward_buffer(rewards.dtype)
+            buffer[...] = plain_array(rewards)
+            return buffer
         if _is_numeric(rewards):
             return np.array(rewards)
         return [self.recorder.packed("rewards", reward) for reward in rewards]

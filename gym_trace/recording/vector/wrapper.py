@@ -146,13 +146,15 @@ class TraceRecordingVectorWrapper(_Wrapper):
         recorder, steps, pick, notes = self._recorder, self._steps, self._pick, self._steps.notes
         if notes:  # of this step, whatever becomes of it
             steps.notes = {}
-        if not recorder.slab.ask(actions if pick is None else pick(actions)) and not steps.ask(actions):
+        if not recorder.slab.record_action(actions if pick is None else pick(actions)) and not steps.record_action(
+            actions
+        ):
             return self.env.step(actions)
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         if pick is not None:
             observations, rewards, terminations, truncations = map(pick, result[:4])
-        if notes or steps.has_more or not recorder.slab.answer(observations, rewards, terminations, truncations):
-            steps.answer(result, notes)
+        if notes or steps.has_more or not recorder.slab.record_result(observations, rewards, terminations, truncations):
+            steps.record_result(result, notes)
         return result
 
     def close(self, **kwargs: Any) -> None:

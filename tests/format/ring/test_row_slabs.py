@@ -44,8 +44,8 @@ class Slab:
         return self
 
     def row(self) -> Slab:
-        self.rows.ask_packed(bytes(self.layout.action_bytes))
-        self.rows.answer_packed(bytes(self.layout.observation_bytes), 1.0, False, False)
+        self.rows.record_packed_action(bytes(self.layout.action_bytes))
+        self.rows.record_packed_result(bytes(self.layout.observation_bytes), 1.0, False, False)
         return self
 
     def mark(self, kind: int, flags: int = 0, a: int = 0, column: int = 0, payload: bytes = b"") -> Slab:
@@ -81,7 +81,7 @@ def test_an_answered_last_step_ends_the_episode() -> None:
 
 def test_log_entries_of_a_missing_row_are_dropped() -> None:
     slab = Slab().start(0).lead().row()
-    slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
+    slab.rows.record_packed_action(bytes(LAYOUT.action_bytes))
     slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).rows.drop(1)
     slab.mark(STOP).mark(END, 0, Outcome.CUT).start(1).lead().row()
     assert slab.fragments() == [
@@ -167,7 +167,7 @@ def _marks_of(before: bytes, after: bytes) -> set[int]:
 def test_an_unanswered_action_is_pending_with_its_odd_values() -> None:
     slab = Slab().start(0).lead().row()
     slab.mark(VALUE, column=1, payload=pack("left"))
-    slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
+    slab.rows.record_packed_action(bytes(LAYOUT.action_bytes))
     assert len(slab.decoded().columns["actions",]) == 1
     assert [(one.episode, one.step, one.leaves) for one in slab.pending] == [(0, 1, ["left"])]
 

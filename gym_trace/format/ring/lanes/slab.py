@@ -17,19 +17,19 @@ from gym_trace.format.ring.memory import begin
 class LaneSlab:
     """The slab being filled with steps of all lanes, which takes steps that are arrays with the form of the columns.
 
-    ask() and answer() are the fast path. They return False, without recording, for steps with anything else: those go
-    through LaneWriter, which uses append(). _core.LaneSlab is the C twin.
+    record_action() and record_result() are the fast path. They return False, without recording, for all other steps,
+    which go through LaneWriter and append(). _core.LaneSlab is the C twin.
 
     Args:
         observation, action: layouts of one lane.
         times: maximum number of steps.
-        same_step: in answer(), decline steps that end an episode.
+        same_step: in record_result(), decline steps that end an episode.
 
     Attributes:
         steps: number of complete steps.
         position, end: where the next log entry goes, and where the log ends.
-        last: ask() returns False if the log has grown beyond this offset.
-        asked: True if the last entry is an action.
+        last: record_action() returns False if the log has grown beyond this offset.
+        is_waiting: True if the last entry is an action.
         memory, sequence: of the slab.
 
     What an entry changes changes at once, even if a signal interrupts the caller.
@@ -39,37 +39,37 @@ class LaneSlab:
         self._observation, self._action, self._times, self._same_step = observation, action, times, same_step
         self.memory, self.sequence = memoryview(bytearray()), 0
         self.position = self.end = self.last = self.steps = self._mark = 0
-        self.asked, self._is_held, self._until = False, True, 0
+        self.is_waiting, self._is_disabled, self._until = False, True, 0
         self._actions: tuple[Array, ...] | None = None
-        self._answers: tuple[Array, ...] | None = None
+        self._results: tuple[Array, ...] | None = None
         self._code = 0
 
     def begin(self, memory: memoryview, sequence: int, log: int) -> None:
-        """Continue in an empty slab, whose log begins at an offset; ask() returns False until release()."""
+        """Continue in an empty slab, whose log begins at an offset, with the fast path disabled."""
         begin(memory, sequence)
         clear(memory, log)
-        self._actions = self._answers = None
+        self._actions = self._results = None
         self.memory, self.sequence, self._mark = memory, sequence, sequence << 32
         self.position, self.end, self.last, self.steps = log, len(memory), len(memory), 0
-        self.asked, self._is_held = False, True
+        self.is_waiting, self._is_disabled = False, True
 
-    def expect(self, actions: tuple[Array, ...], answers: tuple[Array, ...], code: int) -> None:
-        """Set the columns, time first, that ask() and answer() fill, and the type of the rewards among them."""
-        self._actions, self._answers, self._code = actions, answers, code
+    def expect(self, actions: tuple[Array, ...], results: tuple[Array, ...], code: int) -> None:
+        """Set the columns, time first, that the fast path fills, and the type of the rewards among them."""
+        self._actions, self._results, self._code = actions, results, code
 
-    def hold(self) -> None:
-        """Make ask() return False until release()."""
-        self._is_held = True
+    def disable_fast_path(self) -> None:
+        """Make record_action() return False until enable_fast_path()."""
+        self._is_disabled = True
 
-    def release(self, until: int) -> None:
-        """Let ask() accept steps. answer() declines them after `until`, in nanoseconds of the monotonic clock."""
-        self._until, self._is_held = until, False
+    def enable_fast_path(self, until: int) -> None:
+        """Accept steps in record_action(), and results until a time, in nanoseconds of the monotonic clock."""
+        self._until, self._is_disabled = until, False
 
     @in_use
-    def ask(self, actions: Any) -> bool:
+    def record_action(self, actions: Any) -> bool:
         """Record that a step begins; return False, without recording, if the slow path must do it."""
         columns = self._actions
-        if self._is_held or self.asked or self.position > self.last or columns is None or not self._has_room():
+        if self._is_disabled or self.is_waiting or self.position > self.last or columns is None or not self._has_room():
             return False
         batches = _leaves_of(self._action, actions)
         if batches is None or not _put_batches(columns, self.steps, batches):
@@ -78,10 +78,10 @@ class LaneSlab:
         return True
 
     @in_use
-    def answer(self, observations: Any, rewards: Any, terminations: Any, truncations: Any) -> bool:
+    def record_result(self, observations: Any, rewards: Any, terminations: Any, truncations: Any) -> bool:
         """Record the results of the step; return False, without recording, if the slow path must do it."""
-        columns = self._answers
-        if not self.asked or columns is None or not self._has_room():
+        columns = self._results
+        if not self.is_waiting or columns is None or not self._has_room():
             return False
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         batches = _leaves_of(self._observation, observations) if monotonic <= self._until else None
@@ -105,7 +105,7 @@ class LaneSlab:
         if self.position + size_of(len(payload)) + ENTRY.size > self.end:
             raise LogFull(size_of(len(payload)))
         following = put(self.memory, self.position, mark, step, kind, payload, 0, column, a, 0, c, d)
-        self.position, self._mark, self.steps, self.asked = following, mark, step + (kind == STEP), kind == ASK
+        self.position, self._mark, self.steps, self.is_waiting = following, mark, step + (kind == STEP), kind == ASK
 
 
 def _leaves_of(layout: Layout, value: Any) -> list[Any] | None:

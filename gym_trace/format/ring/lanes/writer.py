@@ -39,7 +39,7 @@ class Step(NamedTuple):
     more: More = NO_MORE  # without observations and rewards
 
 
-class Rooms(NamedTuple):
+class OutputBuffers(NamedTuple):
     """Output arrays for a step, with one row per lane: views of the slab if the step fits."""
 
     time: int  # index of the step in its slab; -1: not in a slab
@@ -50,13 +50,13 @@ class Rooms(NamedTuple):
     truncations: Array
 
 
-_NO_ROOMS = Rooms(-1, [], [], np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+_NO_BUFFERS = OutputBuffers(-1, [], [], np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
 
 
 class LaneWriter:
     """Writes any steps of all lanes to a slab. Raises LogFull(bytes) for data that does not fit.
 
-    It also tells the slab which columns its ask() and answer() fill: usual steps do not come here.
+    It also tells the slab which columns its record_action() and record_result() fill: usual steps do not come here.
 
     Args:
         slab: a new one; the writer begins it.
@@ -88,7 +88,7 @@ class LaneWriter:
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
         self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
-        self._rooms = _NO_ROOMS  # of the current step
+        self._buffers = _NO_BUFFERS  # of the current step
         self._odd: tuple[list[Rows], int] | None = (
             None  # the last actions that are not all in columns, and their log bytes
         )
@@ -108,28 +108,28 @@ class LaneWriter:
         return self.slab.steps >= self._layout.times or self.slab.position > self.slab.last
 
     @property
-    def asked_bytes(self) -> int:
-        """The log bytes of actions without an answer; 0 without any."""
-        if not self.slab.asked:
+    def pending_bytes(self) -> int:
+        """The log bytes of actions without a result; 0 without any."""
+        if not self.slab.is_waiting:
             return 0
         return ENTRY.size if self._odd is None else self._odd[1]
 
-    def asked(self) -> list[Rows] | None:
-        """Return the actions without an answer, one per leaf; None without any."""
-        if not self.slab.asked:
+    def pending_actions(self) -> list[Rows] | None:
+        """Return the actions without a result, one per leaf; None without any."""
+        if not self.slab.is_waiting:
             return None
         if self._odd is not None:
             return self._odd[0]
         return [column[self.slab.steps] for column in self._actions if column is not None]
 
-    def rooms(self) -> Rooms | None:
+    def output_buffers(self) -> OutputBuffers | None:
         """Return the output arrays for the next step; None if it does not fit."""
-        time, rooms = self.slab.steps, self._rooms
-        if rooms.time == time:
-            return rooms
+        time, buffers = self.slab.steps, self._buffers
+        if buffers.time == time:
+            return buffers
         if time >= self._layout.times:
             return None
-        self._rooms = rooms = Rooms(
+        self._buffers = buffers = OutputBuffers(
             time,
             [None if column is None else column[time] for column in self._observations],
             [None if column is None else column[time] for column in self._actions],
@@ -137,17 +137,17 @@ class LaneWriter:
             self._flags[0][time],
             self._flags[1][time],
         )
-        return rooms
+        return buffers
 
-    def reward_room(self, dtype: np.dtype[Any]) -> Array | None:
+    def reward_buffer(self, dtype: np.dtype[Any]) -> Array | None:
         """Return the output array for rewards of this type in the next step; None if they do not fit."""
         column = self._reward_column(dtype)
         return None if column is None or self.slab.steps >= self._layout.times else column[self.slab.steps]
 
-    def ask(self, actions: list[Any]) -> None:
+    def record_actions(self, actions: list[Any]) -> None:
         """Record the actions before the environment is stepped."""
         odd = {}
-        if actions is not self._rooms.actions:
+        if actions is not self._buffers.actions:
             odd = self._put(self._layout.action_leaves, self._actions, actions)
         payload = packed_actions(odd)
         if len(payload) > self.payloads[0]:
@@ -157,15 +157,15 @@ class LaneWriter:
 
     def step(self, step: Step) -> None:
         """Record the results of the step."""
-        if not self.slab.asked:
-            self.ask(step.actions)
+        if not self.slab.is_waiting:
+            self.record_actions(step.actions)
         odd: OddRows = {}
-        rooms, code = self._rooms, type_code(_FLOAT)
-        if step.observations is not rooms.observations:
+        buffers, code = self._buffers, type_code(_FLOAT)
+        if step.observations is not buffers.observations:
             odd = self._put(self._layout.observation_leaves, self._observations, step.observations)
-        if step.rewards is not rooms.rewards:
+        if step.rewards is not buffers.rewards:
             code = self._put_rewards(step.rewards)
-        if step.terminations is not rooms.terminations or step.truncations is not rooms.truncations:
+        if step.terminations is not buffers.terminations or step.truncations is not buffers.truncations:
             flags, index = self._flags, self.slab.steps
             flags[0][index], flags[1][index] = step.terminations, step.truncations
         if code and code != self._code:
@@ -227,8 +227,8 @@ class LaneWriter:
         """Take rewards of this type as the usual ones."""
         self._code, columns = code, (*self._observations, *self._actions)
         if not any(column is None for column in columns):
-            answers = (*self._observations, self._rewards[dtype_of(code)], *self._flags)
-            self.slab.expect(tuple(self._actions), answers, code)  # type: ignore[arg-type]
+            results = (*self._observations, self._rewards[dtype_of(code)], *self._flags)
+            self.slab.expect(tuple(self._actions), results, code)  # type: ignore[arg-type]
 
     def _reward_column(self, dtype: np.dtype[Any]) -> Array | None:
         column = self._rewards.get(dtype)
@@ -242,11 +242,13 @@ def log_bytes_for(state: bytes) -> int:
     return size_of(len(state)) + 3 * _RESERVE
 
 
-def rooms_of_no_slab(layout: LaneLayout) -> Rooms:
+def buffers_of_no_slab(layout: LaneLayout) -> OutputBuffers:
     """Return output arrays outside of a slab, for a step that is not recorded."""
     count = layout.lanes
     observations, actions = (
         [None if leaf.dtype is None else np.empty((count, *leaf.shape), leaf.dtype) for leaf in leaves]
         for leaves in (layout.observation_leaves, layout.action_leaves)
     )
-    return Rooms(-1, observations, actions, np.empty(count), np.empty(count, np.bool_), np.empty(count, np.bool_))
+    return OutputBuffers(
+        -1, observations, actions, np.empty(count), np.empty(count, np.bool_), np.empty(count, np.bool_)
+    )
