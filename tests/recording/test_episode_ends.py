@@ -279,15 +279,13 @@ def in_a_handler(call: Callable[[], None]) -> None:
 
 
 HOWS = pytest.mark.parametrize("how", [in_a_thread, in_a_handler])
-INSIDES = ["step", "record_packed_result", "_release", "switch_slab", "_next_slab", "wait"]
+INSIDES = ["step", "record_result", "_release", "switch_slab", "_next_slab", "wait"]
 
 
 def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
     """Run call() inside that function during the next step."""
     recorder = env._recorder
     owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
-    if inside == "record_packed_result":
-        owner, inside = recorder, "answer"
     function = getattr(owner, inside)
     left = [1]
 
