@@ -10,14 +10,14 @@ import numpy as np
 from gym_trace.data.agents import PLACE, REWARDS, JointColumns, Name, agents_key
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
-from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.format import wire
+from gym_trace.errors import TraceError
 from gym_trace.playback.content import Content
+from gym_trace.playback.scan import Scan
 from gym_trace.playback.writer_reader import WriterReader
 
 _MOST = 1 << 26  # returns in memory
 
-Scan = Callable[..., Iterator[Episode]]
+ScanEpisodes = Callable[..., Iterator[Episode]]
 
 
 class AgentReturns(NamedTuple):
@@ -27,7 +27,7 @@ class AgentReturns(NamedTuple):
     values: Array
 
 
-def agent_returns(content: Content, scan: Scan) -> AgentReturns:
+def agent_returns(content: Content, scan: ScanEpisodes) -> AgentReturns:
     """Return the sum of the rewards of each agent in each episode; no names if all are of single agents.
 
     It reads two columns. Damaged chunks are passed over. For more than 2^26 returns it returns no names.
@@ -35,20 +35,12 @@ def agent_returns(content: Content, scan: Scan) -> AgentReturns:
     """
     names: dict[Name, int] = {}
     found: list[tuple[list[Name], Array, Array]] = []  # names, rows of content, values
-    wanted = np.arange(len(content)) if content.chosen is None else content.chosen
-    place = np.full(int(content.bounds[-1]), -1)
-    place[wanted] = np.arange(len(wanted))
-    for number, writer in enumerate(content.writers):
-        episodes = place[int(content.bounds[number]) : int(content.bounds[number + 1])]
-        rows = episodes[episodes >= 0]
-        if not len(rows) or not writer.about_or_empty.agents:
-            continue
-        told = _of_columns(writer, episodes >= 0)
-        if told is None:
-            for own, row, values in _of_episodes(scan, rows):
-                found.append((own, row, values))
-        else:
-            found.append((told[0], rows, told[1][episodes >= 0]))
+    writers, rows_of = content["writer"], content.rows
+    for number, writer in enumerate(content.readers):
+        mine = np.flatnonzero(writers == number)
+        if len(mine) and writer.about_or_empty.agents:
+            mine = mine[np.argsort(rows_of[mine], kind="stable")]
+            found += _of_columns(content, writer, mine) or _of_episodes(scan, mine)
     for own, _, _ in found:
         for name in own:
             names.setdefault(name, len(names))
@@ -60,35 +52,34 @@ def agent_returns(content: Content, scan: Scan) -> AgentReturns:
     return AgentReturns(list(names), values)
 
 
-def _of_columns(writer: WriterReader, wanted: Array) -> tuple[list[Name], Array] | None:
-    """Return the names, and the returns of the writer's episodes; None if rows have a structure of their own."""
+def _of_columns(content: Content, writer: WriterReader, episodes: Array) -> list[tuple[list[Name], Array, Array]]:
+    """Return the names and returns of episodes of one writer; nothing if rows have a structure of their own."""
     names = writer.about_or_empty.agents.get("names")
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
-        return None
-    if len(wanted) * len(names) > _MOST or len(set(names)) < len(names):
-        return None
+        return []
+    if len(episodes) * len(names) > _MOST or len(set(names)) < len(names):
+        return []
     key = agents_key(names)
     paths = tuple(("observations", key, column) for column in (REWARDS, PLACE))
-    sums, was_there = np.zeros((len(wanted), len(names))), np.zeros((len(wanted), len(names)), bool)
-    for block in writer.blocks(wanted):
-        try:
-            chunk = writer.chunk(block.number, frozenset(paths))
-            rewards, there = (chunk.array(path) for path in paths)
-        except (CorruptTrace, LookupError):
+    sums, was_there = np.zeros((len(content), len(names))), np.zeros((len(content), len(names)), bool)
+    for block in Scan(content, paths, episodes, on_damage=lambda damage: None):
+        if not all(path in block.columns for path in paths):
             continue
+        rewards, there = (block.columns[path] for path in paths)
         shape = len(rewards), len(names)
         if "O" in (rewards.dtype.kind, there.dtype.kind) or not rewards.shape == there.shape == shape:
-            return None
-        begins, counts = block.offsets[0][:-1], np.diff(block.offsets[0])
-        episode = np.repeat(block.rows, counts)
-        is_step = np.ones(len(episode), bool)  # the observation that leads a run has the reward of a step before it
-        is_step[begins[(block.table["flags"] & wire.LEADS > 0) & (counts > 0)]] = False
-        np.add.at(sums, episode[(episode >= 0) & is_step], rewards[(episode >= 0) & is_step])
-        np.logical_or.at(was_there, episode[episode >= 0], there[episode >= 0] >= 0)
-    return names, np.where(was_there, sums, np.nan)
+            return []
+        counts = np.diff(block.observation_offsets)
+        episode = np.repeat(block.episode, counts)
+        is_step = np.ones(len(episode), bool)  # an initial observation has the rewards of the step before the run
+        is_step[block.observation_offsets[:-1][block.has_initial & (counts > 0)]] = False
+        np.add.at(sums, episode[is_step], rewards[is_step])
+        np.logical_or.at(was_there, episode, there >= 0)
+    return [(names, episodes, np.where(was_there, sums, np.nan)[episodes])]
 
 
-def _of_episodes(scan: Scan, rows: Array) -> Iterator[tuple[list[Name], Array, Array]]:
+def _of_episodes(scan: ScanEpisodes, rows: Array) -> list[tuple[list[Name], Array, Array]]:
+    found = []
     for episode in scan(columns=("observations",), episodes=rows, on_damage="skip"):
         try:
             columns = JointColumns(episode.observations)
@@ -97,7 +88,8 @@ def _of_episodes(scan: Scan, rows: Array) -> Iterator[tuple[list[Name], Array, A
         values: Any = np.full((1, len(columns.names)), np.nan)
         for number in np.flatnonzero((columns.place >= 0).any(axis=0)).tolist():
             values[0, number] = _sum(columns.rewards[1:, number])
-        yield columns.names, np.array([episode.index]), values
+        found.append((columns.names, np.array([episode.index]), values))
+    return found
 
 
 def _sum(rewards: Array) -> float:

@@ -82,9 +82,14 @@ class Content:
         return self._table[index].copy()
 
     @property
+    def whole_places(self) -> Array:
+        """The index of each episode in the whole trace."""
+        return np.arange(len(self)) if self.chosen is None else self.chosen
+
+    @property
     def rows(self) -> Array:
         """The row of each episode in the table of its writer."""
-        places = np.arange(len(self)) if self.chosen is None else self.chosen
+        places = self.whole_places
         rows: Array = places - self.bounds[self._writers_of(places)]
         return rows
 

@@ -16,7 +16,6 @@ from gym_trace.data.vocabulary import SCANNED
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import Piece, assemble
 from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import Parts, parts_of
 from gym_trace.playback.on_demand import Asked
 from gym_trace.playback.opened import Scanned
 from gym_trace.playback.scan import OnDamage, read_chunks
@@ -49,33 +48,30 @@ def scan_content(
         if not mine.any() and not everything:
             continue
         raise_or_report(writer, on_damage)
-        for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage, asked):
+        for reader, row, pieces in scan_episodes(writer, roots, mine, on_damage, asked):
             index = begin + row
-            if parts is not writer.parts:  # a part of a damaged episode
-                index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
+            if reader is not writer:
+                index = begin + int(writer.parts.of_fragment[reader.parts.first_of(slice(row, row + 1))[0]])
             record = content.record(index if content.chosen is None else int(wanted[np.searchsorted(whole, index)]))
-            if parts is not writer.parts:
-                record = _of_part(parts, row, record)
-            source = Scanned(writer, parts, row, pieces, roots, skip, asked)
+            if reader is not writer:  # a part of a damaged episode
+                (part,) = reader.parts.table(slice(row, row + 1))
+                part["index"], part["writer"] = record["index"], record["writer"]
+                record = part
+            source = Scanned(reader, row, pieces, roots, skip, asked)
             yield Episode(record, writer.writer, writer.split, source, prefix=writer.about.prefix)
-
-
-def _of_part(parts: Parts, row: int, whole: Any) -> Any:
-    """Return the record of a part of a damaged episode. whole: that of the episode."""
-    (record,) = parts.table(slice(row, row + 1))
-    record["index"], record["writer"] = whole["index"], whole["writer"]
-    return record
 
 
 def scan_episodes(
     writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None, asked: Asked | None = None
-) -> Iterator[tuple[Parts, int, list[Piece]]]:
-    """Yield each wanted episode of a writer as (parts, row, pieces), reading each chunk once.
+) -> Iterator[tuple[WriterReader, int, list[Piece]]]:
+    """Yield each wanted episode of a writer as (reader, row, pieces), reading each chunk once.
+
+    After damage, reader is one without the damaged chunks, and row that of a part of an episode.
 
     on_damage: called with damaged chunks, which are then skipped as if they did not exist; None: raises CorruptTrace.
     asked: what episodes were asked for before; the chunks are ChunkOnDemand then. None: chunks with all of roots.
     """
-    parts = writer.parts
+    reader, parts = writer, writer.parts
     pending: dict[int, list[tuple[int, Piece]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     columns = roots if on_damage is None else roots | {"starts"}
@@ -85,14 +81,15 @@ def scan_episodes(
         if chunk is None:
             # Look for all damage now, to compute the remaining parts once and not after each damaged chunk.
             bad = [block.number, *(later.number for later, found in chunks if found is None)]
-            parts, wanted = _without(writer, bad, parts, wanted)
+            reader, wanted = _without(reader, bad, wanted)
+            parts = reader.parts
             pieces = [item for items in pending.values() for item in items]
             pending = {}
             for f, piece in pieces:
                 pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
             for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
-                yield parts, row, [piece for _, piece in pending.pop(row)]
-            chunks = read_chunks(writer, columns, wanted, on_damage, parts=parts, first=block.number + 1)
+                yield reader, row, [piece for _, piece in pending.pop(row)]
+            chunks = read_chunks(reader, columns, wanted, on_damage, first=block.number + 1)
             continue
         flags = block.table["flags"].tolist()
         o, s = (offsets.tolist() for offsets in block.offsets)
@@ -104,26 +101,25 @@ def scan_episodes(
             items = pending.setdefault(row, [])
             items.append((block.begin + i, piece))
             if parts.is_whole(row, len(items)):
-                yield parts, row, [piece for _, piece in pending.pop(row)]
+                yield reader, row, [piece for _, piece in pending.pop(row)]
 
 
-def without_damage(writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage) -> Parts:
-    """Read the chunks of wanted episodes, and return the episodes without the damaged chunks."""
-    chunks = read_chunks(writer, roots | {"starts"}, wanted, on_damage)
+def without_damage(reader: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage) -> WriterReader:
+    """Read the chunks of wanted episodes, and return a reader without the damaged ones."""
+    chunks = read_chunks(reader, roots | {"starts"}, wanted, on_damage)
     bad = [block.number for block, chunk in chunks if chunk is None]
-    return _without(writer, bad, writer.parts, wanted)[0] if bad else writer.parts
+    return reader.without_chunks(bad) if bad else reader
 
 
-def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) -> tuple[Parts, Array]:
-    """Return the parts without bad chunks, whose fragments belong to no episode, and which of them are wanted."""
-    wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
-    is_bad = np.zeros(writer.chunk_count, bool)
-    is_bad[bad] = True
-    left = np.flatnonzero(~(np.repeat(is_bad, np.diff(writer.chunk_bounds)) | writer.is_headless))
-    parts = parts_of(writer.fragments, writer.alive, left)
-    wanted = np.zeros(len(parts), bool)
-    wanted[parts.of_fragment[wanted_fragments & (parts.of_fragment >= 0)]] = True
-    return parts, wanted
+def _without(reader: WriterReader, bad: list[int], wanted: Array) -> tuple[WriterReader, Array]:
+    """Return a reader without bad chunks, and which of its episodes are parts of wanted ones."""
+    of_fragment = reader.parts.of_fragment
+    wanted_fragments = wanted[of_fragment] & (of_fragment >= 0)
+    reader = reader.without_chunks(bad)
+    of_fragment = reader.parts.of_fragment
+    wanted = np.zeros(len(reader.parts), bool)
+    wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
+    return reader, wanted
 
 
 class _Typed(NamedTuple):

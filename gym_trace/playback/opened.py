@@ -17,7 +17,6 @@ from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom,
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.playback.assembly import Piece, assemble, cut_down
-from gym_trace.playback.episode_table import Parts
 from gym_trace.playback.on_demand import STARTS, Asked, read
 from gym_trace.playback.origins import presented
 from gym_trace.playback.writer_reader import Extent, WriterReader
@@ -262,12 +261,11 @@ class OnDisk:
 class Scanned:
     """An episode of a scan, whose chunks have been read, or are read on demand. Pickled, it takes its arrays along."""
 
-    __slots__ = ("_asked", "_parts", "_pieces", "_roots", "_row", "_skip", "_writer")
+    __slots__ = ("_asked", "_pieces", "_roots", "_row", "_skip", "_writer")
 
     def __init__(
         self,
         writer: WriterReader,
-        parts: Parts,
         row: int,
         pieces: list[Piece],
         roots: frozenset[str],
@@ -275,7 +273,7 @@ class Scanned:
         asked: Asked | None,
     ):
         """asked: what the episodes of the scan were asked for, if their chunks are read on demand."""
-        self._writer, self._parts, self._row, self._pieces = writer, parts, row, pieces
+        self._writer, self._row, self._pieces = writer, row, pieces
         self._roots, self._skip, self._asked = roots, skip, asked
 
     def column(self, name: str, steps: range | None) -> Any:
@@ -290,14 +288,14 @@ class Scanned:
         if self._asked is not None:
             self._asked.add(STARTS)
         try:
-            return self._writer.start_of(self._row, self._parts)
+            return self._writer.start_of(self._row)
         except CorruptTrace:
             if self._skip:  # the part of the episode that is left does not know how it started
                 return {}
             raise
 
     def pending(self) -> Any:
-        return self._writer.pending_action(self._row, self._parts)
+        return self._writer.pending_action(self._row)
 
     def __reduce__(self) -> Any:
         columns = {name: self.column(name, None) for name in sorted(self._roots)}

@@ -17,7 +17,6 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import Parts
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.ordered_scan import OrderedScan
@@ -137,20 +136,18 @@ def read_chunks(
     wanted: Array | None = None,
     on_damage: OnDamage | None = None,
     *,
-    parts: Parts | None = None,
     first: int = 0,
     asked: Asked | None = None,
 ) -> Iterator[tuple[Block, Chunk | None]]:
     """Yield the chunks with wanted episodes in their order, with the fragments in them; the next ones are fetched.
 
     Args:
-        wanted: mask over the rows of parts. None: all.
+        wanted: mask over the rows of reader.parts. None: all.
         on_damage: called with each damaged chunk, for which None is yielded. None: raise CorruptTrace.
-        parts: the episodes. None: those of the reader.
         first: number of the first chunk.
         asked: columns that the episodes before were asked for: the chunks are ChunkOnDemand then.
     """
-    blocks = reader.blocks(wanted, first, parts)
+    blocks = reader.blocks(wanted, first)
     for block in reader.ahead(blocks, columns if asked is None else asked, lambda block: (block.number,)):
         chunk: Chunk | None
         try:

@@ -129,10 +129,10 @@ class _Rows:
         rows = columns[stored]
         unknown = np.empty(0, np.int64)
         if name == _AFTER:
-            rows = rows[block.rows_after]
+            rows = _taken(rows, block.rows_after)
             unknown = block.step_offsets[1:][~block.final_known & (block.lengths > 0)] - 1
         elif name == _BEFORE:
-            rows = rows[block.rows_after - 1]
+            rows = _taken(rows, block.rows_after - 1)
         shape = rows.shape[1:]
         for key in keys[len(stored) - 1 :]:
             if not isinstance(key, int) or rows.ndim < 2 or not -rows.shape[1] <= key < rows.shape[1]:
@@ -144,6 +144,12 @@ class _Rows:
 
     def _unknown(self) -> Column:
         return words(np.zeros((len(self), 1), np.int64), [None])
+
+
+def _taken(rows: Array, at: Array) -> Array:
+    """Return rows at these ascending positions; a view if they are contiguous."""
+    first, last = int(at[0]), int(at[-1])
+    return rows[first : last + 1] if last - first == len(at) - 1 else rows.take(at, axis=0)
 
 
 def _without(column: Column, rows: Array) -> Column:

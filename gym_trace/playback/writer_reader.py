@@ -26,7 +26,7 @@ from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import Recovered, read_ring
 from gym_trace.playback.assembly import Piece, cut_down
-from gym_trace.playback.episode_table import Parts, headless, parts_of, step_offsets
+from gym_trace.playback.episode_table import headless, parts_of, step_offsets
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
@@ -46,7 +46,7 @@ class Block(NamedTuple):
     Attributes:
         number: number of the chunk.
         begin: number of the first fragment, among all of the writer.
-        rows: (n,) row of the episode of each fragment in Parts, -1 if it is not wanted or has no episode.
+        rows: (n,) row of the episode of each fragment in parts, -1 if it is not wanted or has no episode.
         table: (n,) the fragments, as docs/FORMAT.md describes them.
     """
 
@@ -409,12 +409,12 @@ class WriterReader:
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described
 
-    def blocks(self, wanted: Array | None = None, first: int = 0, parts: Parts | None = None) -> Iterator[Block]:
+    def blocks(self, wanted: Array | None = None, first: int = 0) -> Iterator[Block]:
         """Yield the chunks that hold wanted episodes, in their order, from chunk first on. Decodes nothing.
 
-        wanted: a mask over the rows of parts; None: all. parts: None: those of this writer.
+        wanted: a mask over the rows of parts; None: all.
         """
-        parts = self.parts if parts is None else parts
+        parts = self.parts
         chosen = np.zeros(len(parts) + 1, np.bool_)  # one more for -1, which is never wanted
         chosen[:-1] = True if wanted is None else wanted
         rows = np.where(chosen[parts.of_fragment], parts.of_fragment, -1)
@@ -422,6 +422,15 @@ class WriterReader:
         for number in (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist():
             begin, end = self.chunk_bounds[number : number + 2].tolist()
             yield Block(number, begin, rows[begin:end], self.fragments[begin:end])
+
+    def without_chunks(self, numbers: Sequence[int]) -> WriterReader:
+        """Return a reader that lacks some chunks: the parts of episodes before and after them are its episodes."""
+        lacks = np.zeros(self.chunk_count, np.bool_)
+        lacks[numbers] = True
+        left = np.flatnonzero(~(np.repeat(lacks, np.diff(self.chunk_bounds)) | self.is_headless))
+        other = copy(self)
+        other.parts = parts_of(self.fragments, self.alive, left)
+        return other
 
     # -- single episodes ----------------------------------------------------------------------------------------------
 
@@ -445,10 +454,10 @@ class WriterReader:
         row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
         return row if row >= 0 and self.place_of(row) == (number, fragment) else None
 
-    def pending_action(self, row: int, parts: Parts | None = None) -> Any:
+    def pending_action(self, row: int) -> Any:
         """The action that was never answered at the end of an episode, with the structure of its space; or None."""
         for action in self.pending:
-            if row == (self.parts if parts is None else parts).row_of_pending(action):
+            if row == self.parts.row_of_pending(action):
                 return copied(action.action(self.layouts.actions))
         return None
 
@@ -483,14 +492,14 @@ class WriterReader:
             return found
         return cut_down(found, steps.start, steps.stop, skipped)
 
-    def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
+    def start_of(self, row: int) -> dict[str, Any]:
         """Return the reset record of an episode: options, rng_state, reset_info, a large seed."""
-        start: dict[str, Any] = copied(self.kept_start_of(row, parts))
+        start: dict[str, Any] = copied(self.kept_start_of(row))
         return start
 
-    def kept_start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
+    def kept_start_of(self, row: int) -> dict[str, Any]:
         """Return the reset record of an episode without copying it: do not change it."""
-        f = int((self.parts if parts is None else parts).starts[row])
+        f = int(self.parts.starts[row])
         if f < 0:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1

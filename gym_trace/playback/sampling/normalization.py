@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import Path
+from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
-from gym_trace.playback.content import Recorded
-from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
-from gym_trace.playback.sampling.store import KEPT, Known, default_root, identified
+from gym_trace.playback.content import Content, Recorded
+from gym_trace.playback.forms import forms_of
+from gym_trace.playback.sampling.rows import agreed_layouts, chosen_forms
+from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
+from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _FILE = "moments.npz"
-_BLOCK_BYTES = 1 << 24  # that are decoded at a time
 _FLOAT_BYTES = 1 << 24  # that are computed with at a time
 
 
@@ -77,62 +79,45 @@ class _Sums:
 
 
 def moments_of(trace: Recorded, roots: frozenset[str]) -> dict[str, Any]:
-    """Moments, with the structure of the spaces. Of a whole trace they are kept among the caches.
+    """Return moments, with the structure of the spaces. Those of a whole trace are cached.
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
-    plan = Plan(trace, roots, to_the_end=True)
-    forms = {path: form for path, form in plan.forms.items() if form is not None and form.dtype.kind in "biuf"}
-    said = json.dumps(
+    layouts, content = agreed_layouts(trace), trace.content
+    known_forms = chosen_forms(forms_of(trace), roots)
+    forms = {path: form for path, form in known_forms.items() if form is not None and form.dtype.kind in "biuf"}
+    described = json.dumps(
         [_VERSION, str(trace.directory), [[[*path], *form[:2]] for path, form in forms.items()]], default=str
     )
-    file = default_root() / hashlib.sha256(said.encode()).hexdigest()[:32] / _FILE
-    episodes, over = identified(plan), plan.table["outcome"] != "running"
-    known, sums = Known(np.zeros(0, KEPT)), {path: _Sums.of_none(form.shape) for path, form in forms.items()}
+    file = default_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
+    episodes = identified(content, trace.readers, content["steps"])
+    over = content["outcome"] != "running"
+    known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _Sums.of_none(form.shape) for path, form in forms.items()}
     is_whole = trace.whole is trace
     if is_whole:
         known, sums = _found(file, episodes[over], known, sums)
     is_new = known.places(episodes) < 0
-    _add(plan, is_new & over, sums)
+    _add(content, is_new & over, sums)
     if is_whole and (is_new & over).any():
         _keep(file, episodes[over], sums)
-    _add(plan, is_new & ~over, sums)
-    found = {path: one.moments() if one.count else None for path, one in sums.items()}
-    return _structured(plan, roots, found)
+    _add(content, is_new & ~over, sums)
+    return _structured(layouts, roots, {path: one.moments() if one.count else None for path, one in sums.items()})
 
 
-def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
-    """Adds the rows of chosen episodes, each once, in memory that is bounded."""
-    if not chosen.any():
-        return
-    block = max(1, _BLOCK_BYTES // max(1, plan.step_bytes))
-    for block_of in plan.blocks(block, 0, 0):
-        pieces = block_of()
-        mine = chosen[pieces.episode]
-        if mine.any():
-            some = Pieces(*(column[mine] for column in pieces))
-            _add_rows(plan.decode([some], in_memory), plan.repeated[some.episode] - some.offset, sums)
+def _add(content: Content, chosen: Array, sums: dict[Path, _Sums]) -> None:
+    """Add the rows of chosen episodes; those that a view has several times are added as often."""
+    whole, episodes = content.whole_places, np.flatnonzero(chosen & (content["steps"] > 0))
+    while len(episodes):
+        _, firsts = np.unique(whole[episodes], return_index=True)
+        for block in Scan(content, sums, episodes[firsts], finals=OMITTED, prefix=False):
+            for path in sums.keys() & block.columns:
+                sums[path].add(block.columns[path])
+        episodes = np.delete(episodes, firsts)
 
 
-def _add_rows(rows: Rows, repeated: Array, sums: dict[Path, _Sums]) -> None:
-    """Add rows. repeated: how many steps of each piece repeat another episode, which are not counted."""
-    for path, one in sums.items():
-        array, is_seen = rows.columns[path], path[0] == "observations"
-        counts = np.clip(repeated, 0, rows.lengths + is_seen)
-        not_counted = [np.repeat((rows.seen if is_seen else rows.steps) - np.cumsum(counts) + counts, counts)]
-        not_counted[0] += np.arange(len(not_counted[0]))
-        if is_seen:  # whose first ones are the last ones of a block before
-            not_counted.append(rows.seen[rows.offset > 0])
-            if rows.known is not None:
-                not_counted.append((rows.seen + rows.lengths)[~rows.known])
-        if any(map(len, not_counted)):
-            array = np.delete(array, np.concatenate(not_counted), axis=0)
-        one.add(array)
-
-
-def _structured(plan: Plan, roots: frozenset[str], found: dict[Path, Moments | None]) -> dict[str, Any]:
+def _structured(layouts: Layouts, roots: frozenset[str], found: dict[Path, Moments | None]) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for root, layout in (("observations", plan.layouts.observations), ("actions", plan.layouts.actions)):
+    for root, layout in (("observations", layouts.observations), ("actions", layouts.actions)):
         if root in roots:
             result[root] = layout.join(iter([found.get(leaf.path) for leaf in layout.leaves()]))
     result |= {str(path[0]): moments for path, moments in found.items() if len(path) == 1 and path[0] not in result}
@@ -148,7 +133,7 @@ def _found(file: FilePath, episodes: Array, known: Known, sums: dict[Path, _Sums
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as kept:
         table = kept["episodes"]
         there = Known(episodes)
-        if table.dtype == KEPT and (there.places(table) >= 0).all():
+        if table.dtype == CACHE_KEY and (there.places(table) >= 0).all():
             found = {
                 path: _Sums(int(kept["counts"][number]), *(kept[f"{name}{number}"] for name in _NAMES))
                 for number, path in enumerate(sums)

@@ -19,7 +19,7 @@ from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.content import Recorded
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_scan import without_damage
-from gym_trace.playback.episode_table import Columns, Parts, step_offsets
+from gym_trace.playback.episode_table import Columns, step_offsets
 from gym_trace.playback.forms import Form, forms_of
 from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
@@ -89,41 +89,32 @@ class Plan:
         held: bytes of the plan itself.
     """
 
-    def __init__(
-        self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None, to_the_end: bool = False
-    ):
+    def __init__(self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None):
         """on_damage: called with damage, which is searched for in all chunks, and skipped. None: raises CorruptTrace.
-        to_the_end: include all steps that led to an unknown observation.
 
         Raises TraceError if the writers have different spaces.
         """
-        self.layouts = trace.writer_agreed_on("observation_space").layouts
-        trace.writer_agreed_on("action_space")
+        self.layouts = agreed_layouts(trace)
         self.directory, self.readers = trace.directory, trace.readers
         for damage in (damage for reader in self.readers for damage in reader.damage):
             if on_damage is None:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
-        forms = forms_of(trace, skip)
-        self.forms = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
-        noted = {f"annotations.{path[1]}" for path in forms if path[0] == "annotations"}
-        if missing := {root for root in roots if root.startswith("annotations.")} - noted:
-            raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(noted)}")
-        self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
-        content, rows, parts = trace.content, trace.rows, [reader.parts for reader in self.readers]
+        self.forms = chosen_forms(forms_of(trace, skip), roots)
+        content, rows, readers = trace.content, trace.rows, self.readers
         # Of each part around damage: the index of its episode, and its first step there. None: there are no parts.
         self._parts: tuple[Array, Array] | None = None
         self.table: Columns = content
         if on_damage is not None:
             read = frozenset(str(path[0]) for path in self.forms)
             whole = trace.episodes.view(np.ndarray)
-            self.table, place, rows, parts = _left(self.readers, read, whole, rows, on_damage)
+            self.table, place, rows, readers = _left(self.readers, read, whole, rows, on_damage)
             self._parts = place, self.table["first_step"] - whole["first_step"][place]
         writer, steps = self.table["writer"], self.table["steps"].astype(np.int64)
         known, shorter = self.table["has_final_observation"], np.zeros(0, np.int64)
-        if not known.all() and not to_the_end:
-            shorter = _without_end(self.readers, parts, writer, steps, known, rows)
+        if not known.all():
+            shorter = _without_end(readers, writer, steps, known, rows)
             steps[shorter] -= 1
             known = known.copy()  # the table is the user's
             known[shorter] = True
@@ -134,7 +125,7 @@ class Plan:
         is_whole = content.chosen is None and on_damage is None
         self._stored = None if is_whole else writer.astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
-        for number, reader in enumerate(self.readers):
+        for number, reader in enumerate(readers):
             places = np.flatnonzero(writer == number)
             while len(places):  # an episode that a view has several times is stored once for each
                 mine = places
@@ -142,7 +133,7 @@ class Plan:
                     _, firsts = np.unique(rows[places], return_index=True)
                     mine = places[np.sort(firsts)]
                 cut = rows[mine[np.isin(mine, shorter)]]
-                self._writers.append(_Writer(reader, parts[number], rows[mine], mine, self.first, cut))
+                self._writers.append(_Writer(reader, rows[mine], mine, self.first, cut))
                 places = places[:0] if is_whole else np.setdiff1d(places, mine)
 
     @property
@@ -243,17 +234,37 @@ class Plan:
         return Rows(columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known)
 
 
+def agreed_layouts(trace: Recorded) -> Layouts:
+    """Return the layouts of observations and actions. Raises TraceError if the writers have different spaces."""
+    layouts = trace.writer_agreed_on("observation_space").layouts
+    trace.writer_agreed_on("action_space")
+    return layouts
+
+
+def chosen_forms(forms: dict[Path, Form | None], roots: frozenset[str]) -> dict[Path, Form | None]:
+    """Return the forms of the columns of these names ("annotations.value" is one annotation), and of flags.
+
+    Raises InvalidOption for annotations that the trace does not have.
+    """
+    known = {f"annotations.{path[1]}" for path in forms if path[0] == "annotations"}
+    if missing := {root for root in roots if root.startswith("annotations.")} - known:
+        raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(known)}")
+    chosen = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
+    return chosen | {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
+
+
 def _left(
     readers: list[WriterReader], roots: frozenset[str], table: Array, rows: Array, on_damage: OnDamage
-) -> tuple[Array, Array, Array, list[Parts]]:
-    """Return the table without damage; for each row its place in the table with damage, and its row in the parts of its
-    writer; and these parts."""
+) -> tuple[Array, Array, Array, list[WriterReader]]:
+    """Return the table without damage; for each row its place in the table with damage, and its row in the table of its
+    writer; and readers of the writers without the damaged chunks."""
     everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(table["writer"] == number)
         wanted = np.zeros(len(reader.parts), np.bool_)
         wanted[rows[mine]] = True
-        parts = without_damage(reader, roots, wanted, on_damage)
+        readable = without_damage(reader, roots, wanted, on_damage)
+        parts = readable.parts
         owner = reader.parts.of_fragment[parts.first_of(slice(None))]
         order = np.argsort(owner, kind="stable")
         low, high = (np.searchsorted(owner[order], rows[mine], side=side) for side in ("left", "right"))
@@ -261,7 +272,7 @@ def _left(
         chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
         part = parts.table(chosen)
         part["writer"] = number
-        everything.append(parts)
+        everything.append(readable)
         tables.append(part)
         places.append(np.repeat(mine, counts))
         found.append(chosen)
@@ -270,16 +281,14 @@ def _left(
     return left[order], place[order], np.concatenate(found)[order], everything
 
 
-def _without_end(
-    readers: list[WriterReader], parts: list[Parts], writer: Array, steps: Array, known: Array, rows: Array
-) -> Array:
+def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known: Array, rows: Array) -> Array:
     """Return the places of the episodes that lose their last step: it led to an unknown observation and did not
     terminate them."""
     shorter = np.flatnonzero(~known & (steps > 0))
     terminated = np.zeros(len(shorter), np.bool_)
     for number, reader in enumerate(readers):
         mine = writer[shorter] == number
-        flags = reader.fragments.flags[parts[number].last_of(rows[shorter[mine]])]
+        flags = reader.fragments.flags[reader.parts.last_of(rows[shorter[mine]])]
         terminated[mine] = flags & wire.TERMINATED > 0
     return shorter[~terminated]
 
@@ -306,9 +315,9 @@ class _Span(NamedTuple):
 class _Writer:
     """Positions of the rows of one writer, by fragment."""
 
-    def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array, cut: Array):
+    def __init__(self, reader: WriterReader, rows: Array, places: Array, first: Array, cut: Array):
         """cut: the rows of episodes that do without their last step."""
-        self._reader = reader
+        self._reader, parts = reader, reader.parts
         place_type = np.dtype(np.int32 if len(first) <= np.iinfo(np.int32).max else np.int64)
         place_of = np.full(len(parts) + 1, -1, place_type)
         place_of[rows] = places

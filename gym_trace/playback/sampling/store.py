@@ -10,7 +10,7 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -21,8 +21,10 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.forms import Form
 from gym_trace.playback.sampling.rows import Plan, Rows, in_memory
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.local import lock, shared_with_others
 from gym_trace.storage.staging import replaced_file
 
@@ -31,7 +33,7 @@ _INDEX = "index.npz"
 _OURS = re.compile("[0-9a-f]{32}")
 _AT_ONCE = 1 << 22  # bytes read at a time for a checksum
 _NAMES = ("writer", "episode_id", "first_step", "steps")
-KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
+CACHE_KEY = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
 
 
@@ -74,7 +76,7 @@ class Disk:
         os.makedirs(directory, exist_ok=True)
         os.chmod(directory, 0o700)  # who may open it could keep its lock
         with _locked(directory):
-            kept, episodes = _Kept(directory, plan), identified(plan)
+            kept, episodes = _Kept(directory, plan), identified(plan.table, plan.readers, np.diff(plan.first))
             places, _ = plan.distinct()
             missing = places[kept.known.places(episodes[places]) < 0]
             if len(missing):
@@ -120,22 +122,25 @@ def _used_and_size(directory: FilePath) -> tuple[float, int]:
     return 0.0, 0
 
 
-def identified(plan: Plan) -> Array:
-    """Return the key of each episode; its writer is a number that is the same in all processes."""
-    table, writer = plan.table, plan.table["writer"]
-    found = np.zeros(len(table), KEPT)
-    for number, reader in enumerate(plan.readers):
+def identified(table: Columns, readers: Sequence[WriterReader], steps: Array) -> Array:
+    """Return the key of each episode; its writer is a number that is the same in all processes.
+
+    steps: (episodes,) number of steps that are decoded.
+    """
+    writer = table["writer"]
+    found = np.zeros(len(table), CACHE_KEY)
+    for number, reader in enumerate(readers):
         name = f"{reader.key} {reader.about_or_empty.created}"
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         found["writer"][writer == number] = int.from_bytes(digest[:7], "little")
     for name in ("episode_id", "first_step"):
         found[name] = table[name]
-    found["steps"] = np.diff(plan.first)
+    found["steps"] = steps
     return found
 
 
 class Known:
-    """The kept episodes, and where their rows are. table: KEPT rows."""
+    """The kept episodes, and where their rows are. table: CACHE_KEY rows."""
 
     def __init__(self, table: Array):
         self.table = table
@@ -175,12 +180,12 @@ class _Kept:
         self._directory = directory
         self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
         self._forms = {path: form for path, form in plan.forms.items() if form is not None}
-        self.known = Known(np.zeros(0, KEPT))
+        self.known = Known(np.zeros(0, CACHE_KEY))
         self._added = np.zeros((0, len(self._files)), _ADDED)  # per addition and file
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             with np.load(directory / _INDEX) as index:
                 table, added, stamps = (index[name] for name in ("episodes", "added", "stamps"))
-            if table.dtype == KEPT and added.dtype == _ADDED and self._checks(added, stamps):
+            if table.dtype == CACHE_KEY and added.dtype == _ADDED and self._checks(added, stamps):
                 self.known, self._added = Known(table), added
 
     def _checks(self, added: Array, stamps: Array) -> bool:
@@ -269,17 +274,17 @@ class Growing:
         self._most_steps = most_steps
         self._columns: dict[Path, Array] = {}  # with room behind the rows that are there
         self._forms: dict[Path, Form | None] = {}
-        self._known = Known(np.zeros(0, KEPT))
+        self._known = Known(np.zeros(0, CACHE_KEY))
 
     def rows(self, plan: Plan) -> Rows:
         """Return the rows of the newest episodes; new episodes are decoded. Raises CorruptTrace."""
-        episodes, places = identified(plan), np.arange(len(plan.table))
+        episodes, places = identified(plan.table, plan.readers, np.diff(plan.first)), np.arange(len(plan.table))
         if self._most_steps is not None:
             order = np.argsort(plan.table["start_time"].astype(np.int64), kind="stable")[::-1]
             count = int(np.cumsum(np.diff(plan.first)[order]).searchsorted(self._most_steps, side="right"))
             places = np.sort(order[: max(1, count)])
         if plan.forms != self._forms:
-            self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, KEPT))
+            self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, CACHE_KEY))
         missing = places[self._known.places(episodes[places]) < 0]
         if len(missing):
             self._add(plan, episodes, places, missing)
@@ -307,7 +312,7 @@ class Growing:
         """Copy the wanted episodes to arrays of twice the size that they and `more` rows need."""
         here = self._known.places(wanted)
         kept = self._known.table[here[here >= 0]]
-        moved = Known(np.zeros(0, KEPT)).following(kept)
+        moved = Known(np.zeros(0, CACHE_KEY)).following(kept)
         rows = 2 * (int(kept["steps"].sum()) + len(kept) + more)
         columns = {path: in_memory(path, rows, form) for path, form in plan.forms.items()}
         for path, array in columns.items():
