@@ -11,7 +11,7 @@ from gym_trace.data.agents import PLACE, REWARDS, JointColumns, Name, agents_key
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
-from gym_trace.playback.content import Content
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.scan import Scan
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -27,7 +27,7 @@ class AgentReturns(NamedTuple):
     values: Array
 
 
-def agent_returns(content: Content, scan: ScanEpisodes) -> AgentReturns:
+def agent_returns(content: EpisodeIndex, scan: ScanEpisodes) -> AgentReturns:
     """Return the sum of the rewards of each agent in each episode; no names if all are of single agents.
 
     It reads two columns. Damaged chunks are passed over. For more than 2^26 returns it returns no names.
@@ -52,7 +52,7 @@ def agent_returns(content: Content, scan: ScanEpisodes) -> AgentReturns:
     return AgentReturns(list(names), values)
 
 
-def _of_columns(content: Content, writer: WriterReader, episodes: Array) -> list[tuple[list[Name], Array, Array]]:
+def _of_columns(content: EpisodeIndex, writer: WriterReader, episodes: Array) -> list[tuple[list[Name], Array, Array]]:
     """Return the names and returns of episodes of one writer; nothing if rows have a structure of their own."""
     names = writer.about_or_empty.agents.get("names")
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):

@@ -16,7 +16,7 @@ from gym_trace.format.batch_reader import Chunk
 _EXACT_INTEGERS = 1 << 53
 
 
-class Piece(NamedTuple):
+class ChunkSlice(NamedTuple):
     """One fragment of an episode: where its rows lie in a chunk. A first step whose observation is lost is left out."""
 
     chunk: Chunk
@@ -26,12 +26,12 @@ class Piece(NamedTuple):
     flags: int
 
 
-def cut_down(pieces: list[Piece], start: int, stop: int, before: int | None = None) -> list[Piece]:
+def cut_down(pieces: list[ChunkSlice], start: int, stop: int, before: int | None = None) -> list[ChunkSlice]:
     """Return the pieces of some steps of an episode, with the observation before them.
 
     before: number of steps in the fragments before these pieces; None: these pieces come first.
     """
-    cut: list[Piece] = []
+    cut: list[ChunkSlice] = []
     step = before or 0  # which step, and which observation, the next piece begins with
     row = 0 if before is None else step + 1
     for piece in pieces:
@@ -45,7 +45,7 @@ def cut_down(pieces: list[Piece], start: int, stop: int, before: int | None = No
     return cut
 
 
-def assemble(name: str, pieces: list[Piece], layouts: Layouts, copy: bool) -> Any:
+def assemble(name: str, pieces: list[ChunkSlice], layouts: Layouts, copy: bool) -> Any:
     """Return the column called name of the episode that pieces make up.
 
     copy: do not share memory with the chunks.
@@ -66,14 +66,14 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, copy: bool) -> An
     return {path[1]: _joined_notes(done, path, copy) for path in paths if len(path) == 2}
 
 
-def joined_leaf(pieces: list[Piece], leaf: Leaf, copy: bool) -> Array:
+def joined_leaf(pieces: list[ChunkSlice], leaf: Leaf, copy: bool) -> Array:
     """Return the rows of one column of observations or actions."""
     observed = leaf.path[0] == "observations"
     rows = [(it.chunk, it.observations if observed else it.steps) for it in pieces]
     return _joined([(chunk, at) for chunk, at in rows if at.stop > at.start], leaf.path, leaf, copy)
 
 
-def assemble_leaf(path: Path, pieces: list[Piece], layouts: Layouts) -> Array:
+def assemble_leaf(path: Path, pieces: list[ChunkSlice], layouts: Layouts) -> Array:
     """Return the rows of one column, such as ("observations", "image"), of the episode that pieces make up.
 
     Rows of a space that do not have its structure are Misfit and ABSENT, unlike in assemble(). Infos are an array of
@@ -170,7 +170,7 @@ def _is_exact(number: Any) -> bool:
 _REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)
 
 
-def _flags(pieces: list[Piece], bit: int) -> Array:
+def _flags(pieces: list[ChunkSlice], bit: int) -> Array:
     flags = np.zeros(sum(piece.steps.stop - piece.steps.start for piece in pieces), bool)
     end = 0
     for piece in pieces:

@@ -17,7 +17,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
 from gym_trace.format.fragments import Rows
 from gym_trace.playback.agent_returns import AgentReturns, agent_returns
-from gym_trace.playback.content import Content
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.playback.step_columns import STEP_NAMES
 from gym_trace.playback.writer_reader import WriterReader
@@ -43,7 +43,7 @@ class EpisodeColumns:
         facts: returns Trace.facts, which hold the flags.
     """
 
-    def __init__(self, content: Content, scan: Scan, facts: Callable[[], Mapping[str, Any]] = dict):
+    def __init__(self, content: EpisodeIndex, scan: Scan, facts: Callable[[], Mapping[str, Any]] = dict):
         self._content, self._scan, self._facts = content, scan, facts
 
     def __len__(self) -> int:

@@ -14,8 +14,8 @@ from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.playback.assembly import Piece, assemble
-from gym_trace.playback.content import Content
+from gym_trace.playback.assembly import ChunkSlice, assemble
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.on_demand import Asked
 from gym_trace.playback.opened import Scanned
 from gym_trace.playback.scan import OnDamage, read_chunks
@@ -28,7 +28,7 @@ _JOINED = 1 << 20  # bytes of episodes that are joined at once: an array that is
 
 
 def scan_content(
-    content: Content, roots: frozenset[str] | None, wanted: Array, on_damage: OnDamage | None
+    content: EpisodeIndex, roots: frozenset[str] | None, wanted: Array, on_damage: OnDamage | None
 ) -> Iterator[Episode]:
     """Yield the episodes at these indices, which ascend in the whole trace, with their columns under roots.
 
@@ -63,7 +63,7 @@ def scan_content(
 
 def scan_episodes(
     writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None, asked: Asked | None = None
-) -> Iterator[tuple[WriterReader, int, list[Piece]]]:
+) -> Iterator[tuple[WriterReader, int, list[ChunkSlice]]]:
     """Yield each wanted episode of a writer as (reader, row, pieces), reading each chunk once.
 
     After damage, reader is one without the damaged chunks, and row that of a part of an episode.
@@ -72,7 +72,7 @@ def scan_episodes(
     asked: what episodes were asked for before; the chunks are ChunkOnDemand then. None: chunks with all of roots.
     """
     reader, parts = writer, writer.parts
-    pending: dict[int, list[tuple[int, Piece]]] = {}
+    pending: dict[int, list[tuple[int, ChunkSlice]]] = {}
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     columns = roots if on_damage is None else roots | {"starts"}
     chunks = read_chunks(writer, columns, wanted, on_damage, asked=asked)
@@ -93,11 +93,11 @@ def scan_episodes(
             continue
         flags = block.table["flags"].tolist()
         o, s = (offsets.tolist() for offsets in block.offsets)
-        lost = (parts.trimmed[block.rows] & parts.opens(block.rows, block.begin)).tolist()
+        lost = (parts.first_step_lost[block.rows] & parts.opens(block.rows, block.begin)).tolist()
         for i, row in enumerate(block.rows.tolist()):
             if row < 0:
                 continue
-            piece = Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i] + lost[i], s[i + 1]), flags[i])
+            piece = ChunkSlice(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i] + lost[i], s[i + 1]), flags[i])
             items = pending.setdefault(row, [])
             items.append((block.begin + i, piece))
             if parts.is_whole(row, len(items)):
@@ -166,7 +166,7 @@ _Part = tuple[_Read, int, int, int, int]  # a fragment: its observations, from a
 def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     """Yield (observations, actions, rewards) of each episode: the fast way through a whole trace."""
     parts, layouts = writer.parts, writer.layouts
-    plain = (parts["steps"] > 0) & ~parts.trimmed  # no steps have no dtype of their own
+    plain = (parts["steps"] > 0) & ~parts.first_step_lost  # no steps have no dtype of their own
     alone, last = plain & (np.diff(parts.first) == 1), parts.last
     pending: dict[int, list[_Part]] = {}
     for block, chunk in read_chunks(writer, frozenset(_CALLBACK)):
@@ -211,8 +211,8 @@ def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]]
         joined = _joined([part for _, parts in some for part in parts]) if plain[rows[begin:end]].all() else None
         if joined is None:
             for row, parts in some:
-                pieces = [Piece(it.chunk, it.number, slice(o, p), slice(s, t), 0) for it, o, p, s, t in parts]
-                if writer.parts.trimmed[row]:
+                pieces = [ChunkSlice(it.chunk, it.number, slice(o, p), slice(s, t), 0) for it, o, p, s, t in parts]
+                if writer.parts.first_step_lost[row]:
                     steps_of = pieces[0].steps
                     pieces[0] = pieces[0]._replace(steps=slice(steps_of.start + 1, steps_of.stop))
                 columns = (assemble(name, pieces, writer.layouts, copy=False) for name in _CALLBACK)

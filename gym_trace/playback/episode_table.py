@@ -88,7 +88,7 @@ class Columns(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-class Parts:
+class EpisodeRuns:
     """The episodes, or parts of them, of one writer, in the order in which their last step came to disk.
 
     ``parts["steps"]`` is a column of their table, made from the fragments on each call; len(parts) counts the rows.
@@ -99,7 +99,7 @@ class Parts:
     """
 
     def __init__(self, stored: Fragments, alive: bool, among: Array | None, fragments: Array, first: Array):
-        """stored, alive, among: see parts_of()."""
+        """stored, alive, among: see episode_runs()."""
         self._stored, self._alive, self._among = stored, alive, among
         self.fragments, self.first = fragments, first
 
@@ -122,9 +122,9 @@ class Parts:
         return rows
 
     @cached_property
-    def trimmed(self) -> Array:
+    def first_step_lost(self) -> Array:
         """Rows whose first observation is missing, so that their first step is skipped: bool."""
-        return self._trimmed(_ALL)
+        return self._first_step_lost(_ALL)
 
     @cached_property
     def starts(self) -> Array:
@@ -159,11 +159,11 @@ class Parts:
         """Return True if this number of fragments completes a row; False for row -1."""
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
 
-    def share(self, stored: Fragments, begin: int, first: int, last: int) -> Parts:
+    def share(self, stored: Fragments, begin: int, first: int, last: int) -> EpisodeRuns:
         """Return some rows as those of a writer of their own, whose fragments are stored: those from begin on."""
         bounds = self.first[first : last + 1]
         own = self.fragments[int(bounds[0]) : int(bounds[-1])] - begin
-        return Parts(stored, self._alive, None, own, bounds - bounds[0])
+        return EpisodeRuns(stored, self._alive, None, own, bounds - bounds[0])
 
     def row_of(self, episode_id: int, first_step: int) -> int | None:
         """Return the row of the part of an episode that starts with this step; None if missing or ambiguous."""
@@ -196,13 +196,13 @@ class Parts:
         if name == "lane":
             return stored.column("lane", self.first_of(rows))
         if name == "first_step":
-            return stored.column("first_step", self.first_of(rows)).astype(np.int64) + self._trimmed(rows)
+            return stored.column("first_step", self.first_of(rows)).astype(np.int64) + self._first_step_lost(rows)
         if name == "steps":
-            return self._sums(stored.steps, np.dtype(np.int64), rows) - self._trimmed(rows)
+            return self._sums(stored.steps, np.dtype(np.int64), rows) - self._first_step_lost(rows)
         if name == "return":
             with np.errstate(all="ignore"):  # rewards may be infinite
                 returns = self._sums(None, np.dtype(np.float64), rows)
-            returns[self._trimmed(rows)] = np.nan  # the reward of the step that is left out is not known here
+            returns[self._first_step_lost(rows)] = np.nan  # the reward of the step that is left out is not known here
             return returns
         if name == "has_final_observation":
             has_final: Array = stored.flags[self.last_of(rows)] & wire.PLACEHOLDER == 0
@@ -227,9 +227,9 @@ class Parts:
             fill(table[begin : begin + ROWS_AT_ONCE], lambda name, some=some: self.column(name, some))  # type: ignore[misc]
         return table
 
-    def _trimmed(self, rows: Rows) -> Array:
-        trimmed: Array = self._stored.flags[self.first_of(rows)] & wire.LEADS == 0
-        return trimmed
+    def _first_step_lost(self, rows: Rows) -> Array:
+        first_step_lost: Array = self._stored.flags[self.first_of(rows)] & wire.LEADS == 0
+        return first_step_lost
 
     def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: Rows) -> Array:
         """Add up a number of each fragment, by row. values: None: the sums of rewards."""
@@ -275,7 +275,7 @@ class Parts:
         return np.where(found < 0, -1, flagged[found]) if len(flagged) else found
 
 
-def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> Parts:
+def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) -> EpisodeRuns:
     """Return the parts that a writer's fragments, in the order of the file, make up.
 
     Args:
@@ -304,7 +304,7 @@ def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> P
         opens[before + 1] = (episode[before] != episode[before + 1]) | (begins != ends)
     first = np.arange(len(order) + 1) if opens.all() else np.append(np.flatnonzero(opens), len(order))
     if is_in_order:
-        return Parts(fragments, alive, among, order, first)
+        return EpisodeRuns(fragments, alive, among, order, first)
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
     at = np.full(len(fragments), -1)
     at[order[first[1:] - 1]] = np.arange(len(first) - 1)
@@ -312,7 +312,7 @@ def parts_of(fragments: Fragments, alive: bool, among: Array | None = None) -> P
     sizes = np.diff(first)[rank]
     begins = np.append(0, np.cumsum(sizes))
     places = np.repeat(first[rank] - begins[:-1], sizes) + np.arange(begins[-1])
-    return Parts(fragments, alive, among, order[places], begins)
+    return EpisodeRuns(fragments, alive, among, order[places], begins)
 
 
 def headless(fragments: Fragments) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.playback.assembly import Piece
+from gym_trace.playback.assembly import ChunkSlice
 from gym_trace.playback.writer_reader import WriterReader
 
 STARTS = "starts"
@@ -58,7 +58,7 @@ class ChunkOnDemand(Chunk):
         return found
 
 
-def read(pieces: list[Piece], name: str, writer: WriterReader) -> list[Piece]:
+def read(pieces: list[ChunkSlice], name: str, writer: WriterReader) -> list[ChunkSlice]:
     """Return pieces of chunks on demand with a column that was read. Raises CorruptTrace."""
     if name in _IN_TABLE:
         return pieces
@@ -66,9 +66,9 @@ def read(pieces: list[Piece], name: str, writer: WriterReader) -> list[Piece]:
         missing = {it.chunk_number: None for it in pieces if not _on_demand(it).has(name)}
         if len(missing) > 1:
             writer.expect(missing, frozenset((name,)))
-    return [Piece(_on_demand(it).of(name), *it[1:]) for it in pieces]
+    return [ChunkSlice(_on_demand(it).of(name), *it[1:]) for it in pieces]
 
 
-def _on_demand(piece: Piece) -> ChunkOnDemand:
+def _on_demand(piece: ChunkSlice) -> ChunkOnDemand:
     assert isinstance(piece.chunk, ChunkOnDemand)
     return piece.chunk

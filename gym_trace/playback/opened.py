@@ -16,10 +16,10 @@ from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom, expect_indexes
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
-from gym_trace.playback.assembly import Piece, assemble, cut_down
+from gym_trace.playback.assembly import ChunkSlice, assemble, cut_down
 from gym_trace.playback.on_demand import STARTS, Asked, read
 from gym_trace.playback.origins import presented
-from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
@@ -149,18 +149,18 @@ def _unread(found: Sequence[WriterFiles], known: Mapping[str, WriterReader]) -> 
     return [name for name in names if name is not None and name not in before]
 
 
-def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
+def extents_of(writers: Sequence[WriterReader]) -> tuple[FileSnapshot, ...]:
     """Return how much of the files of these writers was read."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
 
 
-def reopened(storage: ReadStorage, extents: tuple[Extent, ...]) -> Opened:
+def reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> Opened:
     """A trace opened in another process, with what these extents had. Raises TraceError if it is not there now."""
     return Opened(storage, _read_again(storage, extents))
 
 
 @lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
-def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[WriterReader]:
+def _read_again(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> list[WriterReader]:
     found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{storage.root}: writer {missing[0]} no longer exists")
@@ -267,7 +267,7 @@ class Scanned:
         self,
         writer: WriterReader,
         row: int,
-        pieces: list[Piece],
+        pieces: list[ChunkSlice],
         roots: frozenset[str],
         skip: bool,
         asked: Asked | None,

@@ -19,7 +19,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
-from gym_trace.playback.assembly import Piece, assemble, joined_leaf
+from gym_trace.playback.assembly import ChunkSlice, assemble, joined_leaf
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
@@ -43,7 +43,7 @@ class _Task(NamedTuple):
     first: int
     last: int
     chunks: Sequence[int]
-    pieces: list[Piece] | None = None
+    pieces: list[ChunkSlice] | None = None
     start: int = 0
     stop: int = 0
     opens: bool = True
@@ -89,7 +89,7 @@ class OrderedScan:
         self._prefix = 0 if prefix else self._reader.about.prefix
         self._begins = np.clip(self._prefix - self._first_steps, 0, length)
         self._ends = length
-        is_plain = ~parts.trimmed[rows] & (self._begins == 0)
+        is_plain = ~parts.first_step_lost[rows] & (self._begins == 0)
         if finals != KEPT:
             is_plain &= self._known
         if finals == LEFT_OUT:
@@ -237,9 +237,9 @@ class OrderedScan:
                 for number in [number for number in new if not self._decodes(number)] or new:
                     self._report(number, error)
 
-    def _stretches(self, task: _Task) -> Iterator[tuple[list[Piece], int, int, bool]]:
+    def _stretches(self, task: _Task) -> Iterator[tuple[list[ChunkSlice], int, int, bool]]:
         """Yield the pieces of a window without a gap between them, as (pieces, first step, last step, after damage)."""
-        pieces: list[Piece] = []
+        pieces: list[ChunkSlice] = []
         begin = at = task.start
         after_damage = False
         for piece in task.pieces or ():
@@ -278,7 +278,7 @@ class OrderedScan:
             return False
         return True
 
-    def _run(self, task: _Task, pieces: list[Piece], begin: int, end: int, after_damage: bool) -> StepRuns:
+    def _run(self, task: _Task, pieces: list[ChunkSlice], begin: int, end: int, after_damage: bool) -> StepRuns:
         """Return one run. after_damage: the observation before its first step is lost, and so is that step."""
         if after_damage:
             steps = pieces[0].steps
@@ -311,7 +311,7 @@ class OrderedScan:
             columns,
         )
 
-    def _leaves(self, root: str, pieces: list[Piece]) -> dict[Path, Array]:
+    def _leaves(self, root: str, pieces: list[ChunkSlice]) -> dict[Path, Array]:
         """Return the wanted leaves of observations or actions."""
         layout: Layout = getattr(self._reader.layouts, root)
         if root not in self._columns:

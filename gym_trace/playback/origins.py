@@ -17,7 +17,7 @@ from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece
 from gym_trace.format.directory import WriterFiles, is_writer_id
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending
-from gym_trace.playback.episode_table import parts_of, step_offsets
+from gym_trace.playback.episode_table import episode_runs, step_offsets
 from gym_trace.playback.ring_tail import RingTail
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -192,7 +192,7 @@ class OriginReader(WriterReader):
 
 
 _NONE = Fragments()
-_NO_PARTS, _NO_CHUNKS = parts_of(_NONE, False), np.zeros(1, np.int64)
+_NO_PARTS, _NO_CHUNKS = episode_runs(_NONE, False), np.zeros(1, np.int64)
 
 
 # -- chunks that several writers have rows in --------------------------------------------------------------------------

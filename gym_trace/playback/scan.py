@@ -16,7 +16,7 @@ from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.playback.content import Content
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.ordered_scan import OrderedScan
@@ -32,7 +32,7 @@ from gym_trace.playback.step_runs import (
     damage_at,
     raise_or_report,
 )
-from gym_trace.playback.writer_reader import Block, WriterReader
+from gym_trace.playback.writer_reader import ChunkRows, WriterReader
 
 __all__ = ["KEPT", "LEFT_OUT", "OMITTED", "REPEATED", "OnDamage", "Scan", "StepRuns"]
 
@@ -66,7 +66,7 @@ class Scan:
 
     def __init__(
         self,
-        content: Content,
+        content: EpisodeIndex,
         columns: Collection[str | Path],
         episodes: Array | None = None,
         *,
@@ -138,7 +138,7 @@ def read_chunks(
     *,
     first: int = 0,
     asked: Asked | None = None,
-) -> Iterator[tuple[Block, Chunk | None]]:
+) -> Iterator[tuple[ChunkRows, Chunk | None]]:
     """Yield the chunks with wanted episodes in their order, with the fragments in them; the next ones are fetched.
 
     Args:
@@ -177,11 +177,11 @@ class _Runs:
         self._after_damage = np.zeros(len(reader.parts), np.bool_)  # rows that continue behind a damaged chunk
         self._last_rows: dict[int, dict[Path, Array]] = {}  # last observations so far of rows that continue
 
-    def skip(self, block: Block) -> None:
+    def skip(self, block: ChunkRows) -> None:
         """Leave out a damaged chunk."""
         self._after_damage[block.rows[block.rows >= 0]] = True
 
-    def of(self, block: Block, chunk: Chunk) -> StepRuns:
+    def of(self, block: ChunkRows, chunk: Chunk) -> StepRuns:
         scan, parts, table, rows = self._scan, self._reader.parts, block.table, block.rows
         flags = np.ascontiguousarray(table["flags"])
         steps, first_step = table["steps"].astype(np.int64), table["first_step"].astype(np.int64)

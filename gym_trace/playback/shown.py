@@ -16,8 +16,8 @@ from gym_trace.data.showing.words import period, spread, tally
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import TraceError
-from gym_trace.playback.content import Content
 from gym_trace.playback.episode_columns import complete_rows
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
 from gym_trace.printable import printable
 
@@ -31,7 +31,7 @@ class Shown(NamedTuple):
     """
 
     directory: Path
-    content: Content
+    content: EpisodeIndex
     damages: int
 
     def text(self) -> str:

@@ -14,7 +14,7 @@ from gym_trace.data.selecting.conditions import rows_where
 from gym_trace.data.selecting.language import columns_in, parse_condition, pointed
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.content import Content
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.scan import OnDamage, Scan, StepRuns
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
@@ -40,7 +40,7 @@ _INSTEAD = {
 STEP_NAMES = frozenset((*STEP_COLUMNS, *_INSTEAD))
 
 
-def steps_where(content: Content, condition: str, on_damage: OnDamage | None = None) -> Array:
+def steps_where(content: EpisodeIndex, condition: str, on_damage: OnDamage | None = None) -> Array:
     """Return the steps where a condition holds; see Trace.find_steps.
 
     on_damage: called with each damaged chunk, which is skipped; None: raises CorruptTrace.
@@ -57,7 +57,7 @@ def steps_where(content: Content, condition: str, on_damage: OnDamage | None = N
     return steps[np.lexsort((steps[:, 1], steps[:, 0]))]
 
 
-def _check_names(content: Content, condition: str) -> None:
+def _check_names(content: EpisodeIndex, condition: str) -> None:
     """Raise InvalidOption for a column that no chunk can have."""
     stored = {path for writer in content.readers for path in _paths_of(writer)}
     for node in columns_in(parse_condition(condition)):

@@ -23,14 +23,14 @@ from gym_trace.data.vocabulary import SCANNED
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
-from gym_trace.playback.content import Content
 from gym_trace.playback.episode_columns import EpisodeColumns
+from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_scan import arrays_of, scan_content
 from gym_trace.playback.episode_table import EpisodeTable
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.playback.shown import Shown
 from gym_trace.playback.step_columns import steps_where
-from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.remote.address import is_url
@@ -149,7 +149,7 @@ class Trace(KnowsOtherNames):
 
     def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
         self._opened = Opened(absolute(storage_at(directory)))
-        self._content = Content.whole(())
+        self._content = EpisodeIndex.whole(())
         self.refresh()
         if not self._content.writers:
             raise TraceNotFound(
@@ -166,7 +166,7 @@ class Trace(KnowsOtherNames):
     def __reduce__(self) -> Any:
         return _reopened, (self._opened.storage, extents_of(self._content.writers), self._content.chosen)
 
-    def _with(self, content: Content) -> Trace:
+    def _with(self, content: EpisodeIndex) -> Trace:
         other = Trace.__new__(Trace)
         other._opened, other._content = self._opened, content
         return other
@@ -213,7 +213,7 @@ class Trace(KnowsOtherNames):
         return self._content.table.view(EpisodeTable)
 
     @property
-    def content(self) -> Content:
+    def content(self) -> EpisodeIndex:
         """The columns of .episodes, each made when it is asked for: ``trace.content["steps"]`` of a million episodes
         takes milliseconds, and .episodes, the whole table, about 130 MB."""
         return self._content
@@ -311,14 +311,14 @@ class Trace(KnowsOtherNames):
         columns = self._columns(self._content)
         return chosen_rows(columns, where, sort=sort, complete=columns.complete)
 
-    def _columns(self, content: Content) -> EpisodeColumns:
+    def _columns(self, content: EpisodeIndex) -> EpisodeColumns:
         return EpisodeColumns(content, self._with(content).scan, lambda: self.facts)
 
     @property
     def whole(self) -> Trace:
         """The whole trace at the time this view was taken; of a whole trace, itself."""
         content = self._content
-        return self if content.chosen is None else self._with(Content.whole(content.writers))
+        return self if content.chosen is None else self._with(EpisodeIndex.whole(content.writers))
 
     @property
     def chosen(self) -> Array:
@@ -338,10 +338,10 @@ class Trace(KnowsOtherNames):
             return 0
         writers = list(self._opened.refresh().values())
         if writers != before.writers:
-            self._content = Content.whole(writers)
+            self._content = EpisodeIndex.whole(writers)
         return len(self) - len(before)
 
-    def _episode(self, content: Content, index: int) -> Episode:
+    def _episode(self, content: EpisodeIndex, index: int) -> Episode:
         writer, row = content.place(index)
         record = content.record(index)
         source = OnDisk(self._opened, writer, row, record)
@@ -489,7 +489,9 @@ class Trace(KnowsOtherNames):
         runs = np.split(wanted, np.flatnonzero(np.diff(places) <= 0) + 1)
         return chain.from_iterable(self._scan(content, roots, run, True) for run in runs)
 
-    def _scan(self, content: Content, roots: frozenset[str] | None, wanted: Array, skip: bool) -> Iterator[Episode]:
+    def _scan(
+        self, content: EpisodeIndex, roots: frozenset[str] | None, wanted: Array, skip: bool
+    ) -> Iterator[Episode]:
         yield from scan_content(content, roots, wanted, self._report if skip else None)
         for damage in self.damage if skip else ():
             self._report(damage)
@@ -595,7 +597,7 @@ class Trace(KnowsOtherNames):
                 break
         return count
 
-    def _arrays(self, content: Content) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
+    def _arrays(self, content: EpisodeIndex) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
         """Yield one iterator per writer: a generator around these would cost a tenth of the time."""
         if content.chosen is not None:
             episodes = self.scan(("observations", "actions", "rewards"))
@@ -766,14 +768,14 @@ class Trace(KnowsOtherNames):
         return moments_of(self, roots_of(chosen))
 
 
-class Handle(NamedTuple):
+class TraceHandle(NamedTuple):
     """Some episodes of a trace as they are now, to be opened in another process. Picklable.
 
     extents: of the files of their writers. chosen: the episodes among all of these; runs of them are slices.
     """
 
     storage: ReadStorage
-    extents: tuple[Extent, ...]
+    extents: tuple[FileSnapshot, ...]
     chosen: slice | Array
 
     def open(self) -> Trace:
@@ -781,7 +783,7 @@ class Handle(NamedTuple):
         return _reopened(*self)
 
 
-def handle_of(trace: Trace) -> Handle:
+def handle_of(trace: Trace) -> TraceHandle:
     """Return the handle of a trace or view, which has nothing of writers without episodes there."""
     content = trace.content
     extents = extents_of(content.readers)
@@ -789,13 +791,13 @@ def handle_of(trace: Trace) -> Handle:
     numbers = content.bounds.searchsorted(trace.chosen, side="right") - 1
     chosen: Array = trace.chosen - content.bounds[numbers] + (np.cumsum(counts) - counts)[numbers]
     is_run = len(chosen) > 0 and bool((np.diff(chosen) == 1).all())
-    return Handle(storage_of(trace), extents, slice(int(chosen[0]), int(chosen[-1]) + 1) if is_run else chosen)
+    return TraceHandle(storage_of(trace), extents, slice(int(chosen[0]), int(chosen[-1]) + 1) if is_run else chosen)
 
 
-def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: slice | Array | None) -> Trace:
+def _reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...], chosen: slice | Array | None) -> Trace:
     trace = Trace.__new__(Trace)
     trace._opened = reopened(storage, extents)
-    trace._content = Content.whole(list(trace._opened.writers.values()))
+    trace._content = EpisodeIndex.whole(list(trace._opened.writers.values()))
     return trace if chosen is None else trace[chosen]
 
 

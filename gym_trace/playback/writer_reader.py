@@ -25,8 +25,8 @@ from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import Recovered, read_ring
-from gym_trace.playback.assembly import Piece, cut_down
-from gym_trace.playback.episode_table import headless, parts_of, step_offsets
+from gym_trace.playback.assembly import ChunkSlice, cut_down
+from gym_trace.playback.episode_table import episode_runs, headless, step_offsets
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
@@ -40,7 +40,7 @@ _LISTINGS = 3  # of a writer that begins one batch after the other
 _Item = TypeVar("_Item")
 
 
-class Block(NamedTuple):
+class ChunkRows(NamedTuple):
     """The n fragments of one chunk, and where their rows are in its columns.
 
     Attributes:
@@ -61,7 +61,7 @@ class Block(NamedTuple):
         return step_offsets(self.table)
 
 
-class Extent(NamedTuple):
+class FileSnapshot(NamedTuple):
     """Extent of a writer's files that was read, to read the same again elsewhere after more was recorded."""
 
     writer: str
@@ -88,7 +88,7 @@ class WriterReader:
         files: their names, and where they are.
     """
 
-    def __init__(self, files: WriterFiles, extent: Extent | None = None, room: TableRoom | None = None):
+    def __init__(self, files: WriterFiles, extent: FileSnapshot | None = None, room: TableRoom | None = None):
         """room: for the tables of all writers of a trace; None: of this one alone."""
         self.writer = self.key = files.writer
         self._extent = extent
@@ -214,9 +214,9 @@ class WriterReader:
         if self.about_or_empty.drops_batches:
             self.is_headless = headless(self.fragments)
         shown = np.flatnonzero(~self.is_headless) if self.is_headless.any() else None
-        self.parts = parts_of(self.fragments, self.alive, shown)
+        self.parts = episode_runs(self.fragments, self.alive, shown)
         number = 0 if self.tail.batch is None else self.tail.number
-        self.extent = Extent(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
+        self.extent = FileSnapshot(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
 
     def _opened(self, name: str) -> BatchReader | None:
         """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
@@ -409,7 +409,7 @@ class WriterReader:
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described
 
-    def blocks(self, wanted: Array | None = None, first: int = 0) -> Iterator[Block]:
+    def blocks(self, wanted: Array | None = None, first: int = 0) -> Iterator[ChunkRows]:
         """Yield the chunks that hold wanted episodes, in their order, from chunk first on. Decodes nothing.
 
         wanted: a mask over the rows of parts; None: all.
@@ -421,7 +421,7 @@ class WriterReader:
         has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
         for number in (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist():
             begin, end = self.chunk_bounds[number : number + 2].tolist()
-            yield Block(number, begin, rows[begin:end], self.fragments[begin:end])
+            yield ChunkRows(number, begin, rows[begin:end], self.fragments[begin:end])
 
     def without_chunks(self, numbers: Sequence[int]) -> WriterReader:
         """Return a reader that lacks some chunks: the parts of episodes before and after them are its episodes."""
@@ -429,7 +429,7 @@ class WriterReader:
         lacks[numbers] = True
         left = np.flatnonzero(~(np.repeat(lacks, np.diff(self.chunk_bounds)) | self.is_headless))
         other = copy(self)
-        other.parts = parts_of(self.fragments, self.alive, left)
+        other.parts = episode_runs(self.fragments, self.alive, left)
         return other
 
     # -- single episodes ----------------------------------------------------------------------------------------------
@@ -461,10 +461,10 @@ class WriterReader:
                 return copied(action.action(self.layouts.actions))
         return None
 
-    def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
+    def pieces(self, row: int, steps: range | None = None) -> list[ChunkSlice]:
         """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
-        lost, skipped = int(self.parts.trimmed[row]), None
+        lost, skipped = int(self.parts.first_step_lost[row]), None
         if steps is not None:
             ends = np.cumsum(self.fragments.steps[fragments], dtype=np.int64) - lost
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
@@ -486,7 +486,7 @@ class WriterReader:
             seen += before + int(np.count_nonzero(all_flags[at:f] & wire.LEADS))
             at, count, flags = f, int(all_steps[f]), int(all_flags[f])
             rows = count + bool(flags & wire.LEADS)
-            found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done + lost, done + count), flags))
+            found.append(ChunkSlice(_UNREAD, number, slice(seen, seen + rows), slice(done + lost, done + count), flags))
             lost = 0
         if steps is None:
             return found

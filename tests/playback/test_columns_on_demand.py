@@ -21,8 +21,8 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments
-from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, parts_of
+from gym_trace.playback.episode_index import EpisodeIndex
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, episode_runs
 
 NAT = np.iinfo(np.int64).min
 FLAGS = [wire.STARTS, wire.LEADS, wire.TERMINATED, wire.STOPS, wire.ENDS, wire.PLACEHOLDER]
@@ -105,7 +105,7 @@ def test_columns_at_any_rows_equal_those_of_a_plain_loop(
     everything = list(range(len(table)))
     among = data.draw(st.one_of(st.none(), st.sets(st.sampled_from(everything)).map(sorted))) if everything else None
     there = everything if among is None else among
-    parts = parts_of(Fragments([table]), alive, None if among is None else np.array(among, np.int64))
+    parts = episode_runs(Fragments([table]), alive, None if among is None else np.array(among, np.int64))
     runs = plain_runs(table, there)
     fragments = parts.fragments.tolist()
     assert [fragments[a:b] for a, b in pairwise(parts.first.tolist())] == runs
@@ -204,7 +204,7 @@ def test_episodes_whose_ids_are_far_apart_are_ordered_and_found() -> None:
     table = np.zeros(2000, wire.FRAGMENT)
     table["episode"] = random.permutation(np.arange(2000, dtype=np.uint64) << np.uint64(53))
     table["flags"], table["seed"] = wire.STARTS | wire.LEADS | wire.ENDS, np.arange(2000)
-    parts = parts_of(Fragments([table]), False)
+    parts = episode_runs(Fragments([table]), False)
     assert parts["seed"].tolist() == list(range(2000))
     assert (parts["episode_id"].astype(np.uint64) == table["episode"]).all()
 
@@ -268,16 +268,16 @@ def test_a_live_trace_grows_by_what_is_new_in_columns_and_table(tmp_path: Path) 
 def test_shares_of_parts_are_those_of_their_own_fragments() -> None:
     table = table_of([(i // 3, i % 3, 1, wire.LEADS * (i % 3 == 0) | wire.STARTS * (i % 3 == 0), 0, 1.0, i)
                       for i in range(12)])  # fmt: skip
-    whole = parts_of(Fragments([table]), False)
+    whole = episode_runs(Fragments([table]), False)
     own = Fragments([table[3:9]])
-    share, alone = whole.share(own, 3, 1, 3), parts_of(own, False)
+    share, alone = whole.share(own, 3, 1, 3), episode_runs(own, False)
     assert len(share) == len(alone) == 2
     assert share.table().tobytes() == alone.table().tobytes()
     assert share.of_fragment.tolist() == alone.of_fragment.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_content_without_writers_or_episodes_has_empty_columns() -> None:
-    content = Content.whole(())
+    content = EpisodeIndex.whole(())
     assert len(content) == len(content.table) == len(content["steps"]) == 0
     assert content[OUTCOME_CODE].tolist() == []
     assert len(content.view(np.arange(0)).table) == 0

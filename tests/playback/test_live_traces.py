@@ -38,7 +38,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.format.fragments import Fragments
-from gym_trace.playback.episode_table import parts_of
+from gym_trace.playback.episode_table import episode_runs
 from gym_trace.storage.protocol import Storage
 from gym_trace.tools.statistics.describe import describe
 
@@ -176,7 +176,7 @@ def test_a_file_cannot_declare_an_episode_running(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2])
     table = open_trace(tmp_path).readers[0].fragments[:].copy()
     table["outcome"] = 5
-    assert parts_of(Fragments([table]), alive=False)["outcome"].tolist() == ["closed"]
+    assert episode_runs(Fragments([table]), alive=False)["outcome"].tolist() == ["closed"]
 
 
 def test_an_episode_opened_earlier_can_be_read_after_the_trace_has_grown(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from gym_trace.data.values import Array
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SMALLEST = 1024  # bytes that are worth a PNG
@@ -17,7 +17,7 @@ _MOST_PIXELS = 1 << 26
 _BYTES = np.dtype(np.uint8)
 
 
-def is_image(form: Form) -> bool:
+def is_image(form: RowType) -> bool:
     """Return True if rows can be PNG, (H, W, C) uint8 with 1, 3 or 4 channels, and are large enough for that."""
     shape = form.shape
     return bool(form.dtype == np.uint8) and len(shape) == 3 and shape[2] in _MODES and bool(np.prod(shape) >= _SMALLEST)

@@ -18,7 +18,7 @@ from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import Window, choose, step_windows
 from gym_trace.format import wire
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 
 ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them
 _MOST_COLUMNS, _DEEPEST = 500, 8
@@ -103,7 +103,7 @@ def info_columns(source: Source) -> InfoColumns:
     return InfoColumns((*columns, *typed), True, tuple(left_out), tuple(unlike), tuple(sorted(missing)))
 
 
-def _annotations(forms: Mapping[Any, Form | None]) -> tuple[list[InfoColumn], list[str]]:
+def _annotations(forms: Mapping[Any, RowType | None]) -> tuple[list[InfoColumn], list[str]]:
     """Return the annotations that can be columns, and the names of the others."""
     names = sorted(str(path[1]) for path in forms if path[0] == "annotations")
     found = {name: forms["annotations", name] for name in names}

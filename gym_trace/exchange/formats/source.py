@@ -32,7 +32,7 @@ from gym_trace.exchange.formats.steps.windows import (
 from gym_trace.format import wire
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_table import outcome_codes
-from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -185,20 +185,20 @@ class Source:
         return found
 
     @cached_property
-    def forms(self) -> dict[Path, Form | None]:
+    def forms(self) -> dict[Path, RowType | None]:
         """Return the form of the rows of each column; None: arbitrary values, or forms that cannot be joined.
 
         The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
         Reads the headers of chunks, not their rows. Raises CorruptTrace.
         """
-        return forms_of(self.trace)
+        return row_types(self.trace)
 
-    def form_of_rewards(self) -> Form | None:
+    def form_of_rewards(self) -> RowType | None:
         """Return the form of the rewards; numbers of several types are float64, as Episode.rewards gives them."""
         form = self.forms["rewards",]
         columns = (window.columns["rewards",] for window in (self.windows("rewards") if form is None else ()))
         if form is None and all(rows.ndim == 1 and rows.dtype.kind in "biuf" for rows in columns):
-            return Form(np.dtype(np.float64), (), mixed=True)
+            return RowType(np.dtype(np.float64), (), mixed=True)
         return form
 
     def has_flags_within(self) -> bool:

@@ -12,15 +12,15 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.playback.content import Recorded
-from gym_trace.playback.sampling.draw import SumTree
+from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.sampling.items import Batch, Items
-from gym_trace.playback.sampling.rows import Plan, Rows, planned
+from gym_trace.playback.sampling.permutation import SumTree
+from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
 from gym_trace.playback.scan import OnDamage
 from gym_trace.printable import printable
 
-Make = Callable[[Rows, int], Items]  # with a seed
-Store = Callable[[Plan], Rows]  # decodes and keeps the rows of all episodes of a plan. Raises CorruptTrace
+Make = Callable[[DecodedRows, int], Items]  # with a seed
+Store = Callable[[DecodePlan], DecodedRows]  # decodes and keeps the rows of all episodes of a plan. Raises CorruptTrace
 
 
 @dataclass
@@ -90,7 +90,13 @@ class Batches:
     """
 
     def __init__(
-        self, trace: Recorded, order: Order, make: Make, store: Store, plan: Plan | None, on_damage: OnDamage | None
+        self,
+        trace: RecordedEpisodes,
+        order: Order,
+        make: Make,
+        store: Store,
+        plan: DecodePlan | None,
+        on_damage: OnDamage | None,
     ):
         """plan: plan of the trace; None: it may be empty so far. on_damage: called with skipped damage; None: raise it.
 
@@ -135,12 +141,12 @@ class Batches:
             except CorruptTrace:
                 if self._on_damage is None:
                     raise
-                rows = self._store(Plan(trace, roots, self._on_damage))
+                rows = self._store(DecodePlan(trace, roots, self._on_damage))
             self._made_of, self._plan = self._made(rows), None
             self._weighted(self._made_of)
         return self._made_of
 
-    def _made(self, rows: Rows) -> Items:
+    def _made(self, rows: DecodedRows) -> Items:
         made = self._make(rows, self._order.seed)
         if not made.items:
             raise self._nothing()

@@ -12,8 +12,8 @@ from gym_trace.data.layout import Branch, Layout, put_together
 from gym_trace.data.trees import mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.sampling.draw import Stretch, SumTree, drawn, permuted, uniform
-from gym_trace.playback.sampling.rows import Rows
+from gym_trace.playback.sampling.permutation import Stretch, SumTree, drawn, permuted, uniform
+from gym_trace.playback.sampling.rows import DecodedRows
 
 Batch = dict[str, Any]
 Found = dict[str, Array]
@@ -49,7 +49,7 @@ class Items:
         items: number of items to sample from.
     """
 
-    def __init__(self, rows: Rows, items: int, seed: int):
+    def __init__(self, rows: DecodedRows, items: int, seed: int):
         self.rows, self.items, self.seed = rows, items, seed
         self._ahead: _Ahead | None = None
         self._expected: tuple[int | None, int] = None, -1
@@ -144,7 +144,7 @@ class Windows(Items):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: DecodedRows,
         seed: int,
         *,
         length: int,
@@ -229,7 +229,7 @@ class Windows(Items):
 class Trajectories(Windows):
     """Whole episodes, padded to the longest of the batch: see Trace.trajectories()."""
 
-    def __init__(self, rows: Rows, seed: int):
+    def __init__(self, rows: DecodedRows, seed: int):
         longest, whole = max(1, int(rows.whole.max(initial=1))), (False, False)
         super().__init__(rows, seed, length=longest, strict_length=False, span=whole, stride=1, sampling="episodes")
 
@@ -306,7 +306,7 @@ class Hindsight:
         if not isinstance(layout, Branch) or layout.keys is None or not {ACHIEVED, DESIRED} <= set(layout.keys):
             raise InvalidOption(f"goals: observations of this trace are not dicts with {ACHIEVED} and {DESIRED}")
 
-    def relabel(self, batch: Batch, rows: Rows, found: Found, seed: int) -> None:
+    def relabel(self, batch: Batch, rows: DecodedRows, found: Found, seed: int) -> None:
         """Give some transitions of a batch other goals and rewards, in place."""
         piece, places = found["piece"], found["place"]
         step = found["at"] - rows.steps[piece]
@@ -334,7 +334,7 @@ class Transitions(Items):
     """Single steps, or n joined into one, with the observations before and after: see Trace.transitions()."""
 
     def __init__(
-        self, rows: Rows, seed: int, *, n_steps: int, gamma: float, n_frames: int, goals: Hindsight | None = None
+        self, rows: DecodedRows, seed: int, *, n_steps: int, gamma: float, n_frames: int, goals: Hindsight | None = None
     ):
         high = rows.own[:, 1]
         if goals is not None and rows.known is not None:  # the goal reached by a last step may be unknown

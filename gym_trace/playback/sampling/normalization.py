@@ -16,8 +16,8 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
-from gym_trace.playback.content import Content, Recorded
-from gym_trace.playback.forms import forms_of
+from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes
+from gym_trace.playback.row_types import row_types
 from gym_trace.playback.sampling.rows import agreed_layouts, chosen_forms
 from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
 from gym_trace.playback.scan import OMITTED, Scan
@@ -78,13 +78,13 @@ class _Sums:
             return Moments(self.count, self.mean, np.sqrt(self.squares / self.count), self.low, self.high)
 
 
-def moments_of(trace: Recorded, roots: frozenset[str]) -> dict[str, Any]:
+def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]:
     """Return moments, with the structure of the spaces. Those of a whole trace are cached.
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
     layouts, content = agreed_layouts(trace), trace.content
-    known_forms = chosen_forms(forms_of(trace), roots)
+    known_forms = chosen_forms(row_types(trace), roots)
     forms = {path: form for path, form in known_forms.items() if form is not None and form.dtype.kind in "biuf"}
     described = json.dumps(
         [_VERSION, str(trace.directory), [[[*path], *form[:2]] for path, form in forms.items()]], default=str
@@ -104,7 +104,7 @@ def moments_of(trace: Recorded, roots: frozenset[str]) -> dict[str, Any]:
     return _structured(layouts, roots, {path: one.moments() if one.count else None for path, one in sums.items()})
 
 
-def _add(content: Content, chosen: Array, sums: dict[Path, _Sums]) -> None:
+def _add(content: EpisodeIndex, chosen: Array, sums: dict[Path, _Sums]) -> None:
     """Add the rows of chosen episodes; those that a view has several times are added as often."""
     whole, episodes = content.whole_places, np.flatnonzero(chosen & (content["steps"] > 0))
     while len(episodes):

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.content import Recorded
+from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.sampling.batches import Batches, Make, Order, check_positive
 from gym_trace.playback.sampling.items import Hindsight, Trajectories, Transitions, Windows
-from gym_trace.playback.sampling.rows import Plan, planned
+from gym_trace.playback.sampling.rows import DecodePlan, planned
 from gym_trace.playback.sampling.store import Disk, Growing, decoded, default_root
 from gym_trace.playback.sampling.stream import Stream
 from gym_trace.playback.scan import OnDamage
@@ -32,7 +32,7 @@ def windows(length: int, strict_length: bool, span: bool | tuple[bool, bool], st
     return made, (0, length - 1) if sampling == "steps" else None
 
 
-def transitions(trace: Recorded, n_steps: int, gamma: float, n_frames: int, goals: Hindsight | None) -> Kind:
+def transitions(trace: RecordedEpisodes, n_steps: int, gamma: float, n_frames: int, goals: Hindsight | None) -> Kind:
     """Return transitions, as Trace.transitions() describes them. Raises InvalidOption."""
     check_positive(n_steps=n_steps, n_frames=n_frames)
     if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma <= 1:
@@ -48,7 +48,7 @@ def transitions(trace: Recorded, n_steps: int, gamma: float, n_frames: int, goal
     return made, None
 
 
-def batches_of(trace: Recorded, kind: Kind, order: Order, report: OnDamage) -> Batches:
+def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDamage) -> Batches:
     """Return the batches of a trace. report: called with the damage that on_damage="skip" skips.
 
     Raises InvalidOption, CorruptTrace.
@@ -71,5 +71,5 @@ def batches_of(trace: Recorded, kind: Kind, order: Order, report: OnDamage) -> B
         return Batches(trace, order, make, disk.rows, plan, on_damage)
     if order.weights is not None:
         raise InvalidOption('weights: not supported when streaming; pass cache="memory" or "disk"')
-    plan = plan if on_damage is None else Plan(trace, order.roots, on_damage)
+    plan = plan if on_damage is None else DecodePlan(trace, order.roots, on_damage)
     return Stream(trace, order, make, plan, margins, on_damage)

@@ -16,22 +16,22 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import as_rewards
-from gym_trace.playback.content import Recorded
 from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.episode_scan import without_damage
 from gym_trace.playback.episode_table import Columns, step_offsets
-from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
 
-Room = Callable[[Path, int, Form | None], Array]  # makes an array for N rows of a column
+Allocate = Callable[[Path, int, RowType | None], Array]  # makes an array for N rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
 _FEW = 8  # mean rows per run below which rows are copied one by one
 _VALUE_BYTES = 64  # estimate for a value of any kind
-_PIECE_BYTES = 192  # estimate of what a run of steps takes in Rows and Items, without its rows
+_PIECE_BYTES = 192  # estimate of what a run of steps takes in DecodedRows and Items, without its rows
 
 
-class Pieces(NamedTuple):
+class EpisodeSlices(NamedTuple):
     """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
 
     episode: its place. offset: its first step. lengths: number of steps. low, high: the range of them to sample from,
@@ -45,7 +45,7 @@ class Pieces(NamedTuple):
     high: Array
 
 
-class Rows(NamedTuple):
+class DecodedRows(NamedTuple):
     """Decoded rows of n pieces of episodes. The parts of an episode around damage count as episodes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
     known: Array | None
 
 
-class Plan:
+class DecodePlan:
     """Positions of the rows of a trace in its chunks, to decode any part of it, reading each chunk once.
 
     Attributes:
@@ -89,7 +89,7 @@ class Plan:
         held: bytes of the plan itself.
     """
 
-    def __init__(self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None):
+    def __init__(self, trace: RecordedEpisodes, roots: frozenset[str], on_damage: OnDamage | None = None):
         """on_damage: called with damage, which is searched for in all chunks, and skipped. None: raises CorruptTrace.
 
         Raises TraceError if the writers have different spaces.
@@ -101,7 +101,7 @@ class Plan:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
-        self.forms = chosen_forms(forms_of(trace, skip), roots)
+        self.forms = chosen_forms(row_types(trace, skip), roots)
         content, rows, readers = trace.content, trace.rows, self.readers
         # Of each part around damage: the index of its episode, and its first step there. None: there are no parts.
         self._parts: tuple[Array, Array] | None = None
@@ -171,15 +171,17 @@ class Plan:
         rank[order] = np.arange(len(order))
         return firsts[order], rank[again]
 
-    def episodes(self, places: Array | range | None = None) -> Pieces:
+    def episodes(self, places: Array | range | None = None) -> EpisodeSlices:
         """All steps of these episodes, whose places ascend. None: of all."""
         places = range(len(self.first) - 1) if places is None else places
         places = np.arange(places.start, places.stop) if isinstance(places, range) else places
         lengths = self.first[places + 1] - self.first[places]
         none = np.zeros_like(places)
-        return Pieces(places, none, lengths, none, lengths)
+        return EpisodeSlices(places, none, lengths, none, lengths)
 
-    def blocks(self, steps: int, back: int, ahead: int, most: int | None = None) -> Iterator[Callable[[], Pieces]]:
+    def blocks(
+        self, steps: int, back: int, ahead: int, most: int | None = None
+    ) -> Iterator[Callable[[], EpisodeSlices]]:
         """Yield all steps in blocks of at most `steps` steps that are stored together: whole chunks. A larger chunk is
         cut into parts of at most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes.
 
@@ -189,13 +191,13 @@ class Plan:
             for span in writer.spans(steps, steps if most is None else most):
                 yield partial(self._block, writer, span, back, ahead)
 
-    def _block(self, writer: _Writer, span: _Span, back: int, ahead: int) -> Pieces:
+    def _block(self, writer: _Writer, span: _Span, back: int, ahead: int) -> EpisodeSlices:
         place, low, high = writer.steps_of(span)
         lengths = self.first[place + 1] - self.first[place]
         offset = np.maximum(low - back, 0)
-        return Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
+        return EpisodeSlices(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
 
-    def decode(self, pieces: Sequence[Pieces], room: Room) -> Rows:
+    def decode(self, pieces: Sequence[EpisodeSlices], room: Allocate) -> DecodedRows:
         """The rows of pieces. room: called once for each column. Raises CorruptTrace."""
         episode, offset, lengths, low, high = (np.concatenate(column) for column in zip(*pieces))
         steps = np.cumsum(lengths) - lengths
@@ -214,7 +216,7 @@ class Plan:
         rewards = columns.get(("rewards",))
         if rewards is not None and rewards.dtype == object:
             columns["rewards",] = as_rewards(rewards)
-        found = self.rows(columns, Pieces(episode, offset, lengths, low, high), steps, seen)
+        found = self.rows(columns, EpisodeSlices(episode, offset, lengths, low, high), steps, seen)
         if found.known is not None:
             last = (seen + lengths)[~found.known & (lengths > 0)]
             for path, rows in columns.items():
@@ -222,7 +224,7 @@ class Plan:
                     rows[last] = rows[last - 1]
         return found
 
-    def rows(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> Rows:
+    def rows(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> DecodedRows:
         """Columns with the rows of these pieces. steps, seen: where those of each begin."""
         episode, repeated = pieces.episode, self.repeated[pieces.episode]
         low = np.minimum(np.maximum(pieces.low, repeated - pieces.offset), pieces.high)
@@ -231,17 +233,19 @@ class Plan:
         begin = np.zeros_like(episode) if self._parts is None else self._parts[1][episode]
         known = None if self._known is None else self._known[episode] | (pieces.offset + pieces.lengths < whole)
         place, offset, lengths = self.place(episode), pieces.offset, pieces.lengths
-        return Rows(columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known)
+        return DecodedRows(
+            columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known
+        )
 
 
-def agreed_layouts(trace: Recorded) -> Layouts:
+def agreed_layouts(trace: RecordedEpisodes) -> Layouts:
     """Return the layouts of observations and actions. Raises TraceError if the writers have different spaces."""
     layouts = trace.writer_agreed_on("observation_space").layouts
     trace.writer_agreed_on("action_space")
     return layouts
 
 
-def chosen_forms(forms: dict[Path, Form | None], roots: frozenset[str]) -> dict[Path, Form | None]:
+def chosen_forms(forms: dict[Path, RowType | None], roots: frozenset[str]) -> dict[Path, RowType | None]:
     """Return the forms of the columns of these names ("annotations.value" is one annotation), and of flags.
 
     Raises InvalidOption for annotations that the trace does not have.
@@ -250,7 +254,7 @@ def chosen_forms(forms: dict[Path, Form | None], roots: frozenset[str]) -> dict[
     if missing := {root for root in roots if root.startswith("annotations.")} - known:
         raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(known)}")
     chosen = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
-    return chosen | {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
+    return chosen | {path: RowType(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
 
 
 def _left(
@@ -293,14 +297,14 @@ def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known
     return shorter[~terminated]
 
 
-def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) -> Plan:
+def planned(trace: RecordedEpisodes, roots: frozenset[str], on_damage: OnDamage | None) -> DecodePlan:
     """Make a plan that searches for damage only if some is known. Raises CorruptTrace without on_damage."""
     try:
-        return Plan(trace, roots)
+        return DecodePlan(trace, roots)
     except CorruptTrace:
         if on_damage is None:
             raise
-        return Plan(trace, roots, on_damage)
+        return DecodePlan(trace, roots, on_damage)
 
 
 class _Span(NamedTuple):
@@ -325,20 +329,20 @@ class _Writer:
         own, heads = parts.fragments, parts.first[:-1]
         opens = np.zeros(len(own), np.bool_)
         opens[heads] = True
-        trimmed = np.repeat(parts.trimmed, sizes)
+        first_step_lost = np.repeat(parts.first_step_lost, sizes)
         place = np.repeat(place_of[:-1], sizes)
         count = len(reader.fragments)
         self._place = np.full(count, -1, place_type)
         self._place[own] = place
         self._skipped = np.zeros(count, np.bool_)  # True: its first step is skipped
-        self._skipped[own[opens & trimmed]] = True
+        self._skipped[own[opens & first_step_lost]] = True
         self._cut = np.zeros(count, np.bool_)  # and its last one
         self._cut[parts.last_of(cut)] = True
         steps = reader.fragments.steps[own]
         before = np.cumsum(steps, dtype=np.int64)
         before -= steps
         before -= np.repeat(before[heads], sizes)
-        before -= trimmed & ~opens
+        before -= first_step_lost & ~opens
         before += first[place]
         self._at = np.zeros(count, np.int64)  # its first step among all
         self._at[own] = before
@@ -386,7 +390,7 @@ class _Writer:
         places, heads = np.unique(place[order], return_index=True)
         return places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
 
-    def fill(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> None:
+    def fill(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> None:
         """Copy its rows of these pieces. steps, seen: their first rows. Raises CorruptTrace."""
         episode, offset, lengths = pieces[:3]
         head, last = int(episode[0]), int(episode[-1])
@@ -476,7 +480,7 @@ def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
             out[run.begin + run.shift : run.end + run.shift] = array[run.begin : run.end]
 
 
-def in_memory(path: Path, rows: int, form: Form | None) -> Array:
+def in_memory(path: Path, rows: int, form: RowType | None) -> Array:
     """Room for a column in ordinary memory."""
     if form is None:
         return np.full(rows, None, object)

@@ -22,8 +22,8 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_table import Columns
-from gym_trace.playback.forms import Form
-from gym_trace.playback.sampling.rows import Plan, Rows, in_memory
+from gym_trace.playback.row_types import RowType
+from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, in_memory
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.local import lock, shared_with_others
 from gym_trace.storage.staging import replaced_file
@@ -37,7 +37,7 @@ CACHE_KEY = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
 
 
-def decoded(plan: Plan) -> Rows:
+def decoded(plan: DecodePlan) -> DecodedRows:
     """Return the rows of all episodes, decoded into ordinary memory. Raises CorruptTrace."""
     places, again = plan.distinct()
     rows = plan.decode([plan.episodes(places)], in_memory)
@@ -68,7 +68,7 @@ class Disk:
     root: FilePath
     limit: int
 
-    def rows(self, plan: Plan) -> Rows:
+    def rows(self, plan: DecodePlan) -> DecodedRows:
         """Return the rows of all episodes, mapped into memory. Raises CorruptTrace, OSError."""
         forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
         said = json.dumps([_VERSION, str(plan.directory), forms])
@@ -85,7 +85,7 @@ class Disk:
             os.utime(directory)
             return kept.rows(plan, episodes)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DecodePlan) -> None:
         """Raise InvalidOption for columns of values of any kind."""
         for path, form in plan.forms.items():
             if form is None:
@@ -164,7 +164,7 @@ class Known:
         new["seen"] = seen + np.cumsum(new["steps"] + 1) - new["steps"] - 1
         return new
 
-    def rows(self, plan: Plan, places: Array, episodes: Array, columns: dict[Path, Array]) -> Rows:
+    def rows(self, plan: DecodePlan, places: Array, episodes: Array, columns: dict[Path, Array]) -> DecodedRows:
         """Return the stored rows of the episodes at these positions, in these columns."""
         found = self.table[self.places(episodes[places])]
         return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
@@ -176,7 +176,7 @@ class _Kept:
     Rows after the last episode of the index come from a killed process.
     """
 
-    def __init__(self, directory: FilePath, plan: Plan):
+    def __init__(self, directory: FilePath, plan: DecodePlan):
         self._directory = directory
         self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
         self._forms = {path: form for path, form in plan.forms.items() if form is not None}
@@ -198,13 +198,13 @@ class _Kept:
                     return False
         return True
 
-    def add(self, plan: Plan, episodes: Array, missing: Array) -> None:
+    def add(self, plan: DecodePlan, episodes: Array, missing: Array) -> None:
         """Decode missing episodes into the files. Raises OSError, CorruptTrace."""
         at, seen = self.known.ends()
         new = self.known.following(episodes[missing])
         mapped: dict[Path, tuple[Array, int]] = {}
 
-        def room(path: Path, rows: int, form: Form | None) -> Array:
+        def room(path: Path, rows: int, form: RowType | None) -> Array:
             assert form is not None
             begin = (seen if path[0] == "observations" else at) * form.row_size
             with open(self._files[path], "ab") as file:
@@ -229,7 +229,7 @@ class _Kept:
         with replaced_file(self._directory / _INDEX) as staged, open(staged, "wb") as out:
             np.savez(out, episodes=self.known.table, added=self._added, stamps=stamps)
 
-    def rows(self, plan: Plan, episodes: Array) -> Rows:
+    def rows(self, plan: DecodePlan, episodes: Array) -> DecodedRows:
         """Return the rows of these episodes, mapped."""
         at, seen = self.known.ends()
         columns = {
@@ -239,7 +239,7 @@ class _Kept:
         return self.known.rows(plan, np.arange(len(episodes)), episodes, columns)
 
 
-def _mapped(file: FilePath, form: Form, rows: int, begin: int, mode: Any) -> Array:
+def _mapped(file: FilePath, form: RowType, rows: int, begin: int, mode: Any) -> Array:
     shape = rows, *form.shape
     if not rows or not form.row_size:
         return np.empty(shape, form.dtype)
@@ -273,10 +273,10 @@ class Growing:
     def __init__(self, most_steps: int | None):
         self._most_steps = most_steps
         self._columns: dict[Path, Array] = {}  # with room behind the rows that are there
-        self._forms: dict[Path, Form | None] = {}
+        self._forms: dict[Path, RowType | None] = {}
         self._known = Known(np.zeros(0, CACHE_KEY))
 
-    def rows(self, plan: Plan) -> Rows:
+    def rows(self, plan: DecodePlan) -> DecodedRows:
         """Return the rows of the newest episodes; new episodes are decoded. Raises CorruptTrace."""
         episodes, places = identified(plan.table, plan.readers, np.diff(plan.first)), np.arange(len(plan.table))
         if self._most_steps is not None:
@@ -290,7 +290,7 @@ class Growing:
             self._add(plan, episodes, places, missing)
         return self._known.rows(plan, places, episodes, self._columns)
 
-    def _add(self, plan: Plan, episodes: Array, places: Array, missing: Array) -> None:
+    def _add(self, plan: DecodePlan, episodes: Array, places: Array, missing: Array) -> None:
         at, seen = self._known.ends()
         more = int(episodes["steps"][missing].sum()) + len(missing)
         ends = {path: seen if path[0] == "observations" else at for path in self._columns}
@@ -299,7 +299,7 @@ class Growing:
         new = self._known.following(episodes[missing])
         at, seen = self._known.ends()
 
-        def taken(path: Path, rows: int, form: Form | None) -> Array:
+        def taken(path: Path, rows: int, form: RowType | None) -> Array:
             begin = seen if path[0] == "observations" else at
             part: Array = self._columns[path][begin : begin + rows]
             part[...] = in_memory(path, 1, form)[0] if form is None or part.dtype == np.bool_ else part
@@ -308,7 +308,7 @@ class Growing:
         plan.decode([plan.episodes(missing)], taken)
         self._known = Known(np.append(self._known.table, new))
 
-    def _move(self, plan: Plan, wanted: Array, more: int) -> None:
+    def _move(self, plan: DecodePlan, wanted: Array, more: int) -> None:
         """Copy the wanted episodes to arrays of twice the size that they and `more` rows need."""
         here = self._known.places(wanted)
         kept = self._known.table[here[here >= 0]]

@@ -21,11 +21,11 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.content import Recorded
+from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.sampling.batches import Batches, Make, Order
-from gym_trace.playback.sampling.draw import permuted
 from gym_trace.playback.sampling.items import Batch, Items, joined
-from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.playback.sampling.permutation import permuted
+from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, EpisodeSlices, in_memory
 from gym_trace.playback.sampling.store import decoded
 from gym_trace.playback.scan import OnDamage
 
@@ -70,8 +70,8 @@ class _Blocks(NamedTuple):
     counts: number of items of each block. at_once: blocks of a group. ahead: True if the next groups fit into memory.
     """
 
-    plan: Plan
-    blocks: list[Callable[[], Pieces]]
+    plan: DecodePlan
+    blocks: list[Callable[[], EpisodeSlices]]
     counts: Array
     at_once: int
     strands: int
@@ -87,10 +87,10 @@ class Stream(Batches):
 
     def __init__(
         self,
-        trace: Recorded,
+        trace: RecordedEpisodes,
         order: Order,
         make: Make,
-        plan: Plan,
+        plan: DecodePlan,
         margins: tuple[int, int] | None,
         on_damage: OnDamage | None,
     ):
@@ -114,7 +114,7 @@ class Stream(Batches):
 
     def _blocks(self) -> _Blocks:
         if self._cut is None:
-            plan = self._plan or Plan(self.trace, self._order.roots, self._on_damage)
+            plan = self._plan or DecodePlan(self.trace, self._order.roots, self._on_damage)
             self._plan = plan
             budget = max(0, self._order.cache_bytes - plan.held)
             share = budget // _AT_ONCE
@@ -122,7 +122,7 @@ class Stream(Batches):
             row = max(1, plan.size // max(1, plan.total))
             fair = plan.total if self._world_size == 1 else -(-plan.total // (_LEAST_BLOCKS * self._world_size))
             steps, most = (max(1, min(bound // row, fair)) for bound in (size, max(size, share, _MOST_BYTES)))
-            blocks: list[Callable[[], Pieces]]
+            blocks: list[Callable[[], EpisodeSlices]]
             if self._margins is not None:
                 blocks = list(plan.blocks(steps, *self._margins, most))
             else:
@@ -224,7 +224,7 @@ class Stream(Batches):
         return self._make(rows, self._order.seed)
 
 
-def _without_columns(plan: Plan, pieces: Pieces) -> Rows:
+def _without_columns(plan: DecodePlan, pieces: EpisodeSlices) -> DecodedRows:
     """Return rows without columns, before they are decoded."""
     none = np.zeros_like(pieces.episode)
     return plan.rows({}, pieces, none, none)

@@ -349,12 +349,11 @@ class _ComputedRows:
 
     def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, Rows]]:
         """Return the first stored step of an episode, and its rows from that step on."""
-        parts = source.reader.parts
-        trimmed, episode = bool(parts.trimmed[row]), source.trace[int(source.indices[row])]
+        is_lost, episode = bool(source.reader.parts.first_step_lost[row]), source.trace[int(source.indices[row])]
         rows = {column.path: column.rows(episode) for column in self._columns}
-        if trimmed:  # its first step is stored, but not shown
+        if is_lost:  # its first step is stored, but not shown
             rows = {path: _joined([_unknown_row(some), some]) for path, some in rows.items()}
-        return episode.first_step - trimmed, rows
+        return episode.first_step - is_lost, rows
 
 
 def _joined(pieces: list[Rows]) -> Rows:

@@ -15,7 +15,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.facts import write_facts
-from gym_trace.playback.sampling.draw import GOLDEN, mixed
+from gym_trace.playback.sampling.permutation import GOLDEN, mixed
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 from gym_trace.storage.local import LocalStorage

@@ -15,7 +15,7 @@ from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.playback.assembly import Piece, assemble
+from gym_trace.playback.assembly import ChunkSlice, assemble
 from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -122,7 +122,7 @@ class _Hasher:
         self._chunk: Chunk | None = None
         self._stored: dict[str, list[_Stored] | None] = {}  # columns of that chunk
 
-    def begin(self, pieces: list[Piece]) -> None:
+    def begin(self, pieces: list[ChunkSlice]) -> None:
         self._pieces = pieces
         self._hash = blake2b(digest_size=16)
         self.is_exact = True

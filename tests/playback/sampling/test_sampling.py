@@ -22,29 +22,29 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.sampling import stream, targets
 from gym_trace.playback.sampling.batches import Batches, roots_of
-from gym_trace.playback.sampling.draw import Stretch, SumTree, drawn, permuted
 from gym_trace.playback.sampling.items import ACHIEVED, DESIRED, Hindsight
-from gym_trace.playback.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.playback.sampling.permutation import Stretch, SumTree, drawn, permuted
+from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, EpisodeSlices, in_memory
 from gym_trace.playback.sampling.store import Disk, decoded
 from gym_trace.playback.trace import Trace
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 
 
-def rows_of(trace: Trace) -> Rows:
-    return decoded(Plan(trace, roots_of(None)))
+def rows_of(trace: Trace) -> DecodedRows:
+    return decoded(DecodePlan(trace, roots_of(None)))
 
 
-def windows(trace: Trace, length: int, rows: Rows | None = None, **options: Any) -> Batches:
+def windows(trace: Trace, length: int, rows: DecodedRows | None = None, **options: Any) -> Batches:
     return of_rows(trace.windows(length, **{"batch_size": 7, "seed": 3, "replacement": False, **options}), rows)
 
 
-def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
+def transitions(trace: Trace, rows: DecodedRows | None = None, **options: Any) -> Batches:
     options = {"batch_size": 7, "seed": 3, "gamma": 0.9, "replacement": False, **options}
     return of_rows(trace.transitions(**options), rows)
 
 
-def of_rows(batches: Batches, rows: Rows | None) -> Batches:
+def of_rows(batches: Batches, rows: DecodedRows | None) -> Batches:
     if rows is not None:
         batches._store = lambda _: rows
     return batches
@@ -88,11 +88,13 @@ def all_windows(trace: Trace, batches: Batches) -> list[tuple[int, int]]:
     return [check_window(trace, batch, i) for batch in batches for i in range(len(batch["episode"]))]
 
 
-def watched_decoding(monkeypatch: pytest.MonkeyPatch) -> list[Pieces]:
+def watched_decoding(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeSlices]:
     """Return a list of the pieces that are decoded from now on."""
-    found: list[Pieces] = []
-    decode = Plan.decode
-    monkeypatch.setattr(Plan, "decode", lambda self, pieces, room: found.extend(pieces) or decode(self, pieces, room))
+    found: list[EpisodeSlices] = []
+    decode = DecodePlan.decode
+    monkeypatch.setattr(
+        DecodePlan, "decode", lambda self, pieces, room: found.extend(pieces) or decode(self, pieces, room)
+    )
     return found
 
 
@@ -149,10 +151,10 @@ def test_blocks_of_a_trace_have_together_what_the_whole_has(
     directory = tmp_path_factory.mktemp("blocks")
     record_lengths(directory, lengths, flush_after=flush)
     trace = open_trace(directory)
-    plan = Plan(trace, roots_of(None))
+    plan = DecodePlan(trace, roots_of(None))
     options = {"span": span, "strict_length": strict, "stride": stride}
 
-    def found(rows: Rows) -> list[tuple[int, int]]:
+    def found(rows: DecodedRows) -> list[tuple[int, int]]:
         try:
             return all_windows(trace, windows(trace, length, rows, **options))
         except ValueError:  # nothing to be drawn
@@ -207,7 +209,7 @@ def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> No
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("n_frames", [1, 3])
 def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: int, n_frames: int) -> None:
-    plan = Plan(trace, roots_of(None))
+    plan = DecodePlan(trace, roots_of(None))
     blocks = [block() for block in plan.blocks(8, n_frames - 1, n_steps)]
     for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in blocks)):
         for batch in transitions(trace, rows, n_steps=n_steps, n_frames=n_frames):
@@ -429,7 +431,7 @@ def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: 
     read = watched_decoding(monkeypatch)
 
     def found(trace: Trace) -> list[tuple[int, int]]:
-        rows = disk.rows(Plan(trace, roots_of(None)))
+        rows = disk.rows(DecodePlan(trace, roots_of(None)))
         return sorted(all_windows(trace, windows(trace, 2, rows)))
 
     assert found(trace) == found(trace) == pairs([4, 0, 7])
@@ -467,7 +469,7 @@ def test_no_other_user_can_keep_the_lock_of_cached_rows(tmp_path: Path) -> None:
     record_lengths(tmp_path / "trace", [4])
     trace, disk = open_trace(tmp_path / "trace"), Disk(tmp_path / "cache", 1 << 20)
     for _ in range(2):
-        disk.rows(Plan(trace, roots_of(None)))
+        disk.rows(DecodePlan(trace, roots_of(None)))
         [directory] = (tmp_path / "cache").iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         directory.chmod(0o755)
@@ -482,7 +484,7 @@ def test_the_least_recently_used_cache_is_evicted_and_nothing_else(tmp_path: Pat
     kept = []
     for name in "abc":
         trace = open_trace(tmp_path / name)
-        disk.rows(Plan(trace, roots_of(None)))
+        disk.rows(DecodePlan(trace, roots_of(None)))
         kept.append({path.name for path in (tmp_path / "cache").iterdir() if path.name != "notes"})
     assert (tmp_path / "cache" / "notes" / "mine").exists()
     assert len(kept[0]) == 1

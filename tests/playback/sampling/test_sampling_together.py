@@ -20,7 +20,7 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.sampling import stream
 from gym_trace.playback.sampling.batches import Batches, roots_of
-from gym_trace.playback.sampling.rows import Plan
+from gym_trace.playback.sampling.rows import DecodePlan
 from gym_trace.playback.sampling.store import Disk
 from gym_trace.playback.trace import Trace
 
@@ -190,7 +190,7 @@ def test_windows_are_uniform_over_the_positions_of_an_epoch(
 def test_neighbours_in_a_stream_have_little_to_do_with_each_other(tmp_path: Path) -> None:
     record_lengths(tmp_path, [400] * 10)
     trace = open_trace(tmp_path)
-    budget = Plan(trace, roots_of(None)).size * 3 // 4  # a quarter is drawn from at a time
+    budget = DecodePlan(trace, roots_of(None)).size * 3 // 4  # a quarter is drawn from at a time
     batches = trace.transitions(4000, cache=None, cache_bytes=budget, replacement=False, columns="rewards")
     places = np.concatenate([batch["episode"] * 400 + batch["first_step"] for batch in batches])
     assert sorted(places) == list(range(4000))
@@ -203,16 +203,16 @@ def test_files_on_disk_that_were_touched_are_compared_in_full(
     decoded = watched_decoding(monkeypatch)
     record_lengths(tmp_path / "long", [3000], flush_after=500)
     trace, disk = open_trace(tmp_path / "long"), Disk(tmp_path / "cache", 1 << 30)
-    disk.rows(Plan(trace, roots_of(None)))
+    disk.rows(DecodePlan(trace, roots_of(None)))
     [directory] = (tmp_path / "cache").iterdir()
     file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
     file.touch()
-    disk.rows(Plan(trace, roots_of(None)))
+    disk.rows(DecodePlan(trace, roots_of(None)))
     assert len(decoded) == 1
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    rows = disk.rows(Plan(trace, roots_of(None)))
+    rows = disk.rows(DecodePlan(trace, roots_of(None)))
     assert len(decoded) == 2
     assert same(np.asarray(rows.columns["rewards",]), trace[0].rewards)
 

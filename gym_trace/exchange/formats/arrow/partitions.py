@@ -18,7 +18,7 @@ from gym_trace.exchange.formats.arrow.columns import Column, columns_of
 from gym_trace.exchange.formats.arrow.dataset import STEPS, Share, TraceDataset, finished
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import KEPT
-from gym_trace.playback.trace import Handle, Trace, as_trace, handle_of
+from gym_trace.playback.trace import Trace, TraceHandle, as_trace, handle_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Partition:
     first: int
     episodes: int
     steps: int
-    _handle: Handle = field(repr=False)
+    _handle: TraceHandle = field(repr=False)
     _columns: Mapping[Path, Column] = field(repr=False)
 
     def open(self) -> Trace:

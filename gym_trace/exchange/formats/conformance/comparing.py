@@ -16,7 +16,7 @@ from gym_trace.data.values import Array
 from gym_trace.exchange.formats.identity import read_identity
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import leaves_of
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 from gym_trace.playback.trace import Trace
 
 
@@ -115,7 +115,7 @@ def _compare_tree(
         if len(found) == 1 < len(expected):  # one vector of all
             flat = [np.asarray(values).reshape(len(values), -1) for _, values in expected]
             together = np.concatenate(flat, axis=1)
-            form = Form(together.dtype, together.shape[1:])
+            form = RowType(together.dtype, together.shape[1:])
             _compare_rows(Leaf((name,), *form[:2]), form, together, found[0], lost, rows)
             return
         if len(found) != len(expected):
@@ -145,7 +145,7 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
 
 
 def _compare_rows(
-    leaf: Leaf, form: Form | None, values: Any, found: Any, lost: Collection[str], rows: set[int]
+    leaf: Leaf, form: RowType | None, values: Any, found: Any, lost: Collection[str], rows: set[int]
 ) -> None:
     name = leaf.column
     if found is None:

@@ -20,9 +20,9 @@ from gym_trace.exchange.formats.infos import InfoColumns, info_columns, packed
 from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import Source, flags
 from gym_trace.exchange.formats.steps.windows import LEFT_OUT, Window
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 
-_FLAG = Form(np.dtype(np.bool_), ())
+_FLAG = RowType(np.dtype(np.bool_), ())
 _FOR_IMPORT = "are stored for an import only"
 
 
@@ -44,7 +44,7 @@ class D4RLExporter:
 
         return Plan(list(self._losses(source, forms, infos)), write, self._how_to_load)
 
-    def _losses(self, source: Source, forms: dict[str, Form], infos: InfoColumns) -> Iterator[Loss]:
+    def _losses(self, source: Source, forms: dict[str, RowType], infos: InfoColumns) -> Iterator[Loss]:
         for name, form in forms.items():
             if form.mixed:
                 yield Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
@@ -65,7 +65,7 @@ class D4RLExporter:
         return f"import h5py\nwith h5py.File({str(path.resolve())!r}) as file:\n    {read}"
 
 
-def _forms(source: Source) -> dict[str, Form]:
+def _forms(source: Source) -> dict[str, RowType]:
     """Return the forms of observations, actions and rewards. Raises InvalidOption unless each is one numeric array."""
     found = {}
     for name, layout in zip(("observations", "actions"), source.layouts):
@@ -93,7 +93,7 @@ def _of_both_flags(source: Source) -> int:
 class _Writing:
     """A file that is being written."""
 
-    def __init__(self, file: h5py.File, source: Source, forms: dict[str, Form], infos: InfoColumns):
+    def __init__(self, file: h5py.File, source: Source, forms: dict[str, RowType], infos: InfoColumns):
         self._source, self._file, self._root, self._infos = source, file, file.id, infos
         kinds = {
             "observations": forms["observations"],

@@ -20,7 +20,7 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.foreign import Values
 from gym_trace.exchange.formats.parquet.tables import numbers_in
 from gym_trace.exchange.formats.source import Source
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 from gym_trace.playback.writer_reader import WriterReader
 
 OWN = "meta/gym_trace"  # for what the format cannot store; no other reader looks there
@@ -181,12 +181,12 @@ def features_of(source: Source, video: bool, origin: Origin) -> list[Feature]:
         number, name = 2, given
         while name in found:
             number, name = number + 1, f"{given}_{number}"
-        known = form if kind not in ("text", "values") and form is not None else Form(np.dtype(object), ())
+        known = form if kind not in ("text", "values") and form is not None else RowType(np.dtype(object), ())
         found[name] = Feature(name, path, kind, known.dtype, known.shape, names)
     return list(found.values())
 
 
-def _kind(path: Path, form: Form | None, video: bool) -> str:
+def _kind(path: Path, form: RowType | None, video: bool) -> str:
     if form is None or form.dtype.kind not in "biuf" or form.dtype.itemsize > 8 or 0 in form.shape:
         return "values"
     shape = form.shape

@@ -27,10 +27,10 @@ from gym_trace.exchange.formats.infos import packed
 from gym_trace.exchange.formats.minari.plan import FILE, MinariPlan, are_options
 from gym_trace.exchange.formats.source import flags
 from gym_trace.exchange.formats.steps.windows import Window
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 
 _IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are put together in a file
-_FLAG = Form(np.dtype(np.bool_), ())
+_FLAG = RowType(np.dtype(np.bool_), ())
 
 
 class ArrowEpisodes:
@@ -66,14 +66,14 @@ class ArrowEpisodes:
         self._columns = {path: self._column(rows, form) for path, form in plan.forms.items()}
         self._rewards = self._column(rows, plan.rewards)
         self._flags = [self._column(rows, _FLAG), self._column(rows, _FLAG)]
-        forms = (None if one.dtype is None else Form(one.dtype, one.shape) for one in plan.infos.columns)
+        forms = (None if one.dtype is None else RowType(one.dtype, one.shape) for one in plan.infos.columns)
         self._infos = [self._column(rows, form) for form in forms]
         self._kept: list[bytes | None] = [None] * rows if plan.infos.are_kept_whole else []
         for column, data in zip(plan.infos.columns, self._infos):
             first = column.of_reset(episode.reset_info)
             data[:1] = column.blank if first is None else first
 
-    def _column(self, rows: int, form: Form | None) -> Any:
+    def _column(self, rows: int, form: RowType | None) -> Any:
         """Room for the rows of an episode, the last of them zero, or None for text."""
         if form is None:
             return [None] * rows

@@ -19,7 +19,7 @@ from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leav
 from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import choose, name_of, step_windows
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 from gym_trace.printable import printable
 
 FILE = "metadata.json"
@@ -37,8 +37,8 @@ class MinariPlan(NamedTuple):
     """
 
     spaces: tuple[str, str]
-    forms: dict[Path, Form | None]
-    rewards: Form
+    forms: dict[Path, RowType | None]
+    rewards: RowType
     infos: InfoColumns
     losses: list[Loss]
 
@@ -46,7 +46,7 @@ class MinariPlan(NamedTuple):
 def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
     """Plan the export of a trace to one of Minari's kinds. Raises InvalidOption, CorruptTrace."""
     found: list[Loss] = []
-    forms: dict[Path, Form | None] = {}
+    forms: dict[Path, RowType | None] = {}
     spaces = []
     for root, plain, layout in zip(("observations", "actions"), source.plain_spaces, source.layouts):
         assert isinstance(layout, (Leaf, Branch))
@@ -72,7 +72,7 @@ def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
     return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, found)
 
 
-def _check_rows(source: Source, rewards: Form) -> None:
+def _check_rows(source: Source, rewards: RowType) -> None:
     """Raises InvalidOption for what only Minari's hdf5 can hold."""
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
@@ -104,13 +104,13 @@ class _Leaf(NamedTuple):
     source: Source
     path: Path
     space: PlainSpace
-    form: Form | None
+    form: RowType | None
 
     @property
     def name(self) -> str:
         return printable(name_of(self.path))
 
-    def planned(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
+    def planned(self, is_hdf5: bool) -> tuple[RowType | None, PlainSpace, list[Loss]]:
         """Return the form of its rows, the space for Minari, and the losses."""
         kind, form = self.space["type"], self.form
         if form is None:
@@ -121,14 +121,14 @@ class _Leaf(NamedTuple):
             told = f"rows of shape {form.shape}, which is not that of the space, or has no elements"
             raise InvalidOption(f"{self.name}: {told}; Minari can read that from hdf5 alone: --set kind=hdf5")
         if not is_hdf5 and kind == "Discrete" and form.dtype.kind == "b":
-            form = Form(np.dtype(np.int64), (), mixed=True)  # of which Minari cannot read single bits
+            form = RowType(np.dtype(np.int64), (), mixed=True)  # of which Minari cannot read single bits
         lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
             return form, self.space, lost
         lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, becomes an unbounded Box"))
         return form, widest(form.dtype, form.shape), lost
 
-    def _text(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
+    def _text(self, is_hdf5: bool) -> tuple[RowType | None, PlainSpace, list[Loss]]:
         if self.space["type"] not in ("Text", "custom"):
             told = "values of several dtypes or shapes" if "dtype" in self.space else _told(self.space)
             raise InvalidOption(
@@ -163,7 +163,7 @@ def _told(space: PlainSpace) -> str:
     return printable(str(space.get("class") or space["type"]))[:100]
 
 
-def _mixed(name: str, form: Form) -> Loss:
+def _mixed(name: str, form: RowType) -> Loss:
     return Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
 
 

@@ -360,7 +360,7 @@ def step_blocks(
     chunks = np.full(len(trace), -1, np.int64)  # that episodes end in; -1: they come in windows
     for number, reader in enumerate(trace.readers):
         mine = np.flatnonzero(writers == number)
-        whole = ~reader.parts.trimmed[rows[mine]]
+        whole = ~reader.parts.first_step_lost[rows[mine]]
         if finals != KEPT:
             whole &= trace.content["has_final_observation"][mine]
         ends = reader.parts.last_of(rows[mine[whole]])

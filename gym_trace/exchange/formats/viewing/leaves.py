@@ -11,7 +11,7 @@ from gym_trace.data.values import Array, objects
 from gym_trace.exchange.formats.images import is_image
 from gym_trace.exchange.formats.source import Source
 from gym_trace.exchange.formats.steps.windows import Window
-from gym_trace.playback.forms import Form
+from gym_trace.playback.row_types import RowType
 
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 
@@ -24,7 +24,7 @@ class Column(NamedTuple):
 
     name: str
     path: Path
-    form: Form | None
+    form: RowType | None
     is_image: bool
 
     @property
@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 
 FLAGS = tuple(
-    Column(name, (path,), Form(np.dtype(np.bool_), ()), is_image=False)
+    Column(name, (path,), RowType(np.dtype(np.bool_), ()), is_image=False)
     for name, path in (("terminated", "terminations"), ("truncated", "truncations"))
 )
 

@@ -20,7 +20,7 @@ _PAGE = 256  # rows of the table that are filled for one of them
 _PAGES_AT_ONCE = ROWS_AT_ONCE // _PAGE
 
 
-class Content:
+class EpisodeIndex:
     """The episodes of a trace or a view. Replaced as a whole: readers continue with the content they have.
 
     ``content["steps"]`` is a column of the table of episodes, or OUTCOME_CODE, made without the others.
@@ -42,15 +42,15 @@ class Content:
         self._filling = Lock()
 
     @classmethod
-    def whole(cls, writers: Sequence[WriterReader]) -> Content:
+    def whole(cls, writers: Sequence[WriterReader]) -> EpisodeIndex:
         """All that these writers have recorded."""
         return cls(list(writers), np.cumsum([0, *(len(writer.parts) for writer in writers)], dtype=np.int64))
 
-    def view(self, places: Array) -> Content:
+    def view(self, places: Array) -> EpisodeIndex:
         """Only the episodes at these places."""
         chosen = places if self.chosen is None else self.chosen[places]
         present = np.unique(self._writers_of(chosen)) if len(chosen) else self._present
-        view = Content(self.writers, self.bounds, chosen, present)
+        view = EpisodeIndex(self.writers, self.bounds, chosen, present)
         if self._is_filled:  # a user may have changed the table
             view._table = self._table.take(places)
             view._table["index"], view._table["writer"] = view._column("index"), view._column("writer")
@@ -164,7 +164,7 @@ class Content:
         return chosen, bool(np.all(np.diff(whole) > 0))
 
 
-class Recorded(Protocol):
+class RecordedEpisodes(Protocol):
     """The episodes of a trace or a view, for code that reads their rows; see gym_trace.playback.trace.Trace."""
 
     @property
@@ -177,13 +177,13 @@ class Recorded(Protocol):
     def readers(self) -> list[WriterReader]: ...
 
     @property
-    def content(self) -> Content: ...
+    def content(self) -> EpisodeIndex: ...
 
     @property
     def rows(self) -> Array: ...
 
     @property
-    def whole(self) -> Recorded: ...
+    def whole(self) -> RecordedEpisodes: ...
 
     def refresh(self) -> int: ...
 

@@ -12,12 +12,12 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
-from gym_trace.playback.content import Recorded
+from gym_trace.playback.episode_index import RecordedEpisodes
 
 _HEADERS: frozenset[str | Path] = frozenset(("",))  # the name of no column: of a chunk only its header is fetched
 
 
-class Form(NamedTuple):
+class RowType(NamedTuple):
     """Dtype and shape of the rows of a column.
 
     mixed: whether some of them have another dtype, all of whose values this one holds.
@@ -33,13 +33,13 @@ class Form(NamedTuple):
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
+def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType | None]:
     """Return the form of each column that has rows; None: values of any type, or of forms that cannot be joined.
 
     The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
     Of a trace without steps, what its spaces say. skip: leave out damaged chunks; otherwise raises CorruptTrace.
     """
-    found: dict[Path, Form | None] = {}
+    found: dict[Path, RowType | None] = {}
     counts: dict[Path, int] = {}
     chunks = 0
     for column in _columns(trace, skip):
@@ -47,19 +47,19 @@ def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
             chunks += 1
             continue
         counts[column.path] = counts.get(column.path, 0) + 1
-        form = None if column.dtype == MSGPACK else Form(dtype_from(column.dtype), column.shape)
+        form = None if column.dtype == MSGPACK else RowType(dtype_from(column.dtype), column.shape)
         found[column.path] = form if counts[column.path] == 1 else _joined(found[column.path], form)
     for path in found:
         if path[0] == "annotations" and counts[path] < chunks:  # nothing is there in some rows
             found[path] = None
     for reader in trace.readers:
         for leaf in (*reader.layouts.observations.leaves(), *reader.layouts.actions.leaves()):
-            found.setdefault(leaf.path, None if leaf.dtype is None else Form(leaf.dtype, leaf.shape))
-    found.setdefault(("rewards",), Form(np.dtype(np.float64), ()))
+            found.setdefault(leaf.path, None if leaf.dtype is None else RowType(leaf.dtype, leaf.shape))
+    found.setdefault(("rewards",), RowType(np.dtype(np.float64), ()))
     return found
 
 
-def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
+def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[Column | None]:
     """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
     writers, rows_of = trace.content["writer"], trace.rows
     for number, reader in enumerate(trace.readers):
@@ -79,7 +79,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
                     yield column
 
 
-def _joined(one: Form | None, other: Form | None) -> Form | None:
+def _joined(one: RowType | None, other: RowType | None) -> RowType | None:
     """Return a form that holds the rows of both exactly."""
     if one is None or other is None or one.shape != other.shape:
         return None
@@ -90,4 +90,4 @@ def _joined(one: Form | None, other: Form | None) -> Form | None:
     wide = dtype.kind == "f" and {one.dtype.kind, other.dtype.kind} & set("iu")
     if not exact or (wide and max(one.dtype.itemsize, other.dtype.itemsize) > 4):
         return None
-    return Form(dtype, one.shape, mixed=True)
+    return RowType(dtype, one.shape, mixed=True)
