@@ -11,7 +11,6 @@ import numpy as np
 from gymnasium import spaces
 
 from gym_trace.data.episode import Episode, infos_of
-from gym_trace.data.schema import IMPORTED_FROM
 from gym_trace.errors import EnvironmentUnavailable, MissingExtra
 from gym_trace.exchange.episodes import finished, scanned
 from gym_trace.playback.trace import Trace
@@ -39,12 +38,10 @@ def episodes(
 
     Args:
         normalize_actions: as in RLlib's config.environment(), and by default True as there: float actions of a bounded
-            Box are scaled to [-1, 1], as RLlib's episodes have them. False, or imported from RLlib: they are as in the
-            trace.
+            Box are scaled to [-1, 1], as RLlib's episodes have them. False: as in the trace; pass it for traces
+            that were imported from RLlib.
     """
     chosen = finished(trace, many=True)
-    origins = {reader.about.recorder.get(IMPORTED_FROM) for reader in chosen.readers}
-    normalize_actions = normalize_actions and "RLlib episodes" not in origins  # which are scaled already
     if chosen.readers[0].about.agents:
         yield from _of_many(chosen, normalize_actions)
         return
@@ -83,7 +80,7 @@ def _normalized(actions: Any, space: Any) -> Any:
 def _of_many(chosen: Trace, normalize_actions: bool) -> Iterator[MultiAgentEpisode]:
     observed: dict[Any, Any] = {}
     acted: dict[Any, Any] = {}
-    with contextlib.suppress(EnvironmentUnavailable):  # where agents had none that were known
+    with contextlib.suppress(EnvironmentUnavailable):  # agents without known observations
         observed, acted = (dict(space.spaces) for space in (chosen.observation_space, chosen.action_space))
     for episode in chosen.scan():
         made = _multi_agent_episode(episode, observed, acted, acted if normalize_actions else {})

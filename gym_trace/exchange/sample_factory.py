@@ -62,11 +62,13 @@ def record(
         options = {"record_infos": True, **recording, "directory": shared, "on_exist": "append"}
     for name in names:
         made = registry[name]
-        registry[name] = replace(made, options=options) if isinstance(made, _Recorded) else _Recorded(made, options)
+        registry[name] = (
+            replace(made, options=options) if isinstance(made, _RecordedMaker) else _RecordedMaker(made, options)
+        )
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedMaker:
     """Makes a recorded environment. Picklable, if the function of the environment is: spawned workers get it."""
 
     make_env: _MakeEnv

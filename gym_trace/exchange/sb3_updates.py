@@ -50,7 +50,7 @@ class UpdateLogCallback(BaseCallback):
     def _on_training_end(self) -> None:
         if self.log is not None:
             model: Any = self.model
-            del model.train  # that of the class again
+            del model.train  # restores the method of the class
             self.log.close()
             self.log = None
 

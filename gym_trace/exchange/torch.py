@@ -27,7 +27,7 @@ _LOOPS = 1 << 31  # number of distinct loops: each has a seed that its workers s
 
 
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
-    """The arrays of a batch as tensors, which share their memory where they can. Values of any kind stay as they are.
+    """The arrays of a batch as tensors, which share their memory where they can. Other values stay as they are.
 
     device: of the tensors. dtype: of floats; None: as recorded.
     """
@@ -55,7 +55,7 @@ class BatchStream(IterableDataset[Any]):
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
         self._batches, self._device, self._dtype = batches, device, dtype
-        self._ended = torch.zeros((), dtype=torch.int64).share_memory_()  # what workers tell those that come after them
+        self._ended = torch.zeros((), dtype=torch.int64).share_memory_()  # workers pass these to later workers
         len(batches)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class TraceStorage(Storage):
         then = _named(after) | flags | {"reward": reward.unsqueeze(-1) if reward.ndim == len(steps) else reward}
         found = _named(before) | {name: torch.zeros_like(flag) for name, flag in flags.items()}
         found |= {"action": batch.pop("actions"), "next": then}
-        for name, values in batch.items():  # of windows some have a number each
+        for name, values in batch.items():  # in windows, some have one number each
             alone = isinstance(values, torch.Tensor) and values.ndim < len(steps)
             found[name] = values.unsqueeze(-1).expand(steps) if alone else values
         return TensorDict(found, steps)

@@ -1,4 +1,4 @@
-"""Untrusted files, and the widest spaces of their arrays."""
+"""Limits for untrusted files, and the widest spaces of their arrays."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gym_trace.format.manifest import json_of
 from gym_trace.storage.local import size_on_disk
 
 _MOST_JSON = 64 << 20  # bytes
-_MOST_MEMORY = 256 << 20  # that the values of a batch take, about
+_MOST_MEMORY = 256 << 20  # about the most bytes that the values of a batch may take
 _SIZES = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes that an item, a list, a map and an entry of a map take
 _SLACK, _MOST_RATIO = 16 << 20, 4096
-_FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes in any file, and in each byte of larger ones
+_FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes: of any file, and per byte of larger ones
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def _is_inside(target: Path, root: Path, blobs: Path | None) -> bool:
 def _checked_size(file: Path) -> int:
     try:
         status = file.stat()
-    except OSError:  # which says what it is when the file is read
+    except OSError:  # reading the file raises a better message
         return 0
     if stat.S_ISDIR(status.st_mode):
         return 0
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableRecording(f"{file}: not a regular file")
-    if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # as a rule, and there may be very many files
+    if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # usual: not opened
         return status.st_size
     with contextlib.suppress(OSError), file.open("rb") as opened:
         try:
@@ -164,5 +164,5 @@ def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
 
 
 def in_parts(name: str) -> list[tuple[int, int, str]]:
-    """For sorting: a10 comes after a9."""
+    """Return a sort key that puts a10 after a9."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

@@ -26,7 +26,7 @@ from gym_trace.printable import shown
 KEY = "gym_trace"  # under which formats keep these texts
 _VERSION = 1
 _OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine
-_OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
+_OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # may hold secrets
 _CLOCKS = ("clock_offset", "duration")
 _ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
 _IN_TABLE = (*_ALWAYS, *_CLOCKS)

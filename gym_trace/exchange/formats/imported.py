@@ -1,4 +1,4 @@
-"""Episodes as importers give them, and what they become in a trace."""
+"""Episodes of importers, and their conversion to segments of a trace."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
 from gym_trace.recording.reset_record import packed_start, stored_seed
 
-_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # of NewEpisode, by its identity
+_OVERRIDDEN = (
+    "outcome",
+    "seed",
+    "options",
+    "reset_info",
+    "has_final_observation",
+)  # by an identity
 _NO_FLAGS = np.zeros((2, 0), np.bool_)
-_UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # as NumPy has what is not a time
-Schema = dict[str, Any]  # the schema record of a writer (docs/FORMAT.md, section 4)
+_UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # NumPy: not a time
+Schema = dict[str, Any]  # schema record of a writer (docs/FORMAT.md, section 4)
 
 
 class NewSteps(NamedTuple):
@@ -174,7 +180,7 @@ def together(parts: Sequence[Imported]) -> Imported:
 
 
 class _Builder:
-    """Makes segments of episodes, and gives those that have none a writer and ids."""
+    """Makes segments of episodes; episodes without an identity get a writer and ids."""
 
     def __init__(self, schemas: dict[str, Schema], schema: Schema):
         self.steps = 0
@@ -182,8 +188,8 @@ class _Builder:
         self._own: str | None = None  # the writer of episodes without a known one
         self._next_id = 0
         self._layouts: dict[str, Layouts] = {}
-        self._begun: set[tuple[str, int]] = set()  # episodes of which there are parts
-        self._ends: dict[tuple[str, int], Segment] = {}  # of these
+        self._begun: set[tuple[str, int]] = set()  # episodes that have parts
+        self._ends: dict[tuple[str, int], Segment] = {}  # the last fragment of each
 
     def segments(self, episodes: Iterable[NewEpisode]) -> Iterator[tuple[str, Segment]]:
         for episode in episodes:
@@ -225,7 +231,7 @@ class _Builder:
         begins = key not in self._begun
         if is_part:
             self._begun.add(key)
-        if at > 0 and begins:  # what came before was not kept, but how the episode began is known
+        if at > 0 and begins:  # earlier steps were not kept, but the start of the episode is known
             yield writer, _segment(known, at, _NO_FLAGS, {}, opening=wire.STARTS)
         done, outcome = 0, 0
         for steps in episode.parts:
@@ -236,7 +242,7 @@ class _Builder:
             if last:
                 outcome = _outcome(known["outcome"], flags)
                 closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
-                # The end of what is lost is mostly unknown.
+                # The end of a lost episode is mostly unknown.
                 closing |= wire.ENDS * (not is_part and (outcome > 0 or "end_time" in known))
             columns = _columns(layouts, steps, flags.shape[1], leads)
             yield writer, _segment(known, at + done, flags, columns, opening, closing, outcome)
@@ -279,7 +285,7 @@ def _segment(
     closing: int = 0,
     outcome: int = 0,
 ) -> Segment:
-    """One piece, with a fragment for each run of steps up to one that is terminated or truncated.
+    """Return steps of an episode, with a fragment for each run up to a terminated or truncated step.
 
     flags: (2, steps) bool. opening, closing: the flags of the first and of the last fragment.
     """
@@ -319,7 +325,7 @@ def _start(known: dict[str, Any]) -> bytes:
 
 
 def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Columns:
-    """The rows of all columns. Raises UnreadableRecording if one has another number of them."""
+    """Return the rows of all columns. Raises UnreadableRecording if one has another number of rows."""
     columns = _of_tree(layouts.observations, steps.observations)
     if count:
         columns |= _of_tree(layouts.actions, steps.actions)
@@ -345,7 +351,7 @@ def _of_tree(layout: Layout, tree: Any) -> Columns:
         for key, child in zip(keys, layout.children):
             columns |= _of_tree(child, tree[key])
         return columns
-    leaves = list(layout.leaves())  # values that have another structure than their space, a row each
+    leaves = list(layout.leaves())  # values of another structure than their space, one per row
     split = list(zip(*(taken_apart(layout, row) for row in tree))) or [()] * len(leaves)
     return {leaf.path: _rows(list(values), leaf.dtype is not None) for leaf, values in zip(leaves, split)}
 

@@ -1,4 +1,4 @@
-"""Import: what other packages have recorded, written as a trace."""
+"""Import: write recordings of other packages as a trace."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from gym_trace.storage.remote.address import is_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
-_LEVEL = 3  # of zstd
-_MOST_WRITERS = 256  # that are written at a time
-# Errors that untrusted files cause in Python and other packages, where no importer has foreseen them.
+_LEVEL = 3  # zstd level
+_MOST_WRITERS = 256  # written at the same time
+# Errors of Python and other packages for malformed files that no importer has foreseen.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
 
 
@@ -118,12 +118,12 @@ class _Import:
             for writer, _ in self._open.values():
                 writer.abandon()
             if isinstance(found.segments, Generator):
-                found.segments.close()  # and with it the files that it reads
+                found.segments.close()  # closes the files that it reads
 
     def _add(self, name: str, segment: Segment) -> None:
         self._chunks(name).add(segment)
         self._open[name][0].seal_if_due()
-        leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
+        leads = segment.fragments["flags"] & wire.LEADS > 0  # also incomplete episodes
         self._report.episodes += int(np.count_nonzero(leads))
         if self._report.episodes > self._most_episodes:
             raise UnreadableRecording(
@@ -156,7 +156,7 @@ class _Import:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Names what could not be written: reading raises errors of its own."""
+        """Turn write errors into RecordingError; reading raises its own errors."""
         try:
             yield
         except OSError as error:
@@ -169,7 +169,7 @@ class _Import:
         if name not in self._open:
             if len(self._open) >= _MOST_WRITERS:
                 raise UnreadableRecording(f"{self._report.path}: more than {_MOST_WRITERS} writers")
-            number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # of its process, in names of gym_recording and Monitor
+            number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # process of gym_recording or Monitor
             schema = {
                 "created": self._created + len(self._report.writers),
                 "host": "unknown",

@@ -1,4 +1,4 @@
-"""Which formats there are: those of gym-trace, and those that other packages add.
+"""The list of formats: of gym-trace, and of other packages.
 
 A package adds one with an entry point, of the group gym_trace.exporters or gym_trace.importers, whose name is that of
 the format, and which is its exporter or importer class (see contract.py):
@@ -24,7 +24,7 @@ from gym_trace.printable import printable
 from gym_trace.storage.local import LocalStorage
 
 
-class Entry(NamedTuple):
+class FormatEntry(NamedTuple):
     """A format. where: "module:Class". extra: the extra of gym-trace it needs. what: description in one line."""
 
     where: str
@@ -32,68 +32,38 @@ class Entry(NamedTuple):
     what: str
 
 
-_EXPORTERS: dict[str, Entry] = {
-    "csv": Entry("gym_trace.exchange.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
-    "d4rl": Entry("gym_trace.exchange.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
-    "jsonl": Entry(
-        "gym_trace.exchange.formats.steps.exporters:JsonLinesExporter",
-        "",
-        "JSON lines, lossless: docs/reference/steps.md",
-    ),
-    "lerobot": Entry(
-        "gym_trace.exchange.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"
-    ),
-    "mcap": Entry("gym_trace.exchange.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
-    "minari": Entry(
-        "gym_trace.exchange.formats.minari.exporter:MinariExporter",
-        "minari",
-        "Minari dataset: hdf5 (default), arrow or parquet",
-    ),
-    "npz": Entry("gym_trace.exchange.formats.steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
-    "parquet": Entry(
-        "gym_trace.exchange.formats.parquet.exporter:ParquetExporter",
-        "parquet",
-        "Parquet, a table of steps and one of episodes",
-    ),
-    "rerun": Entry(
-        "gym_trace.exchange.formats.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"
-    ),
-    "rlds": Entry("gym_trace.exchange.formats.rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
+def _ours(where: str, extra: str, what: str) -> FormatEntry:
+    return FormatEntry(f"{__package__}.{where}", extra, what)
+
+
+_EXPORTERS: dict[str, FormatEntry] = {
+    "csv": _ours("steps.exporters:CsvExporter", "", "CSV, one line per step"),
+    "d4rl": _ours("hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "jsonl": _ours("steps.exporters:JsonLinesExporter", "", "JSON lines, lossless: docs/reference/steps.md"),
+    "lerobot": _ours("lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
+    "mcap": _ours("viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
+    "minari": _ours("minari.exporter:MinariExporter", "minari", "Minari dataset: hdf5 (default), arrow or parquet"),
+    "npz": _ours("steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
+    "parquet": _ours("parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
+    "rerun": _ours("viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"),
+    "rlds": _ours("rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
 }
-_IMPORTERS: dict[str, Entry] = {
-    "d4rl": Entry("gym_trace.exchange.formats.hdf5.d4rl_in:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
-    "gym": Entry(
-        "gym_trace.exchange.formats.legacy.importing:GymImporter",
-        "",
-        "recordings of gym_recording and OpenAI Gym's Monitor",
-    ),
-    "jsonl": Entry(
-        "gym_trace.exchange.formats.steps.jsonl_importer:JsonLinesImporter",
-        "",
-        "JSON lines, lossless: docs/reference/steps.md",
-    ),
-    "lerobot": Entry(
-        "gym_trace.exchange.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"
-    ),
-    "minari": Entry(
-        "gym_trace.exchange.formats.minari.importer:MinariImporter", "minari", "Minari dataset of any kind"
-    ),
-    "parquet": Entry(
-        "gym_trace.exchange.formats.parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"
-    ),
-    "rlds": Entry("gym_trace.exchange.formats.rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
-    "table": Entry(
-        "gym_trace.exchange.formats.parquet.table_importer:TableImporter",
-        "parquet",
-        "one Parquet table, one row per step",
-    ),
+_IMPORTERS: dict[str, FormatEntry] = {
+    "d4rl": _ours("hdf5.d4rl_in:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "gym": _ours("legacy.importing:GymImporter", "", "recordings of gym_recording and OpenAI Gym's Monitor"),
+    "jsonl": _ours("steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, lossless: docs/reference/steps.md"),
+    "lerobot": _ours("lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
+    "minari": _ours("minari.importer:MinariImporter", "minari", "Minari dataset: hdf5, arrow or parquet"),
+    "parquet": _ours("parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"),
+    "rlds": _ours("rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
+    "table": _ours("parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"),
 }
-# What packages that are installed, but damaged or of versions that do not go together, raise when they are imported.
+# Errors of importing a package that is damaged, or whose version does not fit the others.
 _UNUSABLE = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
-_LAST = "table"  # which takes any Parquet for its own
+_LAST = "table"  # it accepts any Parquet
 
 
-# What a file of this ending is taken for where no format is named.
+# Format of a file with this ending, if no format is named.
 ENDINGS = {
     ".csv": "csv",
     ".hdf5": "d4rl",
@@ -114,12 +84,12 @@ def format_for(out: Path) -> str:
     return name
 
 
-def exporters() -> dict[str, Entry]:
+def exporters() -> dict[str, FormatEntry]:
     """Return the export formats by name."""
     return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
 
 
-def importers() -> dict[str, Entry]:
+def importers() -> dict[str, FormatEntry]:
     """Return the import formats by name."""
     return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
 
@@ -190,13 +160,13 @@ def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
     return f"; formats not checked, as their packages are missing: {', '.join(missing)}: {'; '.join(hints)}"
 
 
-def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
+def _of_others(group: str, ours: Mapping[str, FormatEntry]) -> dict[str, FormatEntry]:
     found = {one.name: one for one in entry_points(group=group) if one.name not in ours}
     packages = {name: "another package" if one.dist is None else one.dist.name for name, one in found.items()}
-    return {name: Entry(one.value, "", f"of {printable(packages[name])}") for name, one in found.items()}
+    return {name: FormatEntry(one.value, "", f"of {printable(packages[name])}") for name, one in found.items()}
 
 
-def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
+def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
     if name not in entries:
         if doing == "import from" and name in exporters():
             raise InvalidOption(f"{name!r}: export only; importable formats are {', '.join(entries)}")
@@ -223,7 +193,7 @@ def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
         raise MissingExtra(missing) from error
 
 
-def listed(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+def listed(entries: Mapping[str, FormatEntry]) -> Iterator[tuple[str, str]]:
     """Yield each format and its description."""
     for name, entry in entries.items():
         yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")

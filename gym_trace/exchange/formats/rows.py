@@ -1,4 +1,4 @@
-"""Rows as importers read them; those that a format does not have, and spaces that it does not know."""
+"""Rows for importers: in portions, placeholders for missing ones, and spaces that a format does not store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         lead = 1
 
 
-class Taken:
+class RowQueue:
     """Blocks of rows, to take any number of rows in order. blocks: number of rows, and a tree."""
 
     def __init__(self, blocks: Iterator[tuple[int, Any]]):

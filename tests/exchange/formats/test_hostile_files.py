@@ -77,7 +77,7 @@ def transitions(path: Path, **others: Any) -> Path:
 
 
 def _without_end(path: Path) -> None:
-    """Rows without an element take no room."""
+    """H5Rows without an element take no room."""
     names = ("observations", "actions", "rewards", "terminals")
     with h5py.File(path, "w") as file:
         for name in names:
@@ -113,11 +113,11 @@ def test_a_text_that_all_rows_refer_to_takes_memory_for_some_of_them(tmp_path: P
     path = transitions(tmp_path / "file.hdf5")
     with h5py.File(path, "a") as file:
         texts = file.create_dataset("infos/x", (10,), h5py.string_dtype())
-    from gym_trace.exchange.formats.hdf5.reading import Ahead, Reading
+    from gym_trace.exchange.formats.hdf5.reading import H5File, ReadAhead
 
     assert texts.id.valid == 0
-    with Reading(path) as reading:
-        assert Ahead(reading.root.node("infos").rows("x"))._most <= 128
+    with H5File(path) as reading:
+        assert ReadAhead(reading.root.node("infos").rows("x"))._most <= 128
 
 
 def _minari(path: Path, change: Callable[[Any], None], *forgotten: str) -> Path:

@@ -15,13 +15,13 @@ from gym_trace.exchange.formats.foreign import begins_with, widest
 from gym_trace.exchange.formats.hdf5.reading import (
     MAGIC,
     MOST_ARRAYS,
-    Ahead,
-    Node,
-    Reading,
-    Rows,
+    H5File,
+    H5Group,
+    H5Rows,
+    ReadAhead,
     arrays_in,
     columns_in,
-    pieces,
+    step_ranges,
 )
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
@@ -30,12 +30,9 @@ from gym_trace.exchange.formats.rows import infos_of, named, placeholder
 
 _KIND = "D4RL"
 _NEEDED = ("observations", "actions", "rewards", "terminals")
-_NOTE = (
-    "D4RL's files say neither the spaces, which are the widest that the arrays can be of, nor the environment, nor the "
-    "seeds that episodes began with, nor when"
-)
+_NOTE = "D4RL stores no spaces, environment, seeds or times; the spaces are as wide as the dtypes"
 _KNOWN = frozenset((*_NEEDED, "timeouts", "next_observations", "infos", "metadata"))
-_MOST_TOLD = 1024  # bytes of something in metadata/ that goes along
+_MOST_TOLD = 1024  # characters of a value in metadata/ that is imported
 
 
 class D4RLImporter:
@@ -46,13 +43,13 @@ class D4RLImporter:
     def recognises(self, path: FilePath) -> bool:
         if not begins_with(path, MAGIC):
             return False
-        with suppress(TraceError), Reading(path) as reading:
+        with suppress(TraceError), H5File(path) as reading:
             return all(name in reading.root and not reading.root.is_node(name) for name in _NEEDED)
         return False
 
     def read(self, path: FilePath) -> Imported:
         with ExitStack() as until_read:
-            file = _File(until_read.enter_context(Reading(path)))
+            file = _D4RLFile(until_read.enter_context(H5File(path)))
             observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
             environment, metadata = {"note": f"{path.name} does not say the environment"}, file.metadata()
             schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
@@ -63,14 +60,14 @@ class D4RLImporter:
             return found
 
 
-class _File:
+class _D4RLFile:
     """A file of D4RL.
 
-    notes: what it does not say, to which more are added as it is read.
+    notes: missing facts; reading adds more.
     """
 
-    def __init__(self, reading: Reading):
-        self._reading, root = reading, reading.root
+    def __init__(self, file: H5File):
+        self._file, root = file, file.root
         self.observations, self.actions, self.rewards = (_numbers(root, name) for name in _NEEDED[:3])
         self._terminals = _numbers(root, "terminals")
         self._timeouts = _numbers(root, "timeouts") if "timeouts" in root else None
@@ -88,14 +85,14 @@ class _File:
         self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None
         ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
         self.about = None if ours is None else ours.rows("about").text()
-        self._identities = None if ours is None else Ahead(ours.rows("episodes"))
+        self._identities = None if ours is None else ReadAhead(ours.rows("episodes"))
         infos = columns_in(root.node("infos")) if "infos" in root and root.is_node("infos") else {}
         self._left_out = ["/".join(("infos", *path)) for path, found in infos.items() if len(found) != rows]
         infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
         notes = {path[1]: infos.pop(path) for path in [*infos] if ours and path[0] == ANNOTATIONS}
-        self._annotations = {name: Ahead(found, len(notes)) for name, found in notes.items()}
-        self.infos = {} if ours else {path: Ahead(found, len(infos)) for path, found in infos.items()}
-        self._kept = Ahead(ours.rows("infos")) if ours and "infos" in ours else None
+        self._annotations = {name: ReadAhead(found, len(notes)) for name, found in notes.items()}
+        self.infos = {} if ours else {path: ReadAhead(found, len(infos)) for path, found in infos.items()}
+        self._kept = ReadAhead(ours.rows("infos")) if ours and "infos" in ours else None
         if not ours:
             self._annotations |= self._others(root, rows)
         self.notes = [] if ours else self._notes()
@@ -117,8 +114,8 @@ class _File:
             notes.append(f"skipped, not arrays with one row per step: {named(left)}")
         return notes
 
-    def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
-        """Arrays beside those of D4RL, that have a row for each step."""
+    def _others(self, root: H5Group, rows: int) -> dict[str, ReadAhead]:
+        """Return other arrays with one row per step."""
         found = {}
         names = [name for name in root.names() if name not in _KNOWN]
         if len(names) > MOST_ARRAYS:
@@ -126,13 +123,13 @@ class _File:
         for name in names:
             with suppress(UnreadableRecording):  # a link, or values that are not numbers
                 if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
-                    found[name] = Ahead(one, len(names))
+                    found[name] = ReadAhead(one, len(names))
                     continue
             self._left_out.append(name)
         return found
 
     def metadata(self) -> dict[str, Any]:
-        """Numbers and texts of its metadata."""
+        """Return the numbers and texts of its metadata."""
         found: dict[str, Any] = {"imported_from": _KIND}
         for path, rows in arrays_in(self._metadata) if self._metadata is not None else ():
             if path[0] != KEY and not rows.shape and not rows.is_bytes:
@@ -144,15 +141,15 @@ class _File:
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
-        with self._reading:
+        with self._file:
             ends, terminal = self._ends()
             if self._identities is not None and len(self._identities) != len(ends):
                 raise UnreadableRecording(
-                    f"{self._reading.path}: has {len(ends):,} episodes, but gym-trace stored metadata of "
+                    f"{self._file.path}: has {len(ends):,} episodes, but gym-trace stored metadata of "
                     f"{len(self._identities):,}; changed or damaged"
                 )
-            columns = [Ahead(rows) for rows in (self.observations, self.actions, self.rewards)]
-            after = None if self._next is None else Ahead(self._next)
+            columns = [ReadAhead(rows) for rows in (self.observations, self.actions, self.rewards)]
+            after = None if self._next is None else ReadAhead(self._next)
             begin = 0
             self._whole, self._next_kept = KeptInfos(), 0
             for number, end in enumerate(ends.tolist()):
@@ -165,9 +162,9 @@ class _File:
                 begin = end
 
     def _ends(self) -> tuple[Array, Array]:
-        """(episodes,) the row after the last of each, and whether it is terminal."""
+        """Return (episodes,) the row after the last of each, and the terminal flag of the last."""
         ends, terminal = [], []
-        for begin, end in pieces(len(self.rewards), 64):
+        for begin, end in step_ranges(len(self.rewards), 64):
             terminals = self._terminals.read(begin, end).reshape(-1).astype(np.bool_)
             over = terminals
             if self._timeouts is not None:
@@ -181,11 +178,11 @@ class _File:
             return found, is_terminal
         return np.append(found, len(self.rewards)), np.append(is_terminal, False)
 
-    def _parts(self, begin: int, end: int, columns: list[Ahead], after: Ahead | None) -> Iterator[NewSteps]:
+    def _parts(self, begin: int, end: int, columns: list[ReadAhead], after: ReadAhead | None) -> Iterator[NewSteps]:
         observations, actions, rewards = columns
         beside = (*self.infos.values(), *self._annotations.values())
         widths = (self.observations, self.actions, *(ahead.rows for ahead in beside))
-        for first, last in pieces(end - begin, sum(rows.row_size for rows in widths)):
+        for first, last in step_ranges(end - begin, sum(rows.row_size for rows in widths)):
             first, last = first + begin, last + begin
             rows = observations.read(first if first == begin else first + 1, min(last + 1, end))
             if last == end:
@@ -199,7 +196,7 @@ class _File:
             yield NewSteps(rows, actions.read(first, last), told, infos=infos, annotations=annotations)
 
     def _check(self, rows: Array, after: Array) -> None:
-        """Notes where a next observation is not the one that follows, which a trace has no place for."""
+        """Note next observations that differ from the following ones: a trace cannot store them."""
         note = "some next_observations differ from the following observations; skipped"
         if note not in self.notes and rows.tobytes() != after.tobytes():
             self.notes.append(note)
@@ -216,7 +213,7 @@ class _File:
         return infos_of({path: ahead.read(begin, end) for path, ahead in self.infos.items()}, end - begin), {}
 
 
-def _numbers(root: Node, name: str) -> Rows:
+def _numbers(root: H5Group, name: str) -> H5Rows:
     rows = root.rows(name)
     if rows.is_text or rows.is_bytes or not rows.shape:
         raise rows.fault("not an array of numbers")

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.layout import Leaf
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
-from gym_trace.exchange.formats.hdf5.writing import Arrays, Pieces, new_file, new_group, text
+from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, new_file, new_group, text
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, packed
 from gym_trace.exchange.formats.rows import named
@@ -116,7 +116,7 @@ class _Writing:
         kept = identities.new(new_group(self._root, f"metadata/{KEY}"), int((self._source.episodes["steps"] > 0).sum()))
         text(self._root, f"metadata/{KEY}/about", self._source.about)
         episode, told = 0, []
-        whole = Pieces(self._file, f"metadata/{KEY}/infos") if self._infos.are_kept_whole else None
+        whole = BlobArray(self._file, f"metadata/{KEY}/infos") if self._infos.are_kept_whole else None
         for window in self._source.windows():
             if not window.steps:
                 continue

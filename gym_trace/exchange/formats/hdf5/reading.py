@@ -1,4 +1,4 @@
-"""HDF5 files that anybody may have written: no other file is opened, and no more is read than is there."""
+"""Untrusted HDF5 files: opens no other file, and reads no more than the file has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# What h5py raises for malformed contents.
+# Errors of h5py for malformed contents.
 _ERRORS = (KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-_MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate reaches a thousand
+_MOST_RATIO = 4096  # bytes of an array per stored byte; deflate reaches a thousand
 _MOST_ROW = 1 << 28  # bytes
 MOST_ARRAYS = 1000
 _DEEPEST = 8
@@ -28,15 +28,15 @@ _SLACK = 1 << 20
 _MOST_TEXT, _TEXT_ROW, _FEWEST_TEXTS = 64 << 20, 64 << 10, 8
 _BLOCK = 8 << 20  # bytes that are read ahead
 _CACHE = 1 << 20  # bytes of decoded chunks that HDF5 keeps per array
-_MOST_BAND = 1 << 29  # bytes of the rows that decompressed chunks hold, and of all that are kept
-_MOST_AGAIN = 8  # how many times as much as there is may be read: texts, and rows of bands that were not kept
+_MOST_BAND = 1 << 29  # bytes of rows in decompressed chunks, one band and all kept ones
+_MOST_AGAIN = 8  # times that texts, and rows of bands that were not kept, may be read
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 
 
-class Reading:
+class H5File:
     """An open HDF5 file. Raises UnreadableRecording if it is not one, or malformed.
 
-    root: what it has.
+    root: its root group.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -47,11 +47,11 @@ class Reading:
             self.texts_at_once = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, size))
             self.bands = _Bands(2 * (_SLACK + size * _MOST_RATIO))  # some arrays are opened twice
             self._text_left = _MOST_TEXT + _MOST_AGAIN * size  # a file has the bytes of each text
-            self.root = Node(self, self._file["/"], "")
+            self.root = H5Group(self, self._file["/"], "")
         except _ERRORS as error:
             raise UnreadableRecording(f"{self.path}: not a readable HDF5 file ({error!s:.100})") from error
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> H5File:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +69,7 @@ class Reading:
 
     @contextlib.contextmanager
     def located(self, name: str) -> Iterator[None]:
-        """Turn what h5py raises for something malformed into an error about it."""
+        """Name the array in errors of h5py. Raises UnreadableRecording."""
         try:
             yield
         except UnicodeDecodeError as error:
@@ -80,85 +80,85 @@ class Reading:
             raise self.fault(name, f"cannot be read ({error!s:.100})") from error
 
 
-class Node:
+class H5Group:
     """A group."""
 
-    def __init__(self, reading: Reading, group: h5py.Group, name: str):
+    def __init__(self, file: H5File, group: h5py.Group, name: str):
         self.name = name
-        self._reading, self._group = reading, group
+        self._file, self._group = file, group
 
     def __contains__(self, key: str) -> bool:
         return key in self.names()
 
     def names(self) -> list[str]:
-        with self._reading.located(self.name):
+        with self._file.located(self.name):
             return list(self._group)
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the group."""
-        return self._reading.fault(self.name, problem)
+        return self._file.fault(self.name, problem)
 
     def attributes(self, *wanted: str) -> dict[str, Any]:
         """Return the attributes of these names, and those below them: numbers, texts, or arrays of them."""
-        with self._reading.located(self.name):
+        with self._file.located(self.name):
             names = [name for name in self._group.attrs if name in wanted or name.partition("/")[0] in wanted]
         return {name: self._attribute(name) for name in names}
 
     def _attribute(self, name: str) -> Any:
-        """Return the value of an attribute, whose type and size are looked at before it is read."""
+        """Return the value of an attribute. Checks its type and size first."""
         place = f"{self.name}@{name}"
-        with self._reading.located(place):
+        with self._file.located(place):
             found = self._group.attrs.get_id(name)
             is_text, count = h5py.check_string_dtype(found.dtype) is not None, math.prod(found.shape)
             if found.dtype.kind not in "biufc" and not is_text:
-                raise self._reading.fault(place, f"unsupported dtype {printable(str(found.dtype))[:60]}")
+                raise self._file.fault(place, f"unsupported dtype {printable(str(found.dtype))[:60]}")
             if count * found.dtype.itemsize > _MOST_TEXT:
-                raise self._reading.fault(place, f"{count} numbers are too many for an attribute")
-            if is_text and (count > self._reading.texts_at_once or len(found.shape) > 1):
-                raise self._reading.fault(place, f"{count} texts are too many for an attribute")
+                raise self._file.fault(place, f"{count} numbers are too many for an attribute")
+            if is_text and (count > self._file.texts_at_once or len(found.shape) > 1):
+                raise self._file.fault(place, f"{count} texts are too many for an attribute")
             value = self._group.attrs[name]
         texts = value.tolist() if isinstance(value, np.ndarray) and is_text else [value] if is_text else []
-        self._reading.count_text(place, sum(map(len, texts)))
+        self._file.count_text(place, sum(map(len, texts)))
         return value
 
     def see(self, groups: set[int]) -> None:
-        """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
-        with self._reading.located(self.name):
+        """Add this group to the seen ones. Raises UnreadableRecording if it has two names."""
+        with self._file.located(self.name):
             address = int(h5py.h5o.get_info(self._group.id).addr)
         if address in groups:
             raise self.fault("duplicate name")
         groups.add(address)
 
-    def node(self, key: str) -> Node:
+    def node(self, key: str) -> H5Group:
         found = self._at(key)
         if not isinstance(found, h5py.Group):
-            raise self._reading.fault(f"{self.name}/{key}", "not a group")
-        return Node(self._reading, found, f"{self.name}/{key}")
+            raise self._file.fault(f"{self.name}/{key}", "not a group")
+        return H5Group(self._file, found, f"{self.name}/{key}")
 
-    def rows(self, key: str) -> Rows:
+    def rows(self, key: str) -> H5Rows:
         """Return an array of the group."""
         found = self._at(key)
         if not isinstance(found, h5py.Dataset):
-            raise self._reading.fault(f"{self.name}/{key}", "not an array")
-        return Rows(self._reading, found, f"{self.name}/{key}")
+            raise self._file.fault(f"{self.name}/{key}", "not an array")
+        return H5Rows(self._file, found, f"{self.name}/{key}")
 
     def is_node(self, key: str) -> bool:
         return isinstance(self._at(key), h5py.Group)
 
     def _at(self, key: str) -> Any:
         name = f"{self.name}/{key}"
-        with self._reading.located(name):
+        with self._file.located(name):
             link = self._group.get(key, getlink=True)
             if link is None:
-                raise self._reading.fault(name, "is missing")
+                raise self._file.fault(name, "is missing")
             if not isinstance(link, h5py.HardLink):
-                raise self._reading.fault(name, "is a link; links are not followed")
+                raise self._file.fault(name, "is a link; links are not followed")
             return self._group[key]
 
 
 def arrays_in(
-    node: Node, path: tuple[str, ...] = (), groups: set[int] | None = None
-) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    node: H5Group, path: tuple[str, ...] = (), groups: set[int] | None = None
+) -> Iterator[tuple[tuple[str, ...], H5Rows]]:
     """Return all arrays in a group and its subgroups, by path. A duplicate group is malformed.
 
     groups: addresses of the groups seen so far.
@@ -174,7 +174,7 @@ def arrays_in(
             yield (*path, name), node.rows(name)
 
 
-def columns_in(node: Node) -> dict[tuple[str, ...], Rows]:
+def columns_in(node: H5Group) -> dict[tuple[str, ...], H5Rows]:
     """Return all arrays in a group and its subgroups, of which there are not too many, by path."""
     found = dict(islice(arrays_in(node), MOST_ARRAYS + 1))
     if len(found) > MOST_ARRAYS:
@@ -182,7 +182,7 @@ def columns_in(node: Node) -> dict[tuple[str, ...], Rows]:
     return found
 
 
-class Rows:
+class H5Rows:
     """An array with random access to rows.
 
     Attributes:
@@ -190,10 +190,10 @@ class Rows:
         dtype: of a row; of objects for text, and for values that are bytes of any number.
     """
 
-    def __init__(self, reading: Reading, found: h5py.Dataset, name: str):
+    def __init__(self, file: H5File, found: h5py.Dataset, name: str):
         self.name = name
-        self._reading, self._found = reading, found
-        with reading.located(name):
+        self._file, self._found = file, found
+        with file.located(name):
             self.shape: tuple[int, ...] = tuple(found.shape or ())
             self.dtype: np.dtype[Any] = found.dtype
             string = h5py.check_string_dtype(self.dtype)
@@ -209,11 +209,11 @@ class Rows:
         if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
             raise self.fault(f"shape {self.shape}, but only {stored} bytes stored")
         self._band = self._rows_of_chunks(stored)
-        reading.bands.expect(self, size)
+        file.bands.expect(self, size)
 
     def _rows_of_chunks(self, stored: int) -> int:
         """Return the number of rows that compressed chunks hold, to be read together; 0: any. Checks the filters."""
-        with self._reading.located(self.name):
+        with self._file.located(self.name):
             layout = self._found.id.get_create_plist()
             filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
         if unknown := [number for number in filters if number not in _FILTERS]:
@@ -240,12 +240,12 @@ class Rows:
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the array."""
-        return self._reading.fault(self.name, problem)
+        return self._file.fault(self.name, problem)
 
     def read(self, begin: int = 0, end: int | None = None) -> Any:
         """Return rows in native byte order; text as a list of str. A single value is returned whole."""
         end = min(len(self), len(self) if end is None else end)
-        with self._reading.located(self.name):
+        with self._file.located(self.name):
             if self.dtype == object:
                 return self._objects(begin, end) if self.shape else self._counted(self._found[()])
             found = self._rows(begin, end) if self.shape else self._found[()]
@@ -260,10 +260,10 @@ class Rows:
             return self._found[begin:end]
         found = []
         for first in range(begin - begin % self._band, end, self._band):
-            block = self._reading.bands.rows(self, first)
+            block = self._file.bands.rows(self, first)
             if block is None:
                 last = min(len(self), first + self._band)
-                block = self._reading.bands.keep(self, first, self._found[first:last])
+                block = self._file.bands.keep(self, first, self._found[first:last])
             found.append(block[max(0, begin - first) : end - first])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -271,8 +271,8 @@ class Rows:
         """Read some at a time: many rows may refer to one text, which is kept once."""
         known: dict[Any, Any] = {}
         found: list[Any] = []
-        for first in range(begin, end, self._reading.texts_at_once):
-            block = np.ravel(self._found[first : min(end, first + self._reading.texts_at_once)]).tolist()
+        for first in range(begin, end, self._file.texts_at_once):
+            block = np.ravel(self._found[first : min(end, first + self._file.texts_at_once)]).tolist()
             for value in map(self._counted, block):
                 found.append(known.setdefault(value, value) if self.is_text else value)
         if self.is_text:
@@ -282,7 +282,7 @@ class Rows:
         return rows
 
     def _counted(self, value: Any) -> Any:
-        self._reading.count_text(self.name, len(value))
+        self._file.count_text(self.name, len(value))
         return self._decoded(value) if self.is_text else value
 
     @staticmethod
@@ -297,7 +297,7 @@ class Rows:
         return found
 
 
-def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
+def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of the steps to read at a time; one empty piece for no steps."""
     most = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), most):
@@ -305,25 +305,25 @@ def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Bands:
-    """Rows of decompressed chunks, the last ones of which are kept."""
+    """H5Rows of decompressed chunks, the last ones of which are kept."""
 
     def __init__(self, most: int) -> None:
         """most: bytes of all arrays that may be opened: groups may have many names."""
-        self._kept: OrderedDict[tuple[Rows, int], Array] = OrderedDict()
+        self._kept: OrderedDict[tuple[H5Rows, int], Array] = OrderedDict()
         self._size, self._left, self._unopened = 0, _MOST_BAND, most
 
-    def expect(self, of: Rows, size: int) -> None:
+    def expect(self, of: H5Rows, size: int) -> None:
         """Allow an array of this many bytes to be read. Raises UnreadableRecording."""
         self._left += _MOST_AGAIN * size
         self._unopened -= size
         if self._unopened < 0:
             raise of.fault("the arrays have more bytes than a file of this size can hold")
 
-    def rows(self, of: Rows, first: int) -> Any:
+    def rows(self, of: H5Rows, first: int) -> Any:
         """Return the kept rows that begin at this one, or None."""
         return self._kept.get((of, first))
 
-    def keep(self, of: Rows, first: int, block: Any) -> Any:
+    def keep(self, of: H5Rows, first: int, block: Any) -> Any:
         """Keep rows, instead of others of this array. Raises UnreadableRecording if they are read again and again."""
         self._left -= block.nbytes
         if self._left < 0:
@@ -337,11 +337,11 @@ class _Bands:
         return block
 
 
-class Ahead:
-    """Rows that are read in their order, many at a time."""
+class ReadAhead:
+    """H5Rows that are read in their order, many at a time."""
 
-    def __init__(self, rows: Rows, of: int = 1):
-        """of: how many arrays are read ahead."""
+    def __init__(self, rows: H5Rows, of: int = 1):
+        """of: number of arrays that are read ahead together."""
         self.rows = rows
         self._begin = 0
         self._block: Any = None
@@ -351,7 +351,7 @@ class Ahead:
         return len(self.rows)
 
     def read(self, begin: int, end: int) -> Any:
-        """As Rows.read()."""
+        """Return rows, see H5Rows.read()."""
         if self._block is None or begin < self._begin or end > self._begin + len(self._block):
             self._begin = begin
             self._block = self.rows.read(begin, max(end, min(len(self.rows), begin + self._most)))

@@ -52,8 +52,9 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable
 
 
 class _Below:
-    """The bytes of a file. Where some cannot be written all else is passed over, and check() tells why: the library
-    goes on writing, also from destructors, and its own errors do not name the cause.
+    """File object for h5py. After a failed write it ignores further writes; check() raises the error.
+
+    The library continues to write, also from destructors, and its own errors do not name the cause.
     """
 
     def __init__(self, raw: io.FileIO):
@@ -92,7 +93,7 @@ def new_group(parent: Group, name: str) -> Group:
 
 
 class Arrays:
-    """Makes arrays of one kind, which is looked up once.
+    """Creates datasets of one name, dtype and row shape, whose HDF5 types are looked up once.
 
     dtype: None for text. shape: of a row.
     """
@@ -128,8 +129,8 @@ class Arrays:
         dataset.write(h5s.create_simple(array.shape), place, array, self._memory)
 
 
-class Pieces:
-    """Bytes of any number, some after the other: an array of them, which grows."""
+class BlobArray:
+    """A growing array of byte strings."""
 
     def __init__(self, file: h5py.File, name: str):
         kind = h5py.vlen_dtype(np.uint8)
@@ -137,7 +138,7 @@ class Pieces:
         self._waiting: list[Array] = []
 
     def add(self, data: bytes) -> None:
-        """Some more."""
+        """Append bytes."""
         self._waiting.append(np.frombuffer(data, np.uint8))
         if len(self._waiting) >= 1024:
             self.write()

@@ -1,4 +1,4 @@
-"""Directories of OpenAI's gym_recording: JSON that names batches, JSON of episodes, and arrays in binary files."""
+"""Directories of OpenAI's gym_recording: a manifest, JSON files of episodes, and binary files of arrays."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _npy_header(
     try:
         version = np.lib.format.read_magic(head)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        with warnings.catch_warnings():  # that Python 2 wrote it
+        with warnings.catch_warnings():  # NumPy warns of headers that Python 2 wrote
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(head)
     except Exception as error:  # NumPy raises many types for malformed headers
@@ -121,7 +121,7 @@ def _npy_header(
 # -- rows  ----------------------------------------
 
 Content = Any  # an array, or a list of JSON values with arrays in them
-_MOST_MEMBERS = 64  # of what is taken for a Tuple or Dict space; each of its leaves becomes a column
+_MOST_MEMBERS = 64  # more are not a Tuple or Dict space, in which each leaf becomes a column
 _DEEPEST = 8
 _VALUE_SIZE = 64  # bytes that any value counts
 
@@ -174,8 +174,8 @@ def _box(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
 _SUFFIX = ".manifest.json"
 _KIND = "gym_recording"
-_PIECE_BYTES, _PIECE_ROWS = 4 << 20, 8192  # of an episode are read at a time
-_MOST_NAMED = 1000  # files that the metadata lists
+_PIECE_BYTES, _PIECE_ROWS = 4 << 20, 8192  # steps of an episode that are read at a time
+_MOST_NAMED = 1000  # files in the metadata
 
 NOTE = (
     "imported from gym_recording, which kept neither environment nor spaces nor how episodes ended: the spaces are the "
@@ -183,7 +183,7 @@ NOTE = (
 )
 
 
-class Batch(NamedTuple):
+class BatchFile(NamedTuple):
     """A file of episodes: its name, the id of the first episode and their number, or None if unknown."""
 
     name: str
@@ -191,7 +191,7 @@ class Batch(NamedTuple):
     episodes: int | None
 
 
-class Episode(NamedTuple):
+class OldEpisode(NamedTuple):
     """The rows of an episode: one more of observations than of actions and rewards."""
 
     observations: Content
@@ -234,14 +234,14 @@ class GymRecording:
         entries = content.get("batches")
         if not isinstance(entries, list):
             raise malformed(path, "no batches in the manifest")
-        self.batches: list[Batch] = []
+        self.batches: list[BatchFile] = []
         for entry in entries:
             if not isinstance(entry, dict):
                 raise malformed(path, "malformed batch in the manifest: not an object")
             first, count = entry.get("first"), entry.get("len")
             if not all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (first, count)):
                 raise malformed(path, "invalid first episode or number of episodes in a batch")
-            self.batches.append(Batch(plain_name(entry.get("fn"), path), first, count))
+            self.batches.append(BatchFile(plain_name(entry.get("fn"), path), first, count))
 
     def imported(self) -> Imported:
         """Return the content of the writer that it becomes. Progress is counted in files of episodes."""
@@ -271,7 +271,7 @@ class GymRecording:
                 number += 1
             self._done += 1
 
-    def _episodes(self, batch: Batch) -> Iterator[Episode]:
+    def _episodes(self, batch: BatchFile) -> Iterator[OldEpisode]:
         path = self._directory.path / batch.name
 
         def decode(read: dict[str, Any]) -> Any:
@@ -294,7 +294,7 @@ class GymRecording:
                 raise malformed(path, f"episode {number} of the file: {error}") from error
 
 
-def _episode_of(episode: Any) -> Episode:
+def _episode_of(episode: Any) -> OldEpisode:
     """Return the rows of an episode. Raises ValueError."""
     if not isinstance(episode, dict):
         raise ValueError("not an object")
@@ -314,15 +314,15 @@ def _episode_of(episode: Any) -> Episode:
         )
     if steps and isinstance(rewards, np.ndarray) and not rewards[:1].nbytes:
         raise ValueError("rewards without elements")
-    return Episode(observations, actions, rewards, steps)
+    return OldEpisode(observations, actions, rewards, steps)
 
 
 def _is_nothing(content: Content) -> bool:
-    """Return True for the rows of no steps, which gym_recording stored as an array of shape (1, 0)."""
+    """Return True for no rows; gym_recording stored them as an array of shape (1, 0)."""
     return not len(content) or (isinstance(content, np.ndarray) and content.shape == (1, 0))
 
 
-def _parts(episode: Episode) -> Iterator[NewSteps]:
+def _parts(episode: OldEpisode) -> Iterator[NewSteps]:
     """Yield the steps of an episode, a few MiB at a time."""
     size = _row_size(episode.observations) + _row_size(episode.actions)
     most = max(1, min(_PIECE_ROWS, _PIECE_BYTES // max(1, size)))

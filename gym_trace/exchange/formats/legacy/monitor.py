@@ -74,7 +74,7 @@ def _shown(env_info: Any) -> str:
 
 
 def _ns(seconds: float) -> int:
-    """Seconds of a clock as whole ns, from which the same float can be had again."""
+    """Return seconds as whole ns, which convert back to the same float."""
     return round(Fraction(seconds) * 10**9)
 
 
@@ -222,7 +222,7 @@ def _length(value: Any, path: Path) -> int:
 # -- load_results ------------------------------------------------------------------------------------------------------
 
 _TYPES = {"train": "t", "eval": "e", "": None}
-_UNKNOWN = np.iinfo(np.int64).min  # as a time
+_UNKNOWN = np.iinfo(np.int64).min  # NumPy: not a time
 
 
 def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _merged(sources: list[_Results]) -> dict[str, Any]:
 
 
 def _of_trace(trace: Trace) -> list[_Results]:
-    """The processes that recorded a trace. Training and evaluation that were imported from one process are joined."""
+    """Return the results of each process of a trace. Training and evaluation of one imported process are joined."""
     for damage in trace.damage:
         raise damage.error()
     sources: dict[Any, _Results] = {}
@@ -349,19 +349,19 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
 
 
 def _sums(values: Array, begin: Array) -> Array:
-    """The sum of each run of values; begin: where runs begin."""
+    """Return the sum of each run of values; begin: where runs begin."""
     sums: Array = np.add.reduceat(values, begin) if len(begin) else values
     return sums
 
 
 def _pairs(value: Any) -> list[tuple[str, str]]:
-    """The pairs of file names that a trace holds, which is not trusted."""
+    """Return the valid pairs of file names in untrusted metadata."""
     pairs = [tuple(pair) for pair in value if isinstance(pair, list)] if isinstance(value, list) else []
     return [pair for pair in pairs if len(pair) == 2 and all(map(_is_name, pair))]
 
 
 def _live_videos(writer: WriterReader, manifest: str) -> list[tuple[str, str]]:
-    """The videos that a recorder made, with the name of its manifest, which describes them."""
+    """Return the videos of a recorder, each with the manifest, which describes them."""
     files = [entry.get("file") for entry in writer.files.entries() if entry.get("type") == "video"]
     return [(str(file), manifest) for file in files if _is_name(file)]
 
@@ -376,5 +376,5 @@ def _first(starts: Array) -> float | None:
 
 
 def _seconds(ns: int) -> float:
-    """The float that is nearest: for times that were floats, the same one."""
+    """Return the nearest float; a time that was a float gets the same one."""
     return math.nan if ns == _UNKNOWN else ns / 10**9

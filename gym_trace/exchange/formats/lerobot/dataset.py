@@ -24,7 +24,7 @@ _OF_EPISODES = ("episode_index", "length")
 _OF_VIDEOS = ("chunk_index", "file_index", "from_timestamp")
 
 
-class Row(NamedTuple):
+class EpisodeRow(NamedTuple):
     """An episode. videos: by feature, the file and the second in it with which it begins."""
 
     number: int
@@ -157,7 +157,7 @@ class DataSet:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[EpisodeRow]:
         """The episodes in their order. Raises UnreadableRecording."""
         number = 0
         for path in sorted((self.path / "meta" / "episodes").glob("*/*.parquet")):
@@ -173,7 +173,7 @@ class DataSet:
         if number != self.episodes:
             raise self.malformed(f"has {self.episodes} episodes, and tables of {number}")
 
-    def _row(self, path: Path, number: int, said: dict[str, Any]) -> Row:
+    def _row(self, path: Path, number: int, said: dict[str, Any]) -> EpisodeRow:
         videos = {}
         for key in self._videos:
             chunk, file, begin = (said[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
@@ -186,7 +186,7 @@ class DataSet:
         steps, identity = said["length"], said.get(KEY)
         if said["episode_index"] != number or type(steps) is not int or steps < 1:
             raise UnreadableRecording(f"{path}: the row of episode {number} is malformed")
-        return Row(number, steps, identity if isinstance(identity, str) and self.about else None, videos)
+        return EpisodeRow(number, steps, identity if isinstance(identity, str) and self.about else None, videos)
 
 
 def _path_of(name: str) -> Any:

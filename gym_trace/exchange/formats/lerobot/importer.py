@@ -1,4 +1,4 @@
-"""Import: LeRobot datasets, version 3, those of other people and those that gym-trace has exported."""
+"""Import of LeRobot datasets, version 3; exports of gym-trace are restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.exchange.formats.lerobot.dataset import DataSet, Row
+from gym_trace.exchange.formats.lerobot.dataset import DataSet, EpisodeRow
 from gym_trace.exchange.formats.lerobot.features import (
     FINAL,
     KIND,
@@ -35,7 +35,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     values_of,
 )
 from gym_trace.exchange.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
-from gym_trace.exchange.formats.rows import ANY_TEXT, Taken, first_writer, led_to, placeholder
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, first_writer, led_to, placeholder
 
 _ENDS = 64  # final observations that are read at a time
 
@@ -64,13 +64,13 @@ class LeRobotImporter:
 def _parts(
     given: Iterator[Columns], final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
 ) -> Iterator[NewSteps]:
-    """Steps with the observations that they led to. given: columns with the observations before the steps."""
+    """Yield steps with the observations that they led to. given: columns with the observations before the steps."""
     parts = (({path: rows for path, rows in one.items() if path[0] == "observations"}, one) for one in given)
     for observations, steps in led_to(chain(parts, [(final, {})])):
         yield shaped(steps, observations)
 
 
-# -- what gym-trace has exported ------------------------------------------------------------------------------------
+# -- exports of gym-trace -------------------------------------------------------------------------------------------
 
 
 def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
@@ -127,7 +127,7 @@ def _has_any(rows: Any) -> bool:
     return rows is not None and (isinstance(rows, np.ndarray) or any(row is not ABSENT for row in rows))
 
 
-# -- what others have recorded ----------------------------------------------------------------------------------------
+# -- other datasets --------------------------------------------------------------------------------------------------
 
 
 def _foreign(data: DataSet) -> Imported:
@@ -209,7 +209,7 @@ _TEXT_BYTES = 256
 _MOST_OPENINGS = 16  # per video; each opening decodes it from its beginning
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _COUNTED = ("episode_index", "frame_index", "timestamp")
-Columns = dict[LeafPath, Any]  # rows of each
+Columns = dict[LeafPath, Any]  # rows by path
 
 
 class StepReader:
@@ -217,11 +217,11 @@ class StepReader:
 
     def __init__(self, data: DataSet, foreign: bool = False):
         self._data, self._foreign = data, foreign
-        self._rows = Taken(self._read())
+        self._rows = RowQueue(self._read())
         self._videos: dict[str, tuple[Path, Any]] = {}
         self._openings: Counter[Path] = Counter()
 
-    def parts(self, row: Row) -> Iterator[Columns]:
+    def parts(self, row: EpisodeRow) -> Iterator[Columns]:
         """Return the columns of the next episode. Raises UnreadableRecording."""
         done = 0
         while done < row.steps:
@@ -242,7 +242,7 @@ class StepReader:
         features = self._data.features
         size = sum(_TEXT_BYTES if one.is_text else math.prod(one.shape) * one.dtype.itemsize for one in features)
         needed = [*_COUNTED, *(one.name for one in features if one.kind != "video")]
-        for path in sorted((self._data.path / "data").glob("*/*.parquet")):  # as LeRobotDataset finds them
+        for path in sorted((self._data.path / "data").glob("*/*.parquet")):  # LeRobotDataset reads these files
             with located(path):
                 names = pq.read_schema(path).names
                 if missing := [name for name in needed if name not in names]:
@@ -251,7 +251,7 @@ class StepReader:
                     yield batch.num_rows, self._columns(batch, str(path))
 
     def _columns(self, batch: pa.RecordBatch, where: str) -> Columns:
-        """The columns of some rows, also those that are counted, under their names."""
+        """Return the columns of some rows by path, and the counted columns by name."""
 
         def counted(name: str, dtype: str) -> Array:
             return array_of(batch.column(name), np.dtype(dtype), (), f"{where}: {name}")
@@ -270,7 +270,7 @@ class StepReader:
                 columns[TASK_INDEX] = counted("task_index", "i8")
         return columns
 
-    def _pictures(self, feature: Feature, row: Row, times: Array) -> Array:
+    def _pictures(self, feature: Feature, row: EpisodeRow, times: Array) -> Array:
         path, begin = row.videos[feature.name]
         known = self._videos.get(feature.name)
         if known is None or known[0] != path:
@@ -295,18 +295,18 @@ class StepReader:
 
 
 def decoded(feature: Feature, batch: pa.RecordBatch, where: str, foreign: bool = False) -> Any:
-    """The rows of a feature; images are decoded on access. Raises UnreadableRecording."""
+    """Return the rows of a feature; images are decoded on access. Raises UnreadableRecording."""
     column, name = batch.column(feature.name), f"{where}: {feature.name}"
     if feature.is_picture:
-        return _Pictures(feature, column, name)
+        return _ImageRows(feature, column, name)
     if feature.is_text:
         plain = column.to_pylist()
         return plain if foreign else values_of(plain, feature.kind, name)
     return array_of(column, feature.dtype, feature.shape, name)
 
 
-class _Pictures:
-    """Pictures in a table, as rows of which a slice is an array."""
+class _ImageRows:
+    """Images of a table: a slice of rows decodes them to an array."""
 
     def __init__(self, feature: Feature, column: pa.Array, name: str):
         if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:

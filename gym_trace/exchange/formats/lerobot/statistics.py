@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.values import Array
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-Statistics = dict[str, Array]  # of some episodes: min, max, mean, std and quantiles (episodes, D), count (episodes, 1)
+Statistics = dict[str, Array]  # min, max, mean, std and quantiles: (episodes, D); count: (episodes, 1)
 _LARGE = 300  # pixels from which on LeRobot looks at some of them only
 _TARGET = 150
 _HUGE = 1e150  # whose square is a number still
@@ -92,7 +92,7 @@ def joined(found: list[Statistics]) -> Statistics:
 
 
 def merged(parts: Statistics, starts: Array) -> Statistics:
-    """One for each run of parts, which begin at starts."""
+    """Return one result per run of parts. starts: where runs begin."""
     if len(starts) == len(parts["count"]):
         return parts
     counts = parts["count"]

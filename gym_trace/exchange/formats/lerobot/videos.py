@@ -19,7 +19,7 @@ _OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}
 _CODEC = "libx264rgb"
 # Metadata that is not UTF-8 does not matter; PyAV 19 decodes any bytes, and has no such option.
 _READING: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-_ERRORS = (av.FFmpegError, OSError, ValueError)  # of what FFmpeg cannot read
+_ERRORS = (av.FFmpegError, OSError, ValueError)  # errors of PyAV for unreadable files
 INFO = {"video.codec": "h264", "video.pix_fmt": "gbrp", "video.g": 8, "has_audio": False, "is_depth_map": False}
 
 

@@ -31,14 +31,14 @@ from gym_trace.exchange.formats.parquet.tables import (
 )
 from gym_trace.exchange.formats.rows import custom, infos_of
 
-_MOST_ROWS = 1024  # that are read at a time
+_MOST_ROWS = 1024  # rows that are read at a time
 _MOST_BYTES = 4 << 20
 _DEEPEST = 32
 _MAGIC_BYTES = 8  # before the first message of an Arrow file
 Fault = Callable[[str], UnreadableRecording]
 
 
-class ArrowSource:
+class ArrowReader:
     """The directories. jpeg: whether they store images as JPEG."""
 
     def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
@@ -54,17 +54,17 @@ class ArrowSource:
         if said is not None:
             return said
         for directory in self._directories:
-            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
+            with _ArrowFile(directory / f"part-0.{self._kind}") as file, located(file.path):
                 return _widest(file.field(root), 0)
         raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
         for directory in self._directories:
-            with _File(directory / f"part-0.{self._kind}") as file, located(file.path):
+            with _ArrowFile(directory / f"part-0.{self._kind}") as file, located(file.path):
                 yield self._episode(file, directory)
 
-    def _episode(self, file: _File, directory: FilePath) -> NewEpisode:
+    def _episode(self, file: _ArrowFile, directory: FilePath) -> NewEpisode:
         said = read_json(directory / FILE) if (directory / FILE).is_file() else {}
         identity, seed, options = said.get(KEY), said.get("seed"), said.get("options")
         names = file.schema.names
@@ -80,8 +80,8 @@ class ArrowSource:
             identity=identity if is_ours else None,
         )
 
-    def _parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
-        """A row is an observation, its info, and what was done then; the last one is an observation and an info."""
+    def _parts(self, file: _ArrowFile, is_ours: bool) -> Iterator[NewSteps]:
+        """Yield steps. A row has an observation, its info and the action; the last one has no action."""
         kept = KeptInfos() if KEY in file.schema.names else None
         row, before = 0, None
         with located(file.path):
@@ -131,8 +131,8 @@ class ArrowSource:
         return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
 
 
-class _File:
-    """The file of an episode. rows: how many there are, at least one. rows_at_a_time: of a few MiB."""
+class _ArrowFile:
+    """The file of an episode. rows: their number, at least one. rows_at_a_time: rows in a few MiB."""
 
     def __init__(self, path: FilePath):
         self.path = path
@@ -154,7 +154,7 @@ class _File:
         if not self.rows:
             raise self.fault("no rows, not even for the reset")
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> _ArrowFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,13 +166,13 @@ class _File:
         return UnreadableRecording(f"{self.path}: {problem}")
 
     def field(self, name: str) -> pa.DataType:
-        """The type of a column."""
+        """Return the type of a column."""
         if name not in self.schema.names:
             raise self.fault(f"has no column {name}")
         return self.schema.field(name).type
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """All rows, some at a time."""
+        """Yield all rows, some at a time."""
         if self._mapped is None:
             for batch in batches(self.path, rows, self.schema.names):
                 batch.validate(full=True)
@@ -184,7 +184,7 @@ class _File:
                 yield batch.slice(begin, rows)
 
     def _mapped_batches(self) -> Iterator[pa.RecordBatch]:
-        """The batches of an Arrow file, each once and where it lies: its table of contents may name one many times."""
+        """Yield the batches in file order, each once: the table of contents may name one many times."""
         assert self._mapped is not None
         self._mapped.seek(_MAGIC_BYTES)
         messages = pa.ipc.MessageReader.open_stream(self._mapped)
@@ -215,7 +215,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None) -> Any:
-    """A column as an array of numbers (rows, *shape), or a list of anything else."""
+    """Return a column as an array of numbers (rows, *shape), or a list of other values."""
     if not is_number(column.type) and not is_list(column.type):
         return column.to_pylist()
     flat = numbers_in(column, shape)
@@ -230,7 +230,7 @@ def _flags(column: pa.Array, fault: Fault) -> Array:
 
 
 def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
-    """The space of all that is like what is there."""
+    """Return the widest space of values of this type."""
     if pa.types.is_struct(kind) and depth < _DEEPEST:
         children = [[field.name, _widest(field.type, depth + 1)] for field in kind]
         if children and [name for name, _ in children] == [str(i) for i in range(len(children))]:
@@ -245,7 +245,7 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
 
 
 def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The columns of infos with their rows."""
+    """Yield the columns of infos with their rows."""
     if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
         raise fault("infos must be a struct")
     for i, field in enumerate(column.type):

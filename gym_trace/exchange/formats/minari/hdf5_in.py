@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.data.layout import PlainSpace
 from gym_trace.exchange.formats.foreign import widest
-from gym_trace.exchange.formats.hdf5.reading import Node, Reading, Rows, columns_in, pieces
+from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, columns_in, step_ranges
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
 from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos
@@ -19,16 +19,16 @@ from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.exchange.formats.rows import custom, infos_of
 
 _DEEPEST, _MOST_GROUPS = 32, 200
-Column = Callable[[int, int], Any]  # rows from one to another
+Column = Callable[[int, int], Any]  # returns rows from begin to end
 
 
-class HDF5Source:
+class HDF5Reader:
     """The file. jpeg: whether it stores images as JPEG."""
 
     def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
-        self._reading = Reading(path)
+        self._file = H5File(path)
         self._jpeg = jpeg
-        found = [name for name in self._reading.root.names() if name.startswith("episode_") and _is_number(name[8:])]
+        found = [name for name in self._file.root.names() if name.startswith("episode_") and _is_number(name[8:])]
         self._names = sorted(found, key=lambda name: int(name[8:]))
         observations, actions = spaces
         self.spaces = self._space("observations", observations), self._space("actions", actions)
@@ -40,16 +40,16 @@ class HDF5Source:
         if said is not None:
             return said
         for name in self._names:
-            return _widest(self._reading.root.node(name), root, set())
-        raise self._reading.fault("", "no episodes and no spaces")
+            return _widest(self._file.root.node(name), root, set())
+        raise self._file.fault("", "no episodes and no spaces")
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
-        with self._reading:
+        with self._file:
             for name in self._names:
-                yield self._episode(self._reading.root.node(name))
+                yield self._episode(self._file.root.node(name))
 
-    def _episode(self, node: Node) -> NewEpisode:
+    def _episode(self, node: H5Group) -> NewEpisode:
         rewards, terminations, truncations = map(node.rows, ("rewards", "terminations", "truncations"))
         steps = len(rewards)
         observations, width = self._column(node, "observations", self.spaces[0], steps + 1)
@@ -62,7 +62,7 @@ class HDF5Source:
         infos = _Infos(node, steps, isinstance(identity, str))
 
         def parts() -> Iterator[NewSteps]:
-            for begin, end in infos.pieces(width + other):
+            for begin, end in infos.step_ranges(width + other):
                 lead = 0 if begin == 0 else 1
                 yield NewSteps(
                     observations(begin + lead, end + 1),
@@ -82,7 +82,7 @@ class HDF5Source:
             identity=identity if isinstance(identity, str) else None,
         )
 
-    def _column(self, node: Node, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[Column, int]:
+    def _column(self, node: H5Group, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[Column, int]:
         """Return a function that reads rows of a space, and the bytes of each row."""
         if depth > _DEEPEST:
             raise node.fault("is nested too deep")
@@ -112,13 +112,13 @@ def _is_number(name: str) -> bool:
     return name.isdecimal() and len(name) < 20
 
 
-def _check(found: Rows, rows: int) -> None:
+def _check(found: H5Rows, rows: int) -> None:
     if not found.shape or len(found) != rows:
         raise found.fault(f"has {len(found)} rows instead of {rows}")
 
 
-def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
-    """The space of all that is like what is there. groups: those that were seen."""
+def _widest(node: H5Group, key: str, groups: set[int]) -> PlainSpace:
+    """Return the widest space of the arrays. groups: addresses of the groups seen so far."""
     if node.is_node(key):
         inner = node.node(key)
         inner.see(groups)
@@ -135,7 +135,7 @@ def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Options as reset was given them, of attributes."""
+    """Return reset options from attributes such as "options/goal/x"."""
     found: dict[str, Any] = {}
     for name, value in flat.items():
         *outer, last = name.split("/")
@@ -150,9 +150,9 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Infos:
-    """The infos of an episode: as gym-trace kept them whole, otherwise out of Minari's columns."""
+    """Infos of an episode: packed by gym-trace, or from the columns of Minari."""
 
-    def __init__(self, node: Node, steps: int, is_ours: bool):
+    def __init__(self, node: H5Group, steps: int, is_ours: bool):
         self._steps = steps
         self._kept = node.node(KEY) if is_ours and KEY in node else None
         columns = columns_in(node.node("infos")) if "infos" in node and node.is_node("infos") else {}
@@ -160,11 +160,11 @@ class _Infos:
         self._annotations = {path[1]: rows for path, rows in found.items() if is_ours and path[0] == ANNOTATIONS}
         self._columns = {} if is_ours else found
 
-    def pieces(self, row_size: int) -> Iterator[tuple[int, int]]:
+    def step_ranges(self, row_size: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of the steps to read at a time."""
         if self._kept is None:
             width = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
-            yield from pieces(self._steps, row_size + width)
+            yield from step_ranges(self._steps, row_size + width)
             return
         begins = sorted(int(name) for name in self._kept.names() if _is_number(name))
         if begins[:1] != [0] or begins[-1] >= self._steps:
@@ -172,7 +172,7 @@ class _Infos:
         yield from zip(begins, [*begins[1:], self._steps])
 
     def read(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
-        """The infos of steps, and their annotations."""
+        """Return the infos of steps, and their annotations."""
         columns = {name: rows.read(begin + 1, end + 1) for name, rows in self._annotations.items()}
         if self._kept is not None:
             kept = KeptInfos()
@@ -185,6 +185,6 @@ class _Infos:
         return infos_of(rows, end - begin), columns
 
     def of_reset(self) -> dict[str, Any] | None:
-        """The info of the reset, where Minari has it."""
+        """Return the info of the reset, if Minari stored it."""
         columns = {path: found.read(0, 1) for path, found in self._columns.items()}
         return infos_of(columns, 1)[0] if columns else None

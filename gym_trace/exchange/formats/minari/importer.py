@@ -15,8 +15,8 @@ from gym_trace.errors import TraceError, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.identity import KEY, read_about
 from gym_trace.exchange.formats.imported import Imported, imported, new_schema
-from gym_trace.exchange.formats.minari.arrow_in import ArrowSource
-from gym_trace.exchange.formats.minari.hdf5_in import HDF5Source
+from gym_trace.exchange.formats.minari.arrow_in import ArrowReader
+from gym_trace.exchange.formats.minari.hdf5_in import HDF5Reader
 from gym_trace.exchange.formats.minari.hdf5_out import FILE as HDF5_FILE
 from gym_trace.exchange.formats.minari.plan import FILE, KINDS, is_number, is_spec
 from gym_trace.exchange.formats.minari.spaces import from_json, is_picture
@@ -25,7 +25,7 @@ from gym_trace.printable import printable
 
 _KIND = "Minari"
 _TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
-_OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # of gymnasium before 1.0, which say nothing now
+_OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # fields of gymnasium before 1.0 that no longer exist
 _NOTES = (
     "Minari stores only the flags at the end of an episode; its DataCollector marks incomplete episodes as truncated",
     "Minari stores no episode times and no versions of the recorder",
@@ -33,7 +33,7 @@ _NOTES = (
 
 
 class MinariImporter:
-    """A dataset of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
+    """Minari dataset (hdf5, arrow or parquet): its directory, or the directory data in it."""
 
     name: ClassVar[str] = "minari"
 
@@ -57,7 +57,7 @@ class MinariImporter:
             notes.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
             notes.append("images were stored as JPEG and differ from what was observed")
-        source = HDF5Source(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowSource(data, kind, spaces, jpeg)
+        source = HDF5Reader(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowReader(data, kind, spaces, jpeg)
         total, steps = said.get("total_episodes"), said.get("total_steps")
         if type(total) is int and total != len(source):
             told = f"has {len(source):,} episodes, but {FILE} declares {total:,}; get a good copy"

@@ -16,7 +16,7 @@ from gym_trace.exchange.formats.images import pixels
 from gym_trace.format.manifest import json_of
 from gym_trace.printable import printable
 
-_MOST_ELEMENTS = 1 << 22  # of the bounds of a space, which are written one by one
+_MOST_ELEMENTS = 1 << 22  # numbers in the bounds of a space; each is written as JSON
 _MOST_TEXT = 256 << 20
 _DEEPEST = 32
 

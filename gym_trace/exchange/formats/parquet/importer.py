@@ -17,7 +17,7 @@ from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.exchange.formats.parquet.exporter import COLUMNS_KEY
 from gym_trace.exchange.formats.parquet.tables import Table, located
-from gym_trace.exchange.formats.rows import Taken, first_writer, led_to
+from gym_trace.exchange.formats.rows import RowQueue, first_writer, led_to
 from gym_trace.format.manifest import json_of
 
 _FOLDERS = ("steps", "episodes")
@@ -102,7 +102,7 @@ def _annotations(notes: dict[str, Column], array: pa.Array, count: int) -> dict[
     return {name: column.decoded(array.field(name)) for name, column in notes.items()}
 
 
-def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> Taken:
+def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> RowQueue:
     """Return the rows of a table, decoded. list_bytes: of a row in columns whose types do not say how many.
 
     Raises UnreadableRecording if the table has not these columns.
@@ -111,7 +111,7 @@ def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> Taken:
         places = table.schema.get_all_field_indices(name)
         if [table.schema.field(place).type for place in places] != ([] if kind is None else [kind]):
             raise table.fault(f"{name} contradicts its metadata")
-    return Taken(_decoded(table, columns, list_bytes))
+    return RowQueue(_decoded(table, columns, list_bytes))
 
 
 def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -128,7 +128,7 @@ def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterat
 # -- episodes ---------------------------------------------------------------------------------------------------------
 
 
-def _episodes(table: Table, steps: Taken, episodes: Taken) -> Iterator[NewEpisode]:
+def _episodes(table: Table, steps: RowQueue, episodes: RowQueue) -> Iterator[NewEpisode]:
     while not episodes.is_over():
         _, row = episodes.take(1)
         number, count = int(row["episode"][0]), int(row["steps"][0])
@@ -139,7 +139,7 @@ def _episodes(table: Table, steps: Taken, episodes: Taken) -> Iterator[NewEpisod
         raise table.fault("steps without an episode")
 
 
-def _parts(table: Table, steps: Taken, number: int, count: int, final: Any) -> Iterator[NewSteps]:
+def _parts(table: Table, steps: RowQueue, number: int, count: int, final: Any) -> Iterator[NewSteps]:
     if not count:
         yield NewSteps(final, None, np.empty(0))
     for observations, rows in led_to(chain(_steps_of(table, steps, number, count), [(final, None)])):
@@ -155,7 +155,7 @@ def _parts(table: Table, steps: Taken, number: int, count: int, final: Any) -> I
         )
 
 
-def _steps_of(table: Table, steps: Taken, number: int, left: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _steps_of(table: Table, steps: RowQueue, number: int, left: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     while left:
         if steps.is_over():
             raise table.fault(f"episode {number} has fewer steps than declared")

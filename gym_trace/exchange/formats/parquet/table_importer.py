@@ -29,18 +29,18 @@ from gym_trace.exchange.formats.parquet.tables import (
     numbers_in,
     parquet_files,
 )
-from gym_trace.exchange.formats.rows import ANY_TEXT, Taken, led_to, placeholder
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, led_to, placeholder
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"
 _MAGIC = b"PAR1"
-_LARGE = 1 << 30  # bytes of a row, so that one is read at a time
-_MOST_ELEMENTS = 1 << 27  # of a row
+_LARGE = 1 << 30  # assumed bytes of a row, so that one is read at a time
+_MOST_ELEMENTS = 1 << 27  # per row
 _MOST_NAMED = 40  # columns in a message
 _DEEPEST = 16
 
 _DONE = ("done", "dones", "next.done")  # true also where an episode was truncated
-# What a column can be, and what it is usually called; a mapping may name it by any of these.
+# Roles of columns with their usual names; a mapping may use any of these.
 ROLES: dict[str, tuple[str, ...]] = {
     "observations": ("observations", "observation", "obs", "state", "states"),
     "actions": ("actions", "action", "acts", "act"),
@@ -52,11 +52,11 @@ ROLES: dict[str, tuple[str, ...]] = {
     "next_observations": ("next_observations", "next_observation", "next_obs", "new_obs", "next_state", "next_states"),
 }
 _FLAGS = ("terminations", "truncations")
-_MANY = ("observations", "actions", "next_observations")  # which several columns may make up
+_MANY = ("observations", "actions", "next_observations")  # several columns may form one of these
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _CellType:
     """Numbers of a dtype and shape; texts if dtype is None."""
 
     dtype: np.dtype[Any] | None
@@ -68,7 +68,7 @@ class _Leaf:
         return 256 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
 
 
-_Form = Any  # a _Leaf; a dict of forms; None of what is not read
+_ColumnType = Any  # _CellType, dict of column types, or None for unsupported columns
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class TableImporter:
         return bool(found) and begins_with(found[0], _MAGIC)
 
     def read(self, path: Path) -> Imported:
-        """As Importer. Raises InvalidOption if the mapping names a missing column."""
+        """Read the table. Raises InvalidOption if the mapping names a missing column."""
         table = Table(path, parquet_files(path))
-        return _Steps(table, _roles(table, _given(self.map))).imported()
+        return _TableReader(table, _roles(table, _given(self.map))).imported()
 
 
 def _given(told: str | Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _given(told: str | Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-# -- which column is what ---------------------------------------------------------------------------------------------
+# -- roles of columns -------------------------------------------------------------------------------------------------
 
 
 def _columns_of(table: Table) -> list[str]:
@@ -118,7 +118,7 @@ def _columns_of(table: Table) -> list[str]:
 
 
 def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
-    """The columns of each role that there is: as they were given, otherwise as they are usually called."""
+    """Return the columns of each role: those of the mapping, otherwise those with a usual name."""
     there = _columns_of(table)
     found: dict[str, list[str]] = {}
     for role, column in given.items():
@@ -161,19 +161,19 @@ def _listed(names: list[str]) -> str:
     return f"its columns are {', '.join(map(printable, names[:_MOST_NAMED]))}{more}"
 
 
-# -- what is in a column ----------------------------------------------------------------------------------------------
+# -- types of columns -------------------------------------------------------------------------------------------------
 
 
-def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
-    """The form of a column, of which this is a row; None: it is of no kind that is read."""
+def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _ColumnType:
+    """Infer a column's type from one value; None if unsupported."""
     if isinstance(kind, pa.BaseExtensionType):
         shape = tuple(getattr(kind, "shape", ()))
         form = _form_of(kind.storage_type, row, depth)
-        return replace(form, shape=shape) if isinstance(form, _Leaf) and shape else form
+        return replace(form, shape=shape) if isinstance(form, _CellType) and shape else form
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_text(kind):
-        return _Leaf(None)
+        return _CellType(None)
     if pa.types.is_struct(kind) and depth < _DEEPEST and kind.num_fields:
         parts = row if isinstance(row, dict) else {}
         forms = {one.name: _form_of(one.type, parts.get(one.name), depth + 1) for one in kind}
@@ -189,17 +189,17 @@ def _form_of(kind: pa.DataType, row: Any, depth: int = 0) -> _Form:
         kind = kind.value_type
     if not is_number(kind):
         return None
-    leaf = _Leaf(dtype_from(dtype_of(kind).str), shape)
+    leaf = _CellType(dtype_from(dtype_of(kind).str), shape)
     return leaf if math.prod(shape) <= _MOST_ELEMENTS else None
 
 
-def _rows(form: _Form, array: pa.Array, name: str) -> Any:
-    """The rows of a column. Raises UnreadableRecording where one is of another form."""
+def _rows(form: _ColumnType, array: pa.Array, name: str) -> Any:
+    """Return the rows of a column. Raises UnreadableRecording if one has another type."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if array.null_count:
         raise UnreadableRecording(f"{printable(name)}: some rows have no value")
-    if not isinstance(form, _Leaf):
+    if not isinstance(form, _CellType):
         return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in form.items()}
     if form.dtype is None:
         return array.to_pylist()
@@ -212,7 +212,7 @@ def _rows(form: _Form, array: pa.Array, name: str) -> Any:
 # -- episodes ---------------------------------------------------------------------------------------------------------
 
 
-class _Steps:
+class _TableReader:
     """Makes episodes of the rows of a table."""
 
     def __init__(self, table: Table, roles: dict[str, list[str]]):
@@ -231,7 +231,7 @@ class _Steps:
                     raise table.fault(f"the column {printable(name)} is {kind:.100}, which cannot be {role}")
         self._forms = forms
         used = {name for chosen in roles.values() for name in chosen}
-        self._notes = [name for name in names if name not in used and isinstance(forms[name], _Leaf)]
+        self._notes = [name for name in names if name not in used and isinstance(forms[name], _CellType)]
         self._left_out = [name for name in names if name not in used and name not in self._notes]
         self._read = [name for name in names if name in used or name in self._notes]
         self._row_size = max(1, sum(leaf.size for name in self._read for leaf in leaves_of(forms[name])))
@@ -259,14 +259,14 @@ class _Steps:
         if self._left_out:
             yield f"skipped, neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
 
-    def _form(self, role: str) -> _Form:
+    def _form(self, role: str) -> _ColumnType:
         """Join the columns of a role: one column, a vector of numbers, or a dict."""
         names = self._roles[role]
         forms = [self._forms[name] for name in names]
         if len(names) == 1:
             return forms[0]
-        if all(isinstance(form, _Leaf) and form.dtype is not None and not form.shape for form in forms):
-            return _Leaf(np.result_type(*(form.dtype for form in forms)), (len(forms),))
+        if all(isinstance(form, _CellType) and form.dtype is not None and not form.shape for form in forms):
+            return _CellType(np.result_type(*(form.dtype for form in forms)), (len(forms),))
         return dict(zip(_keys(names), forms))
 
     def _rows_of(self, role: str, batch: pa.RecordBatch) -> Any:
@@ -275,7 +275,7 @@ class _Steps:
         if len(names) == 1:
             return found[0]
         form = self._form(role)
-        return np.stack(found, 1).astype(form.dtype) if isinstance(form, _Leaf) else dict(zip(_keys(names), found))
+        return np.stack(found, 1).astype(form.dtype) if isinstance(form, _CellType) else dict(zip(_keys(names), found))
 
     def _lengths(self) -> list[int]:
         """Yield the steps of each episode. Raises UnreadableRecording if its rows are not consecutive."""
@@ -308,7 +308,7 @@ class _Steps:
         return lengths
 
     def _flags_in(self, batch: pa.RecordBatch) -> tuple[Array, Array]:
-        """(rows,) bool each: what terminated, and what was truncated."""
+        """Return the terminated and the truncated flags, (rows,) bool each."""
         pair = [np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.bool_)]
         for place, role in enumerate(_FLAGS):
             if role in self._roles:
@@ -318,13 +318,13 @@ class _Steps:
         return pair[0], pair[1]
 
     def _episodes(self, lengths: list[int]) -> Iterator[NewEpisode]:
-        rows = Taken(self._decoded())
+        rows = RowQueue(self._decoded())
         final = mapped(lambda leaf: placeholder(leaf.dtype, leaf.shape), self._form("observations"))
         for steps in lengths:
             yield NewEpisode(steps, self._parts(rows, steps, final))
 
     def _decoded(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The rows of some steps after the other, by their roles; those of annotations by their names."""
+        """Yield rows by role, and annotations by name, some steps at a time."""
         for batch in self._table.batches(self._read, self._row_size):
             found = {role: self._rows_of(role, batch) for role in self._roles if role not in _FLAGS}
             found |= zip(_FLAGS, self._flags_in(batch))
@@ -332,7 +332,7 @@ class _Steps:
             found["annotations"] = {name: _note(self._forms[name], batch.column(name), name) for name in self._notes}
             yield len(batch), found
 
-    def _parts(self, given: Taken, steps: int, final: Any) -> Iterator[NewSteps]:
+    def _parts(self, given: RowQueue, steps: int, final: Any) -> Iterator[NewSteps]:
         def parts() -> Iterator[tuple[Any, Any]]:
             before, left = None, steps
             while left and not given.is_over():
@@ -347,7 +347,7 @@ class _Steps:
             yield NewSteps(observations, rows["actions"], rows["rewards"], terminated, truncated, annotations=notes)
 
     def _in_order(self, rows: dict[str, Any], before: Any) -> Any:
-        """The last of the numbers of steps. Raises UnreadableRecording where one is less than that before."""
+        """Return the last step number. Raises UnreadableRecording if the numbers do not increase."""
         if "step" not in rows:
             return None
         numbers = rows["step"] if before is None else np.append(before, rows["step"])
@@ -357,8 +357,8 @@ class _Steps:
         return numbers[-1]
 
 
-def _note(form: _Leaf, array: pa.Array, name: str) -> Any:
-    """Rows of an annotation, which need not all be there, nor be of one shape."""
+def _note(form: _CellType, array: pa.Array, name: str) -> Any:
+    """Return the rows of an annotation; some may be missing, or have other shapes."""
     try:
         return _rows(form, array, name)
     except UnreadableRecording:
@@ -373,16 +373,16 @@ def _keys(names: list[str]) -> list[str]:
     return names
 
 
-def _fits(form: _Form, role: str) -> bool:
+def _fits(form: _ColumnType, role: str) -> bool:
     """Return True if a column of this form can have that role."""
     if role in _MANY:
         return form is not None
-    if not isinstance(form, _Leaf) or (form.shape and role != "rewards"):
+    if not isinstance(form, _CellType) or (form.shape and role != "rewards"):
         return False
     return form.dtype is not None or role == "episode"
 
 
-def _space(form: _Form) -> PlainSpace:
-    if isinstance(form, _Leaf):
+def _space(form: _ColumnType) -> PlainSpace:
+    if isinstance(form, _CellType):
         return ANY_TEXT if form.dtype is None else widest(form.dtype, form.shape)
     return {"type": "Dict", "spaces": sorted([key, _space(part)] for key, part in form.items())}

@@ -20,8 +20,8 @@ from gym_trace.exchange.formats.foreign import are_plausible_rows, is_plausible
 from gym_trace.printable import printable
 
 _FEW_ROWS = 64
-_TEXT_BYTES = 1024  # what a text counts
-_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
+_TEXT_BYTES = 1024  # assumed size of a text
+_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # decoded at a time; bytes of numbers, and of text
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
 _MOST_FILES = 1 << 20
 
@@ -144,7 +144,7 @@ def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatc
                 for piece in _cut(batch):
                     done += len(piece)
                     yield piece
-    except pa.ArrowNotImplementedError:  # of texts in a struct there are too many for indices: a few at a time, then
+    except pa.ArrowNotImplementedError:  # texts in a struct are too many for indices: read a few at a time
         with pq.ParquetFile(file, read_dictionary=[name for name in texts if name in columns]) as opened:
             for batch in opened.iter_batches(min(most, _FEW_ROWS), columns=columns, use_threads=False):
                 left = batch.slice(done)
@@ -217,7 +217,7 @@ def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array |
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in parts that have not too much text."""
+    """Yield a batch in parts with limited text."""
     lengths = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         lengths += _lengths(column)

@@ -1,4 +1,4 @@
-"""The rows of steps: what reads each feature of a record, as the arrays or values that a trace has."""
+"""Readers of the features of steps: arrays or values for a trace."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gym_trace.exchange.formats.rlds.features import Feature, Features
 from gym_trace.exchange.formats.rlds.values import unpacked
 from gym_trace.exchange.formats.rows import custom, placeholder
 
-_VALUE_BYTES = 1024  # what a row of any size counts
-Read = Callable[[int], Any]
+_VALUE_BYTES = 1024  # assumed size of a row without a fixed size
+ReadRows = Callable[[int], Any]
 
 
-class Columns:
+class StepColumns:
     """The observations and actions of a record, read from its beginning to its end."""
 
     def __init__(self, layouts: Layouts, steps: Features, lists: dict[str, FeatureList], ours: bool):
         self.row_size = 1
         self._ours, self._lists = ours, lists
-        self._readers: dict[tuple[str | int, ...], tuple[Read, Feature]] = {}
+        self._readers: dict[tuple[str | int, ...], tuple[ReadRows, Feature]] = {}
         self._layouts = layouts
         for name, layout in (("observation", layouts.observations), ("action", layouts.actions)):
             self._open(layout, steps.get(name), f"steps/{name}")
@@ -46,11 +46,11 @@ class Columns:
             self._open(child, parts.get(called), f"{name}/{called}")
 
     def observations(self, count: int) -> Any:
-        """Read the next `count` rows. Raises MalformedExample."""
+        """ReadRows the next `count` rows. Raises MalformedExample."""
         return self._joined(self._layouts.observations, lambda read, _: read(count))
 
     def actions(self, count: int) -> Any:
-        """Read the next `count` rows. Raises MalformedExample."""
+        """ReadRows the next `count` rows. Raises MalformedExample."""
         return self._joined(self._layouts.actions, lambda read, _: read(count))
 
     def unknown(self) -> Any:
@@ -59,12 +59,12 @@ class Columns:
             self._layouts.observations, lambda _, one: placeholder(None if one.kind == "text" else one.dtype, one.sizes)
         )
 
-    def _joined(self, layout: Layout, rows: Callable[[Read, Feature], Any]) -> Any:
+    def _joined(self, layout: Layout, rows: Callable[[ReadRows, Feature], Any]) -> Any:
         return layout.join(rows(*self._readers[leaf.path]) for leaf in layout.leaves())
 
 
-def reader_of(rows: ListReader, feature: Feature, ours: bool) -> Read:
-    """Return a function that reads the next `count` rows: an array, or a list of values of any kind."""
+def reader_of(rows: ListReader, feature: Feature, ours: bool) -> ReadRows:
+    """Return a function that reads the next `count` rows: an array, or a list of values."""
 
     def read(count: int) -> Any:
         values = values_of(rows, feature, count)
@@ -76,7 +76,7 @@ def reader_of(rows: ListReader, feature: Feature, ours: bool) -> Read:
 
 
 def values_of(rows: ListReader, feature: Feature, count: int) -> Any:
-    """Read the next `count` rows: an array; a list of bytes for text; a list of arrays for images of any size."""
+    """ReadRows the next `count` rows: an array; a list of bytes for text; a list of arrays for images of any size."""
     if feature.kind == "text":
         return rows.values(count)
     if feature.kind == "image":

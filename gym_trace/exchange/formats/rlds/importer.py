@@ -19,7 +19,7 @@ from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema, together
-from gym_trace.exchange.formats.rlds.columns import Columns, Read, reader_of, space_of, values_of
+from gym_trace.exchange.formats.rlds.columns import ReadRows, StepColumns, reader_of, space_of, values_of
 from gym_trace.exchange.formats.rlds.examples import (
     FeatureList,
     ListReader,
@@ -44,7 +44,7 @@ _INSTEAD = {
 _MOST_JSON = 64 << 20
 _MOST_SHARDS = 1 << 20
 _MOST_ROWS, _MOST_PART = 1024, 4 << 20  # rows, and bytes, that are read at a time
-_LOOKED_AT = 32  # episodes, to find out what a last step is
+_LOOKED_AT = 32  # episodes that decide the meaning of last steps
 _LAST_STEPS = ("auto", "observation", "step")
 
 
@@ -124,7 +124,7 @@ class _DataSet:
     def imported(self, last_step: str) -> Imported:
         if self.about is not None:
             schema, layouts = first_writer(self.about)
-            episodes = chain.from_iterable(map(_Reader(self, layouts).episodes, self.splits))
+            episodes = chain.from_iterable(map(_EpisodeReader(self, layouts).episodes, self.splits))
             return imported(_KIND, episodes, schema, self.about)
         spaces = space_of(self.steps.get("observation", {})), space_of(self.steps.get("action", {}))
         layouts = WriterSchema.of(new_schema(_KIND, *spaces)).layouts
@@ -135,7 +135,7 @@ class _DataSet:
         version = f"{self.info.get('name')} {self.info.get('configName', '')} {self.info.get('version')}"[:300]
         for split in self.splits:
             schema = new_schema(_KIND, *spaces, {}, {"data_set": version}, split.name)
-            reader = _Reader(self, layouts, last_step == "step")
+            reader = _EpisodeReader(self, layouts, last_step == "step")
             parts.append(imported(_KIND, reader.episodes(split), schema, facts=facts))
         found = together(parts)
         found.notes = self.notes
@@ -143,7 +143,9 @@ class _DataSet:
 
     def _last_step(self, layouts: Layouts) -> str:
         """Find out what the last steps are, by the first episodes."""
-        given = [*islice(chain.from_iterable(_Reader(self, layouts).last_ones(s) for s in self.splits), _LOOKED_AT)]
+        given = [
+            *islice(chain.from_iterable(_EpisodeReader(self, layouts).last_ones(s) for s in self.splits), _LOOKED_AT)
+        ]
         if 2 * sum(given) <= len(given):
             return "observation"
         self.notes.append(
@@ -169,11 +171,11 @@ def _shard_names(template: Any, dataset: str, split: str, count: int) -> list[st
     return names
 
 
-class _Reader:
+class _EpisodeReader:
     """Makes episodes of records."""
 
     def __init__(self, data: _DataSet, layouts: Layouts, last_is_step: bool = False):
-        """last_is_step: whether the step with is_last is one as any other."""
+        """last_is_step: the step with is_last is an ordinary step."""
         self._data, self._layouts, self._last_is_step = data, layouts, last_is_step
         self._ours = data.about is not None
         self._missing: set[str] = set()
@@ -240,7 +242,7 @@ class _Reader:
                 yield given
 
     def _has_last_step(self, lists: dict[str, FeatureList], rows: int) -> bool:
-        actions, rewards = Columns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
+        actions, rewards = StepColumns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
         for begin in range(0, rows - 1, _MOST_ROWS):
             count = min(_MOST_ROWS, rows - 1 - begin)
             actions.actions(count)
@@ -248,7 +250,7 @@ class _Reader:
                 rewards(count)
         return _is_something(actions.actions(1)) or (rewards is not None and _is_something(rewards(1)))
 
-    def _rewards(self, lists: dict[str, FeatureList]) -> Read | None:
+    def _rewards(self, lists: dict[str, FeatureList]) -> ReadRows | None:
         """Return a function that reads the rewards; None if they are missing."""
         reward = self._data.steps.get("reward")
         if not isinstance(reward, Feature) or "steps/reward" not in lists:
@@ -263,7 +265,7 @@ class _Reader:
         self._unfinished += not is_over
         steps = rows - has_final
         known = self._metadata(lists)
-        columns = Columns(self._layouts, self._data.steps, lists, self._ours)
+        columns = StepColumns(self._layouts, self._data.steps, lists, self._ours)
         outcome = "cut"
         if is_over and steps:
             outcome = "terminated" if marks["is_terminal"] else "truncated"
@@ -311,7 +313,7 @@ class _Reader:
         return known
 
     def _parts(
-        self, shard: Path, columns: Columns, lists: dict[str, FeatureList], rows: int, steps: int
+        self, shard: Path, columns: StepColumns, lists: dict[str, FeatureList], rows: int, steps: int
     ) -> Iterator[NewSteps]:
         if (rewards := self._rewards(lists)) is None:
             self._missing.add("rewards")
@@ -366,7 +368,7 @@ def _is_something(tree: Any) -> bool:
 
 @contextlib.contextmanager
 def _located(path: Path) -> Iterator[None]:
-    """Says of what is malformed in which file that is."""
+    """Name the file in errors. Raises UnreadableRecording."""
     try:
         yield
     except MalformedExample as error:

@@ -1,4 +1,4 @@
-"""Steps as JSON lines (docs/reference/steps.md), made a trace again."""
+"""Import of steps as JSON lines (docs/reference/steps.md)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gym_trace.format.manifest import json_of
 
 _LONGEST = 256 << 20  # bytes of a line
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps that are read at a time, and bytes of their lines
-_MOST_ELEMENTS = 1 << 25  # of a space that is made up
+_MOST_ELEMENTS = 1 << 25  # of an inferred space
 _FLAGS = ("terminations", "truncations")
-_TYPES = ("trace", "columns", "episode")  # of a first line
+_TYPES = ("trace", "columns", "episode")  # types of a first line
 _MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -119,7 +119,7 @@ class _Lines:
         return NewEpisode(steps, parts, outcome, seed, options, reset, known, has_final)
 
     def _declares(self, line: dict[str, Any]) -> bool:
-        """Return True for a declaration of columns, which counts from now on."""
+        """Return True for a declaration of columns, and apply it from now on."""
         is_one = bool(line["type"] == "columns")
         if is_one:
             self._forms |= line
@@ -145,7 +145,7 @@ class _Lines:
             self._declares(line)
 
     def _part(self, first: list[Any], lines: list[dict[str, Any]]) -> NewSteps:
-        if lines and lines[-1].get("observations", ...) is None:  # unknown: the one before it stands in
+        if lines and lines[-1].get("observations", ...) is None:  # unknown: repeat the one before
             before = [*first, *(line.get("observations") for line in lines[:-1])]
             lines[-1]["observations"] = before[-1] if before else self._last
         if lines:
