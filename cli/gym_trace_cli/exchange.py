@@ -134,8 +134,8 @@ def import_(
         counting = progress.counting()
         report = gym_trace.import_trace(path, output, form, on_progress=counting, **{**dict(options), **mapped})
     if as_json:
-        told = report.told()
-        show.json_line({"directory": told.pop("destination"), **told})
+        plain = report.to_json()
+        show.json_line({"directory": plain.pop("destination"), **plain})
         return
     if quiet:
         return

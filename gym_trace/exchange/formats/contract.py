@@ -140,7 +140,7 @@ class ImportReport:
     videos: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {**vars(self), "path": str(self.path), "destination": str(self.destination)}
 
