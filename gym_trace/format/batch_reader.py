@@ -104,6 +104,12 @@ class Chunk:
         blobs = {path: blob for path, blob in self._blobs.items() if wanted(path)}
         return Chunk(blobs, self.described, self.located)
 
+    def again(self) -> Chunk:
+        """Return another chunk that shares the decoded rows."""
+        other = Chunk(dict(self._blobs), self.described, self.located)
+        other._decoded = self._decoded
+        return other
+
     def encoded(self, path: Path) -> tuple[Column, Piece]:
         """Return a column as stored. Call it before the column is decoded."""
         return self._blobs[path]

@@ -42,6 +42,13 @@ class WriterFiles:
         self.manifest: str | None = None
         self.batches: dict[int, str] = {}
         self.ring, self.has_ring = writer + RING, False
+        self._entries: list[dict[str, Any]] | None = None
+
+    def of_origin(self, writer: str, entries: list[dict[str, Any]]) -> WriterFiles:
+        """Return the files for a dead writer that has only a manifest: its episodes are in batches of this one."""
+        files = WriterFiles(self.storage, writer)
+        files.manifest, files._entries = self.manifest, entries
+        return files
 
     @property
     def where(self) -> str:
@@ -62,10 +69,12 @@ class WriterFiles:
         return found[0] if found else self
 
     def is_alive(self) -> bool:
-        return self.manifest is not None and self.storage.holder(self.manifest) is not None
+        return self._entries is None and self.manifest is not None and self.storage.holder(self.manifest) is not None
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Return the entries of the manifest, as from read_manifest; none without a manifest."""
+        if self._entries is not None:
+            return iter(self._entries)
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
 
     def listed(self) -> tuple[dict[str, dict[str, Any]], set[int]]:

@@ -18,7 +18,7 @@ from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.playback.assembly import ChunkSlice, assemble, cut_down
 from gym_trace.playback.on_demand import STARTS, Asked, read
-from gym_trace.playback.origins import presented
+from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
@@ -26,7 +26,7 @@ _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 _OBJECTS = 9  # bytes that a byte of MessagePack takes in addition when it is decoded
 _OVERHEAD = 1 << 8  # bytes that a chunk takes in addition, and each column that it describes
 _Columns = str | Path | frozenset[str | Path]
-_Key = tuple["weakref.ref[BatchReader]", int, str, _Columns]
+_Key = tuple["weakref.ref[BatchReader]", int, _Columns]
 
 
 class ChunkCache:
@@ -57,7 +57,8 @@ class ChunkCache:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
                 return self._chunks[key][0]
-        chunk = writer.chunk(number, columns if isinstance(columns, frozenset) else frozenset((columns,)))
+        roots = columns if isinstance(columns, frozenset) else frozenset((columns,))
+        chunk = writer.unshared_chunk(number, roots)
         chunk.decode()
         with self._lock:
             if key in self._chunks:  # another thread has been quicker
@@ -77,7 +78,7 @@ class ChunkCache:
 
 def _key(writer: WriterReader, number: int, columns: _Columns) -> _Key:
     batch, i = writer.chunk_places[number]
-    return weakref.ref(batch), i, writer.key, columns
+    return weakref.ref(batch), i, columns
 
 
 def _size_of(chunk: Chunk) -> int:
@@ -97,7 +98,7 @@ class Opened:
     def __init__(self, storage: ReadStorage, writers: Sequence[WriterReader] = ()):
         self.storage = storage
         self._stored = {writer.writer: writer for writer in writers}
-        self._presented = {writer.writer: presented(writer) for writer in writers}
+        self._by_origin = {writer.writer: readers_by_origin(writer) for writer in writers}
         self.writers = self._in_order()
         self.cache = ChunkCache(_CACHE_BYTES)
         self.skipped: dict[Damage, None] = {}
@@ -108,7 +109,7 @@ class Opened:
         """The writers as they are by now. Raises TraceNotFound."""
         with self._lock:
             found = find_writers(self.storage)
-            known, before = self._stored, self._presented
+            known, before = self._stored, self._by_origin
             if self.storage.ahead:
                 expect_indexes(self.storage, _unread(found, known))
             self._stored = {
@@ -117,8 +118,8 @@ class Opened:
                 else WriterReader(files, room=self._room)
                 for files in found
             }
-            self._presented = {
-                name: before[name] if stored is known.get(name) else presented(stored)
+            self._by_origin = {
+                name: before[name] if stored is known.get(name) else readers_by_origin(stored)
                 for name, stored in self._stored.items()
             }
             present = self._in_order()
@@ -128,7 +129,7 @@ class Opened:
             return self.writers
 
     def _in_order(self) -> dict[str, WriterReader]:
-        readers = [reader for readers in self._presented.values() for reader in readers]
+        readers = [reader for readers in self._by_origin.values() for reader in readers]
         readers.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
         return {reader.key: reader for reader in readers}
 

@@ -187,7 +187,9 @@ class _Runs:
         steps, first_step = table["steps"].astype(np.int64), table["first_step"].astype(np.int64)
         has_initial = flags & wire.LEADS > 0
         observations = steps + has_initial
-        step_begins, observation_begins = np.cumsum(steps) - steps, np.cumsum(observations) - observations
+        before = block.rows_before
+        step_begins = np.cumsum(steps) - steps + before[1]
+        observation_begins = np.cumsum(observations) - observations + before[0]
         sizes = int(steps.sum()), int(observations.sum())
         is_first = parts.opens(rows, block.begin)
         lost = is_first & ~has_initial
@@ -249,7 +251,7 @@ class _Runs:
         )
         if STARTS in chunk:
             begun = rows[table["flags"] & wire.STARTS > 0].tolist()
-            runs.starts = {row: entry for row, entry in zip(begun, chunk.packed(STARTS)) if row >= 0}
+            runs.starts = {row: entry for row, entry in zip(begun, chunk.packed(STARTS)[before[2] :]) if row >= 0}
         in_steps = _Taken(step_begins[wanted], steps[wanted], sizes[0])
         in_observations = _Taken(observation_begins[wanted], observations[wanted], sizes[1])
         for path in chunk.columns:
@@ -297,15 +299,15 @@ class _Taken:
     """Rows of a chunk that are in runs."""
 
     def __init__(self, begins: Array, counts: Array, size: int):
-        """begins, counts: of each fragment. size: number of rows in the chunk."""
+        """begins, counts: of each fragment. size: number of rows of the writer in the chunk."""
         ends = np.cumsum(counts)
         self.count = int(ends[-1]) if len(ends) else 0
-        self._rows: Array | None = None  # None: all, as they are
+        self._rows: Array | None = None  # None: the first ones, as they are
         if self.count != size or not np.array_equal(begins, ends - counts):
             self._rows = np.repeat(begins - ends + counts, counts) + np.arange(self.count)
 
     def of(self, column: Array) -> Array:
-        return column if self._rows is None else column.take(self._rows, axis=0)
+        return column[: self.count] if self._rows is None else column.take(self._rows, axis=0)
 
 
 def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Array:

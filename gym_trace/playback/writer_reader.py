@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gym_trace.data.layout import Path
+from gym_trace.data.origins import OWN_ID, Origin, split_id
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.values import Array, copied
+from gym_trace.data.values import Array, copied, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, TableRoom
@@ -48,17 +49,20 @@ class ChunkRows(NamedTuple):
         begin: number of the first fragment, among all of the writer.
         rows: (n,) row of the episode of each fragment in parts, -1 if it is not wanted or has no episode.
         table: (n,) the fragments, as docs/FORMAT.md describes them.
+        rows_before: number of observations, steps and reset records of other writers that come before these.
     """
 
     number: int
     begin: int
     rows: Array
     table: Array
+    rows_before: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def offsets(self) -> tuple[Array, Array]:
-        """(n + 1,) where the observations, and the steps, of each fragment begin; last comes the number of rows."""
-        return step_offsets(self.table)
+        """(n + 1,) where the observations, and the steps, of each fragment begin; last comes where they end."""
+        observations, steps = step_offsets(self.table)
+        return observations + self.rows_before[0], steps + self.rows_before[1]
 
 
 class FileSnapshot(NamedTuple):
@@ -70,6 +74,51 @@ class FileSnapshot(NamedTuple):
     episodes: int
     ring: Recovered = Recovered()  # what was in no batch
     number: int = 0  # of the batch that it belongs into
+
+
+class SharedChunks:
+    """The chunk that origins of the same files have read last, each after the one before it.
+
+    It is decoded once for all of them. An origin is given only what none after it had: users may change its rows.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, dict[Any, tuple[int, Chunk]]] = (-1, {})  # its number; by columns: the last origin
+
+    def read(self, share: Share, number: int, columns: Any, read: Callable[[int], Chunk]) -> Chunk:
+        """Return a chunk of the files of an origin. number: among its own. columns: what read() reads, hashable."""
+        number += share.first_chunk
+        known, chunks = self._last
+        if known != number:
+            chunks = {}
+            self._last = number, chunks
+        last, chunk = chunks.get(columns, (share.number, None))
+        if chunk is None or last >= share.number:
+            chunk = read(number)
+        chunks[columns] = share.number, chunk
+        return chunk.again()
+
+
+class Share(NamedTuple):
+    """Part of the files of a writer that belongs to one origin (docs/FORMAT.md, Origins).
+
+    Attributes:
+        stored: reader of the files. number: of the origin there.
+        first_row: its first row in stored.parts. first_chunk: number of its first chunk in stored.
+        rows_before: observations, steps and reset records of others that come before its own in that chunk.
+        size: bytes of the files that count as its own.
+        damage: of the fragment table, in addition to that of the files.
+        chunks: those that all origins of the files read.
+    """
+
+    stored: WriterReader
+    number: int
+    first_row: int
+    first_chunk: int
+    rows_before: tuple[int, int, int]
+    size: int
+    damage: list[Damage]
+    chunks: SharedChunks
 
 
 class WriterReader:
@@ -86,7 +135,10 @@ class WriterReader:
         is_headless: (fragments,) bool, which belong to no episode, as its beginning was dropped with an older batch.
         parts: its episodes.
         files: their names, and where they are.
+        share: what it has of the files of another writer; None: the files are its own.
     """
+
+    share: Share | None = None
 
     def __init__(self, files: WriterFiles, extent: FileSnapshot | None = None, room: TableRoom | None = None):
         """room: for the tables of all writers of a trace; None: of this one alone."""
@@ -116,6 +168,28 @@ class WriterReader:
         if newer._has_missed:  # batches that were dropped since they were listed; those before them were, too
             return WriterReader(files.listed_again(), room=self.room)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
+
+    def of_origin(self, share: Share, origin: Origin, fragments: slice, rows: slice) -> WriterReader:
+        """Return a reader of the episodes of one origin. fragments, rows: which are its own here."""
+        one = copy(self)
+        one.share, one.writer, one.key = share, origin.writer, f"{origin.writer} ({self.writer}:{share.number})"
+        one.files = self.files.of_origin(origin.writer, [{"type": "writer", **origin.schema}, *origin.entries])
+        one.tail, one._starts, one._about = RingTail(), {}, WriterSchema.of(origin.schema)
+        one._numbers, one._begins = [0], [0]
+        table = self.fragments[fragments].copy()
+        table["episode"] &= np.uint64(OWN_ID)
+        one.fragments, one.is_headless = Fragments([table]), self.is_headless[fragments]
+        begin, end = fragments.start, fragments.stop
+        if begin == end:
+            one.parts, one.chunk_bounds = episode_runs(one.fragments, False), np.zeros(1, np.int64)
+            one.chunk_places, one.batches = [], []
+            return one
+        last = int(np.searchsorted(self.chunk_bounds, end))
+        one.chunk_bounds = self.chunk_bounds[share.first_chunk : last + 1].clip(begin, end) - begin
+        one.chunk_places = self.chunk_places[share.first_chunk : last]
+        one.batches = list(dict.fromkeys(batch for batch, _ in one.chunk_places))
+        one.parts = self.parts.share(one.fragments, begin, rows.start, rows.stop)
+        return one
 
     def _is_replaced(self, files: WriterFiles) -> bool:
         """Return True if an edit in place has put other files where those of this writer were."""
@@ -246,6 +320,8 @@ class WriterReader:
 
     @property
     def damage(self) -> list[Damage]:
+        if self.share is not None:
+            return [*self.share.stored.damage, *self.share.damage]
         batches = (damage for batch in self.read_batches for damage in batch.damage)
         return [*self._unreadable, *self._missing, *batches]
 
@@ -257,6 +333,8 @@ class WriterReader:
     @property
     def size(self) -> int:
         """Bytes of its files that stay; of a ring, which does not, what its content takes in a batch."""
+        if self.share is not None:
+            return self.share.size
         size = sum(batch.size for batch in self.read_batches)
         if self.files.manifest is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -271,11 +349,14 @@ class WriterReader:
     @property
     def has_own_files(self) -> bool:
         """Return True if its files hold no data of other writers."""
-        return True
+        return self.share is None
 
     @property
     def pending(self) -> list[Pending]:
         """Return actions that a dead writer's environment never answered."""
+        if self.share is not None:
+            mine = [(one, *split_id(one.episode)) for one in self.share.stored.pending]
+            return [one._replace(episode=own) for one, number, own in mine if number == self.share.number]
         if self.alive:
             return []
         last = self.batches[-1].slabs.pending if self.batches and self.tail.batch is None else None
@@ -343,7 +424,13 @@ class WriterReader:
         return len(self.chunk_places)
 
     def chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
-        """The columns of a chunk that are under roots, or are one of them. Raises CorruptTrace."""
+        """Return the columns of a chunk that are under roots, or are one of them. Raises CorruptTrace.
+
+        rows_before() says where the rows of this writer begin in it.
+        """
+        if self.share is not None:
+            stored = self.share.stored
+            return self.share.chunks.read(self.share, number, (roots, "checked"), lambda at: stored.chunk(at, roots))
         chunk = self.read_chunk(number, roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
@@ -356,8 +443,28 @@ class WriterReader:
 
     def read_chunk(self, number: int, roots: frozenset[str | Path] | None = None) -> Chunk:
         """Return a chunk of any size. roots: None: all columns. Raises CorruptTrace."""
+        if self.share is not None:
+            stored = self.share.stored
+            return self.share.chunks.read(self.share, number, roots, lambda at: stored.read_chunk(at, roots))
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
+
+    def unshared_chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
+        """Return what chunk() does, to keep it: no other caller has it. Raises CorruptTrace."""
+        if self.share is None:
+            return self.chunk(number, roots)
+        return self.share.stored.chunk(self.share.first_chunk + number, roots)
+
+    def rows_before(self, number: int) -> tuple[int, int, int]:
+        """Return how many observations, steps and reset records of other writers come before its own in a chunk."""
+        return (0, 0, 0) if self.share is None or number else self.share.rows_before
+
+    def offsets(self, number: int) -> tuple[Array, Array]:
+        """Return where the observations and the steps of each of its fragments begin in a chunk, and where they end."""
+        table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
+        observations, steps = step_offsets(table)
+        before = self.rows_before(number)
+        return observations + before[0], steps + before[1]
 
     def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
         """Fetch what chunk() reads of several chunks together, where that pays. Raises OSError, CorruptTrace."""
@@ -421,7 +528,7 @@ class WriterReader:
         has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
         for number in (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist():
             begin, end = self.chunk_bounds[number : number + 2].tolist()
-            yield ChunkRows(number, begin, rows[begin:end], self.fragments[begin:end])
+            yield ChunkRows(number, begin, rows[begin:end], self.fragments[begin:end], self.rows_before(number))
 
     def without_chunks(self, numbers: Sequence[int]) -> WriterReader:
         """Return a reader that lacks some chunks: the parts of episodes before and after them are its episodes."""
@@ -480,7 +587,8 @@ class WriterReader:
         all_steps, all_flags = self.fragments.steps, self.fragments.flags
         for f, number in zip(fragments.tolist(), numbers.tolist()):
             if number != known:
-                known, at, done, seen = number, int(self.chunk_bounds[number]), 0, 0
+                known, at = number, int(self.chunk_bounds[number])
+                seen, done, _ = self.rows_before(number)
             before = int(all_steps[at:f].sum(dtype=np.int64))
             done += before
             seen += before + int(np.count_nonzero(all_flags[at:f] & wire.LEADS))
@@ -527,10 +635,11 @@ class WriterReader:
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and the index of that of each fragment that has one."""
-        chunk = self.read_chunk(number, _STARTS)
-        flags = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
-        entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
-        return entries, np.cumsum(flags & wire.STARTS > 0) - 1
+        chunk, before = self.read_chunk(number, _STARTS), self.rows_before(number)[2]
+        begun = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]] & wire.STARTS > 0
+        entries = chunk.array(("starts",)) if ("starts",) in chunk else objects([])
+        own = entries[before : before + int(np.count_nonzero(begun))].tolist()
+        return own, np.cumsum(begun) - 1
 
 
 _UNREAD = Chunk({}, [], lambda error: error)

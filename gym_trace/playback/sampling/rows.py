@@ -19,7 +19,7 @@ from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.episode_scan import without_damage
-from gym_trace.playback.episode_table import Columns, step_offsets
+from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
@@ -412,7 +412,7 @@ class _Writer:
             high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
             if not ((high > low) | (high_seen > low_seen)).any():
                 continue
-            o, s = step_offsets(self._reader.fragments[begin:end])
+            o, s = self._reader.offsets(number)
             in_steps = s[:-1][which] + self._skipped[begin:end][which]
             of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
             in_seen = o[:-1][which] - ~lead

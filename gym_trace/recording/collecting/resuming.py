@@ -18,7 +18,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
 from gym_trace.format.directory import find_writers, prepare
 from gym_trace.format.manifest import SUFFIX, json_of
 from gym_trace.playback.episode_table import outcome_codes
-from gym_trace.playback.origins import presented
+from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.processes.run_log import EVENTS
 from gym_trace.recording.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
@@ -187,7 +187,7 @@ def _finished_by_writer(
     for files in listed:
         if not re.fullmatch(writers, files.writer):
             continue
-        for reader in presented(WriterReader(files)):
+        for reader in readers_by_origin(WriterReader(files)):
             if not _belongs(reader, run):
                 continue
             parts, seeds = reader.parts, reader.parts["seed"]

@@ -21,7 +21,6 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import DROPPED
 from gym_trace.format.rewrite import AS_RECORDED, LEVEL, ColumnEdits, Rewriter, SourceChunk, is_sealed
-from gym_trace.playback.origins import OriginReader
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
@@ -110,12 +109,13 @@ Change = Callable[[Source, SourceChunk, Array], SourceChunk]  # gets the row of 
 def source_of(selection: Selection, number: int | None = None) -> Source:
     """Return where the episodes of a writer are. number: its new number among several origins."""
     trace, reader, rows, indices = selection
-    if not isinstance(reader, OriginReader):
+    share = reader.share
+    if share is None:
         return Source(trace, reader, rows, indices, None if number is None else {0: number})
-    stored, own = reader.stored, slice(reader.first_row, reader.first_row + len(rows))
+    stored, own = share.stored, slice(share.first_row, share.first_row + len(rows))
     all_rows, all_indices = np.zeros(len(stored.parts), np.bool_), np.full(len(stored.parts), -1)
     all_rows[own], all_indices[own] = rows, indices
-    return Source(trace, stored, all_rows, all_indices, {reader.number: number or 0})
+    return Source(trace, stored, all_rows, all_indices, {share.number: number or 0})
 
 
 def joined_sources(sources: Iterable[Source]) -> list[Source]:

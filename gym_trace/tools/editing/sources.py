@@ -16,7 +16,6 @@ from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import TraceError
 from gym_trace.format.rewrite import are_alike
 from gym_trace.playback.episode_table import outcome_codes
-from gym_trace.playback.origins import OriginReader
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.editing.rewrite import (
@@ -24,8 +23,8 @@ from gym_trace.tools.editing.rewrite import (
     Entries,
     Output,
     Selection,
+    Source,
     entries_of,
-    joined_sources,
     schema_of,
     source_of,
 )
@@ -77,30 +76,36 @@ def outputs_of(selections: list[Selection], report: EditReport) -> list[Output]:
     files: dict[int, list[Selection]] = {}
     for several in writers.values():
         for one in several:
-            if isinstance(one.reader, OriginReader):
-                files.setdefault(id(one.reader.stored), []).append(one)
+            if one.reader.share is not None:
+                files.setdefault(id(one.reader.share.stored), []).append(one)
     names, together, outputs = set(writers), set[str](), []
     for origins in files.values():
-        stored, everything = _stored(origins[0]), origins[0].trace.whole.readers
-        theirs = {one.writer for one in everything if isinstance(one, OriginReader) and one.stored is stored}
+        source, everything = _joined_origins(origins), origins[0].trace.whole.readers
+        stored = source.reader
+        theirs = {one.writer for one in everything if one.share is not None and one.share.stored is stored}
         alone = all(len(writers.get(writer, [])) < 2 for writer in theirs)
         if alone and len(origins) > 1 and stored.writer not in names:
             names.add(stored.writer)
             together |= theirs
-            outputs.append(_output_of_origins(stored, origins))
+            outputs.append(_output_of_origins(source, origins))
     return outputs + [_output_of_writer(several) for writer, several in writers.items() if writer not in together]
 
 
-def _stored(one: Selection) -> WriterReader:
-    """Return the reader of the files that a writer is in."""
-    return one.reader.stored if isinstance(one.reader, OriginReader) else one.reader
+def _joined_origins(origins: list[Selection]) -> Source:
+    """Return the episodes of several origins of the same files."""
+    sources = [source_of(one) for one in origins]
+    return sources[0]._replace(
+        rows=np.logical_or.reduce([source.rows for source in sources]),
+        indices=np.maximum.reduce([source.indices for source in sources]),
+        numbers=None,
+    )
 
 
-def _output_of_origins(stored: WriterReader, origins: list[Selection]) -> Output:
+def _output_of_origins(source: Source, origins: list[Selection]) -> Output:
     """Return the files of several origins, in which they keep their numbers."""
-    (source,) = joined_sources(source_of(one, one.reader.number) for one in origins)  # type: ignore[attr-defined]
-    schema = changed_schema(schema_of(stored), numbers=source.numbers)
-    return Output(schema, [source._replace(numbers=None)], _closing_entries([(stored, None)]), origins)
+    numbers = {one.reader.share.number for one in origins if one.reader.share is not None}
+    schema = changed_schema(schema_of(source.reader), numbers=numbers)
+    return Output(schema, [source], _closing_entries([(source.reader, None)]), origins)
 
 
 def _output_of_writer(parts: list[Selection]) -> Output:

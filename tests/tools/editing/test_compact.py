@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +23,13 @@ from trace_contents import SAMPLES, check_clean, contents, record_anything
 
 from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
 from gym_trace.data.origins import ID_BITS, ORIGINS, packed_origins
+from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.statistics.describe import describe
+from gym_trace.tools.statistics.summary import summarize
 
 
 def record_many(directory: Path, writers: int, episodes: int = 2, **options: Any) -> None:
@@ -126,6 +129,29 @@ def test_episodes_of_a_compacted_trace_can_be_had_in_any_way(tmp_path: Path) -> 
         episode.observations[:] = 99  # which is the caller's own
     assert [episode.observations[:, 0].tolist() for episode in trace] == firsts
     assert trace.refresh() == 0
+
+
+def test_readers_of_steps_give_the_same_where_writers_share_chunks(tmp_path: Path) -> None:
+    for number in range(5):
+        env = TraceRecordingWrapper(EchoEnv(length=9), tmp_path / "t", on_exist="append", record_infos=True)
+        for episode in range(3):
+            env.reset(seed=number, options={"level": episode} if episode else None)
+            for step in range(4 + number):
+                env.annotate(value=float(step))
+                env.step(step % 3)
+        env.close()
+    edit.compact(tmp_path / "t", tmp_path / "c")
+    old, new = open_trace(tmp_path / "t"), open_trace(tmp_path / "c")
+    assert [reader.rows_before(0)[2] for reader in new.readers] == [0, 3, 6, 9, 12]
+    for a, b in zip(old.scan(), new.scan(), strict=True):
+        assert (a.options, a.infos) == (b.options, b.infos)
+        assert a.annotations["value"].tolist() == b.annotations["value"].tolist()
+    windows = [list(islice(trace.windows(3, batch_size=7, seed=2), 9)) for trace in (old, new)]
+    for one, other in zip(*windows, strict=True):
+        assert pack_lenient(one)[0] == pack_lenient(other)[0]
+    found = [trace.find_steps("reward > 0") for trace in (old, new)]
+    assert np.array_equal(*found)
+    assert summarize(old, columns=True)["rewards"] == summarize(new, columns=True)["rewards"]
 
 
 def test_a_compacted_trace_that_others_record_into_is_refreshed(tmp_path: Path) -> None:

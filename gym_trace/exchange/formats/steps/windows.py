@@ -21,7 +21,6 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
-from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
@@ -413,8 +412,8 @@ class _PlainChunks:
         observed = steps + (reader.fragments.flags[fragments] & wire.LEADS > 0)
         places: list[list[Array | slice]] = [[], []]  # in each chunk, of the rows of observations and of steps
         for number in chunks:
-            begin, end = reader.chunk_bounds[number : number + 2].tolist()
-            for offsets, of_chunks in zip(step_offsets(reader.fragments[begin:end]), places):
+            begin = int(reader.chunk_bounds[number])
+            for offsets, of_chunks in zip(reader.offsets(number), places):
                 of_chunks.append(_rows(offsets, fragments[found == number] - begin))
         order = np.argsort(found, kind="stable")
         in_order = [_moved(order, counts) for counts in (observed, steps)] if len(chunks) > 1 else []
