@@ -1,8 +1,7 @@
 """Episodes of many agents: how a row holds them (docs/FORMAT.md, section 4), and the steps of one agent.
 
-A row of observations is a map of each agent to its observation, and AGENTS to a map of who is there and what else is
-known of each. The latter's arrays have one element per agent, in the order of the map or, where AGENTS has names, in
-that of the names.
+A row of observations maps each agent to its observation, and AGENTS to a map with the other data of the agents, such as
+their rewards. Arrays in this map have one element per agent, in the order of the row, or of its key NAMES if present.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from gym_trace.data.values import Array, densified, objects, row_of
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.printable import shown
 
-AGENTS = "agents"  # with underscores behind it if an agent is called that
+AGENTS = "agents"  # underscores follow if an agent has this name
 PLACE, GIVEN, REWARDS, TERMINATIONS, TRUNCATIONS = "place", "given", "rewards", "terminations", "truncations"
 TURN, REWARD, STATE, NAMES = "turn", "reward", "state", "names"
 # Bits of GIVEN: the agent was in the dict of the observations, rewards, terminations, truncations or infos.
 OBSERVED, REWARDED, TERMINATION, TRUNCATION, INFORMED = 1, 2, 4, 8, 16
-NO_ACTION, ACTED, NONE = 0, 1, 2  # of an agent in a row of actions: absent, an action, None
+NO_ACTION, ACTED, NONE = 0, 1, 2  # codes of an agent in a row of actions: absent, an action, None
 
 Name = str | int
 
 
 def agents_key(names: Any) -> str:
-    """Return AGENTS, with as many underscores as it takes to be none of the names of agents."""
+    """Return AGENTS, with underscores appended until no agent has that name."""
     key = AGENTS
     while key in names:
         key += "_"
@@ -39,7 +38,7 @@ def agents_key(names: Any) -> str:
 
 
 def key_in(row: Mapping[Any, Any]) -> str:
-    """Return the key of a row that is not an agent: AGENTS, with its underscores."""
+    """Return the key of a row that is not the name of an agent: AGENTS, with its underscores."""
     keys = [key for key in row if isinstance(key, str) and key.rstrip("_") == AGENTS]
     return max(keys, key=len) if keys else AGENTS
 
@@ -49,31 +48,31 @@ class JointRow:
 
     Attributes:
         agents: the agents that are there, in order.
-        observations, rewards, terminations, truncations, infos: what the environment gave of its agents, by name.
+        observations, rewards, terminations, truncations, infos: the environment's values, by agent.
         turn, reward: the agent to act and the reward that its last() gave; None if agents act at once or none is left.
         state: what state() returned; None if it was not recorded.
     """
 
     def __init__(self, row: Mapping[Any, Any], infos: Mapping[Any, Any]):
         key = key_in(row)
-        told = row[key]
-        names: list[Name] = told.get(NAMES) or [name for name in row if name != key]
-        given = told[GIVEN]
+        entry = row[key]
+        names: list[Name] = entry.get(NAMES) or [name for name in row if name != key]
+        given = entry[GIVEN]
 
         def those(bit: int, values: Any) -> dict[Any, Any]:
             return {name: value for name, value, bits in zip(names, values, given) if bits & bit}
 
-        places = sorted((int(place), number) for number, place in enumerate(told[PLACE]) if place >= 0)
+        places = sorted((int(place), number) for number, place in enumerate(entry[PLACE]) if place >= 0)
         self.agents = [names[number] for _, number in places]
         self.observations = those(OBSERVED, (row.get(name) for name in names))
-        self.rewards = those(REWARDED, map(_plain, told[REWARDS]))
-        self.terminations = those(TERMINATION, map(bool, told[TERMINATIONS]))
-        self.truncations = those(TRUNCATION, map(bool, told[TRUNCATIONS]))
+        self.rewards = those(REWARDED, map(_plain, entry[REWARDS]))
+        self.terminations = those(TERMINATION, map(bool, entry[TERMINATIONS]))
+        self.truncations = those(TRUNCATION, map(bool, entry[TRUNCATIONS]))
         self.infos = those(INFORMED, (infos.get(name, {}) for name in names))
-        has_turn = told.get(TURN, -1) >= 0
-        self.turn = names[told[TURN]] if has_turn else None
-        self.reward = _plain(told[REWARD]) if has_turn else None
-        self.state = told.get(STATE)
+        has_turn = entry.get(TURN, -1) >= 0
+        self.turn = names[entry[TURN]] if has_turn else None
+        self.reward = _plain(entry[REWARD]) if has_turn else None
+        self.state = entry.get(STATE)
 
 
 def _plain(value: Any) -> Any:
@@ -99,20 +98,20 @@ class JointColumns:
             if isinstance(observations, dict):
                 key = key_in(observations)
                 self.names: list[Name] = [name for name in observations if name != key]
-                told = {name: column for name, column in observations[key].items() if name != STATE}
+                entry = {name: column for name, column in observations[key].items() if name != STATE}
             else:
-                self.names, told = _gathered(observations)
-            self.place, self.given = np.asarray(told[PLACE]), np.asarray(told[GIVEN])
-            rewards = told[REWARDS]
-            one_by_one = rewards.dtype == object and rewards.ndim == 1  # of other types than numbers
+                self.names, entry = _gathered(observations)
+            self.place, self.given = np.asarray(entry[PLACE]), np.asarray(entry[GIVEN])
+            rewards = entry[REWARDS]
+            one_by_one = rewards.dtype == object and rewards.ndim == 1  # rewards that are not numbers
             self.rewards = np.stack([objects(list(row)) for row in rewards]) if one_by_one else rewards
-            self.terminations = np.asarray(told[TERMINATIONS]).astype(bool)
-            self.truncations = np.asarray(told[TRUNCATIONS]).astype(bool)
+            self.terminations = np.asarray(entry[TERMINATIONS]).astype(bool)
+            self.truncations = np.asarray(entry[TRUNCATIONS]).astype(bool)
             shapes = {array.shape for array in (self.place, self.given, self.terminations, self.truncations)}
             if shapes | {self.rewards.shape} != {(len(self.place), len(self.names))}:
                 raise ValueError
-            self.turn = np.asarray(told[TURN]).astype(np.int64) if TURN in told else None
-            self.reward = np.asarray(told[REWARD]) if TURN in told else None
+            self.turn = np.asarray(entry[TURN]).astype(np.int64) if TURN in entry else None
+            self.reward = np.asarray(entry[REWARD]) if TURN in entry else None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise TraceError("agents: the episode is of a single agent, or its rows are malformed") from error
 
@@ -133,10 +132,10 @@ class JointColumns:
 def _gathered(rows: Any) -> tuple[list[Name], dict[str, Any]]:
     """Return the names and columns of rows that are maps of their own."""
     parts = [(row, row[key_in(row)]) for row in rows]
-    of_row = [list(told[NAMES]) if NAMES in told else [n for n in row if n != key_in(row)] for row, told in parts]
+    of_row = [list(entry[NAMES]) if NAMES in entry else [n for n in row if n != key_in(row)] for row, entry in parts]
     names: list[Name] = list(dict.fromkeys(name for some in of_row for name in some))
     place_of = {name: i for i, name in enumerate(names)}
-    told: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     for column, nothing in ((PLACE, -1), (GIVEN, 0), (REWARDS, 0.0), (TERMINATIONS, 0), (TRUNCATIONS, 0)):
         values = [[nothing] * len(names) for _ in parts]
         for line, some, (_, given) in zip(values, of_row, parts):
@@ -144,12 +143,12 @@ def _gathered(rows: Any) -> tuple[list[Name], dict[str, Any]]:
                 line[place_of[name]] = value
         flat = [value for line in values for value in line]
         are_numbers = all(isinstance(value, (bool, int, float, np.number)) for value in flat)
-        told[column] = (np.array(flat) if are_numbers else objects(flat)).reshape(len(values), len(names))
+        entry[column] = (np.array(flat) if are_numbers else objects(flat)).reshape(len(values), len(names))
     if all(TURN in given for _, given in parts):
         turns = [(some, int(given[TURN])) for some, (_, given) in zip(of_row, parts)]
-        told[TURN] = [place_of[some[turn]] if turn >= 0 else -1 for some, turn in turns]
-        told[REWARD] = [given[REWARD] for _, given in parts]
-    return names, told
+        entry[TURN] = [place_of[some[turn]] if turn >= 0 else -1 for some, turn in turns]
+        entry[REWARD] = [given[REWARD] for _, given in parts]
+    return names, entry
 
 
 class AgentEpisode(KnowsOtherNames):
@@ -209,8 +208,8 @@ class AgentEpisode(KnowsOtherNames):
         actions = self.episode.actions
         if isinstance(actions, dict):
             return np.asarray(actions[key_in(actions)])[:, self._number]
-        told = [NO_ACTION if self.name not in row else NONE if row[self.name] is None else ACTED for row in actions]
-        return np.array(told, np.uint8)
+        codes = [NO_ACTION if self.name not in row else NONE if row[self.name] is None else ACTED for row in actions]
+        return np.array(codes, np.uint8)
 
     @cached_property
     def observations(self) -> Any:
@@ -236,7 +235,7 @@ class AgentEpisode(KnowsOtherNames):
             rows = _stacked([actions[step].get(self.name) for step in self._at.tolist()])
         if (acted == ACTED).all():
             return rows
-        return objects([row_of(rows, i) if told == ACTED else None for i, told in enumerate(acted)])
+        return objects([row_of(rows, i) if code == ACTED else None for i, code in enumerate(acted)])
 
     @cached_property
     def rewards(self) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array
 
-# One stored value: positions (u4) and contents of the words that differ from the previous value, or all its bytes.
+# A stored value: positions (u4) and contents of the words that differ from the previous value, or all its bytes.
 Slot = tuple[bytes, bytes] | bytes
 Changes = tuple[Array, Array]  # the same as arrays
 

@@ -21,7 +21,7 @@ from gym_trace.data.tensors import RawArray, is_masked
 from gym_trace.data.values import ABSENT, Array, EnumMember, Misfit, Unstored, dtype_from, objects, shown
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 
-MOST_NUMBERS = 4096  # of an array that are written one by one; a larger one is in base64
+MOST_NUMBERS = 4096  # an array with more numbers is written in base64
 # Dtypes of numbers that JSON has, as np.dtype.str has them.
 NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _ENCODED = json.JSONEncoder(allow_nan=False).encode
@@ -49,7 +49,7 @@ class Form(NamedTuple):
 
 
 def rows_of(rows: Array, form: Form | None) -> list[Any]:
-    """Each row as JSON can have it. form: what was declared; None: nothing."""
+    """Return each row as a JSON value. form: the declared form; None: undeclared."""
     if form is None:
         return list(map(tagged, rows))
     if rows.dtype == form.dtype and rows.shape[1:] == form.shape:

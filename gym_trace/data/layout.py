@@ -22,7 +22,7 @@ PlainSpace = dict[str, Any]
 _TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 _MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
-_MAX_ELEMENTS = 1 << 31  # of one value; more than a recorder can store
+_MAX_ELEMENTS = 1 << 31  # elements of a value: more than a recorder can store
 _NATIVE: Literal["little", "big"] = sys.byteorder
 _FOREIGN: Literal["little", "big"] = "big" if sys.byteorder == "little" else "little"
 
@@ -75,7 +75,7 @@ class Branch:
     """A Dict or Tuple space."""
 
     def __init__(self, keys: list[str | int] | None, children: list[Layout]):
-        self.keys = keys  # of a Dict; None for a Tuple
+        self.keys = keys  # keys of a Dict; None for a Tuple
         self.children = children
         self._is_flat = all(isinstance(child, Leaf) for child in children)
 

@@ -73,10 +73,10 @@ def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any
         if origin is None:
             described.append(None)
             continue
-        said = {key: value for key, value in origin.schema.items() if key not in ("batch", ORIGINS)}
-        own = {key: value for key, value in said.items() if key != "writer"}
+        schema_fields = {key: value for key, value in origin.schema.items() if key not in ("batch", ORIGINS)}
+        own = {key: value for key, value in schema_fields.items() if key != "writer"}
         if not schema:
-            schema = {**said, "format": _FORMAT, "writer": writer}
+            schema = {**schema_fields, "format": _FORMAT, "writer": writer}
             before, packed = schema, {key: pack_lenient(value)[0] for key, value in schema.items()}
         now = {key: pack_lenient(value)[0] for key, value in own.items()}
         differs = {key: value for key, value in own.items() if packed.get(key) != now[key]}
@@ -98,7 +98,7 @@ def changed_schema(
     """Return a schema record with another one for each of its writers.
 
     change: makes the schema of a writer; it is called for each origin, or for the only writer.
-    numbers: of the origins that stay; None: all. Raises CorruptTrace.
+    numbers: the origins to keep; None: all. Raises CorruptTrace.
     """
     if ORIGINS not in schema:
         return change(schema)

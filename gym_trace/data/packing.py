@@ -29,7 +29,7 @@ from gym_trace.data.values import (
 from gym_trace.errors import CorruptTrace, UnstorableValue, raise_if_of_signal
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW, ENUM = range(1, 14)
-MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C stack
+MAX_NESTING = 16  # levels of extension types: each takes msgpack 45 kB of the C stack
 MAX_CONTAINERS = 8 << 20  # containers and map entries in a column's values or a record's metadata
 
 

@@ -43,7 +43,7 @@ class FragmentFlag(IntFlag):
 NOTES = ("annotations", "states")  # roots of columns that steps, and so chunks, may lack
 STATES = "states/"  # a note of a ring with this prefix is a column of that root
 GENERATOR = "generator"  # name of a state: the environment's random generator was set to it before the step
-ENVIRONMENT = "environment"  # name of a state: that of the whole environment before the step
+ENVIRONMENT = "environment"  # name of a state: the whole environment before the step
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 SCANNED = (*COLUMNS, "states")  # columns that scans read
 

@@ -1,6 +1,6 @@
 """An environment of many agents (of PettingZoo) as one environment of Gymnasium, whose rows hold all agents.
 
-So it is recorded, replayed, compared and rendered as any other. docs/FORMAT.md, section 4, says what a row holds.
+So it is recorded, replayed, compared and rendered as any other. docs/FORMAT.md, section 4, describes a row.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     Attributes:
         inner: the environment given.
         kind: "aec" or "parallel".
-        answer: what inner.reset() or inner.step() returned last; of an AEC environment, what inner.last() did, or None
+        answer: the last result of inner.reset() or inner.step(); AEC: of inner.last(), or None
             when no agent is left.
         names: the agents that have columns of their own; None if they are not known before they appear.
         has_state: True if env.state() is observed.
@@ -85,7 +85,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self.answer: Any = None
         self._turn_of: Any = None  # the agent to act, of an AEC environment
         self._actual: tuple[Any] | None = None  # the action to pass on, instead of a decoded one
-        self._flags = False, False  # of the agents that were there last
+        self._flags = False, False  # terminated and truncated of the last agents
         known = _known_spaces(env)
         self.names: list[Name] | None = None if known is None else list(known[0])
         self._number = _numbered(self.names or ())
@@ -106,7 +106,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self.action_space = make([*acted.items(), (self._key, flags)])
 
     def _space_of_agents(self, count: int) -> spaces.Dict:
-        told: list[tuple[str, spaces.Space[Any]]] = [
+        entry: list[tuple[str, spaces.Space[Any]]] = [
             (PLACE, spaces.Box(-1, _MOST_PLACES, (count,), np.int16)),
             (GIVEN, spaces.Box(0, 31, (count,), np.uint8)),
             (REWARDS, spaces.Box(-np.inf, np.inf, (count,), np.float64)),
@@ -114,12 +114,12 @@ class JointEnv(gymnasium.Env[Any, Any]):
             (TRUNCATIONS, spaces.MultiBinary(count)),
         ]
         if self.kind == AEC:
-            told += [(TURN, spaces.Discrete(count + 1, start=-1))]
-            told += [(REWARD, spaces.Box(-np.inf, np.inf, (), np.float64))]
+            entry += [(TURN, spaces.Discrete(count + 1, start=-1))]
+            entry += [(REWARD, spaces.Box(-np.inf, np.inf, (), np.float64))]
         if self.has_state:
             space = getattr(self.inner, "state_space", None)
-            told += [(STATE, space if isinstance(space, spaces.Space) else Agents())]
-        return spaces.Dict(told)
+            entry += [(STATE, space if isinstance(space, spaces.Space) else Agents())]
+        return spaces.Dict(entry)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -194,13 +194,13 @@ class JointEnv(gymnasium.Env[Any, Any]):
         terminations, truncations = inner.terminations, inner.truncations
         self._turn_of, self.answer = (inner.agent_selection, inner.last()) if agents else (None, None)
         observed = {} if self.answer is None else {self._turn_of: self.answer[0]}
-        row, told = self._row(agents, observed, rewards, terminations, truncations, infos)
+        row, entry = self._row(agents, observed, rewards, terminations, truncations, infos)
         if self.answer is None:
-            told |= {TURN: -1, REWARD: np.float64(0)}
+            entry |= {TURN: -1, REWARD: np.float64(0)}
         else:
             self._flags = any(terminations.values()), any(truncations.values())
-            names: Any = told.get(NAMES, self.names)
-            told |= {TURN: names.index(name_of(self._turn_of)), REWARD: _number(self.answer[1])}
+            names: Any = entry.get(NAMES, self.names)
+            entry |= {TURN: names.index(name_of(self._turn_of)), REWARD: _number(self.answer[1])}
         return row, _sum(rewards), _by_name(infos), not agents
 
     def _row(
@@ -212,7 +212,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         truncations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Return a row, and what it says of the agents."""
+        """Return a row, and its map AGENTS."""
         given = ((OBSERVED, observations), (REWARDED, rewards), (TERMINATION, terminations), (TRUNCATION, truncations),
                  (INFORMED, infos))  # fmt: skip
         names, number = [name_of(agent) for agent in agents], self._number
@@ -229,7 +229,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             place[number[name]] = i
         for name, bit in bits.items():
             bit_of[number[name]] = bit
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             PLACE: place,
             GIVEN: bit_of,
             REWARDS: _rewards(rewards, number),
@@ -239,8 +239,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
             **({NAMES: list(number)} if is_free else {}),
         }
         row = self._observed({name_of(agent): value for agent, value in observations.items()}, is_free)
-        row[agents_key(bits) if is_free else self._key] = told
-        return row, told
+        row[agents_key(bits) if is_free else self._key] = entry
+        return row, entry
 
     def _observed(self, observations: dict[Name, Any], is_free: bool) -> dict[Any, Any]:
         if is_free:
@@ -275,8 +275,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         """Return what a row of actions passes to inner.step()."""
         if self.names is not None and self._key in row:
             acted = row[self._key]
-            chosen = [(name, told) for name, told in zip(self.names, np.asarray(acted).tolist()) if told != NO_ACTION]
-            given = {name: row[name] if told == ACTED else None for name, told in chosen}
+            chosen = [(name, code) for name, code in zip(self.names, np.asarray(acted).tolist()) if code != NO_ACTION]
+            given = {name: row[name] if code == ACTED else None for name, code in chosen}
         else:
             given = dict(row)
         if self.kind == AEC:
@@ -305,7 +305,7 @@ def is_of_agents(env: Any) -> bool:
 def jointly(env: Any, description: Mapping[str, Any]) -> Any:
     """Return an environment of PettingZoo as a JointEnv; any other as it is.
 
-    description: of the recorded environment, which says whether its state was recorded.
+    description: the recorded environment, with the flag of a recorded state.
     """
     if not is_of_agents(env):
         return env
@@ -327,7 +327,7 @@ def _known_spaces(env: Any) -> tuple[dict[Name, Any], dict[Name, Any]] | None:
         agents = list(env.possible_agents)
         observed = {name_of(agent): env.observation_space(agent) for agent in agents}
         acted = {name_of(agent): env.action_space(agent) for agent in agents}
-    except Exception as error:  # of any kind: foreign code says in this way that it does not know
+    except Exception as error:  # user code may raise anything for an unknown agent
         raise_if_of_signal(error)
         return None
     every = [*observed.values(), *acted.values()]
@@ -337,7 +337,7 @@ def _known_spaces(env: Any) -> tuple[dict[Name, Any], dict[Name, Any]] | None:
 
 
 def _filler(layout: Layout) -> Any:
-    """Return zeros, and None in columns of values of any kind, in the structure of a space."""
+    """Return zeros, and None in untyped columns, in the structure of a space."""
     if isinstance(layout, Branch):
         parts = [_filler(part) for part in layout.children]
         return tuple(parts) if layout.keys is None else dict(zip(layout.keys, parts))

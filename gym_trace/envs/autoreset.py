@@ -12,17 +12,17 @@ from gym_trace.envs.spaces import is_of_supersuit
 from gym_trace.errors import InvalidOption
 from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 
-# Keys of the last observation and info in the infos of a SAME_STEP: of Gymnasium 1, before it, of SuperSuit.
+# Keys of the last observation and info in the infos of a SAME_STEP: Gymnasium 1, Gymnasium before it, SuperSuit.
 FINAL_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")
 FINAL_INFO = ("final_info",)
-_OF_SINGLE = ("final_observation", "final_info")  # of AutoResetWrapper
+_OF_SINGLE = ("final_observation", "final_info")  # keys of AutoResetWrapper
 
 # For dataclasses.replace(): a spec has make() add no autoreset wrapper, which it can before Gymnasium 1.0.
 SPEC_WITHOUT: dict[str, Any] = {"autoreset": False} if hasattr(EnvSpec, "autoreset") else {}
 
 _WRAPPERS = tuple(
     getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
-)  # of Gymnasium 1, NEXT_STEP, and of 0.29, SAME_STEP
+)  # Gymnasium 1: NEXT_STEP; 0.29: SAME_STEP
 
 _MODES = {mode.lower(): mode for mode in (NEXT_STEP, SAME_STEP, DISABLED)}
 

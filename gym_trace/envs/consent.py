@@ -1,7 +1,7 @@
-"""Rebuilding an environment: what needs the user's consent.
+"""Parts of a recorded environment that need the user's consent to be rebuilt.
 
 These are data: registered ids; arguments that are registered, too, or neither name a file nor hold a large number;
-Gymnasium's own wrappers that only compute. Everything else that a trace names would act because an untrusted file says
+Gymnasium's own wrappers that only compute. Everything else that a trace names would act because an untrusted file asks
 so: modules to import, classes to call, files, sizes. The user is shown all of it, whole, before any of it is done; what
 is too long to be read is never done.
 """
@@ -26,7 +26,7 @@ from gym_trace.envs.monitor import Monitor
 from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
-# Of gymnasium.wrappers, over all its releases: they call nothing that they are given, and touch no disk and no screen.
+# Wrappers of gymnasium.wrappers, over all its releases, that call no argument and touch neither disk nor screen.
 # fmt: off
 _HARMLESS = frozenset((
     "AddRenderObservation", "AddWhiteNoise", "ArrayConversion", "AtariPreprocessing", "AutoResetWrapper",
@@ -120,7 +120,7 @@ def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str
 
 
 def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]:
-    """Describe the arguments that may act. known: those of the registry, which are harmless."""
+    """Describe the arguments that may act. known: arguments in the registry, which are harmless."""
     values = {}
     for name, stored in kwargs.items():
         try:
@@ -263,13 +263,13 @@ def called(name: str, arguments: Arguments | None) -> str:
 
 def together(asked: list[str]) -> str:
     """Return all questions in one line. Raises EnvironmentUnavailable if it is too long to be read."""
-    said = "; ".join(asked)
-    if len(said) > _MOST_SHOWN:
+    requests = "; ".join(asked)
+    if len(requests) > _MOST_SHOWN:
         raise EnvironmentUnavailable(
-            f"the requests of the trace take {len(said)} characters, more than {_MOST_SHOWN}: rejected, "
+            f"the requests of the trace take {len(requests)} characters, more than {_MOST_SHOWN}: rejected, "
             "even with --trust (trust=True in Python)"
         )
-    return said
+    return requests
 
 
 def named(name: Any) -> str:
@@ -286,7 +286,7 @@ def whole(value: Any) -> str:
     try:
         with np.printoptions(threshold=sys.maxsize):
             text = hex(value) if type(value) is int and value.bit_length() > 1000 else ascii(value)
-    except (ValueError, RecursionError) as error:  # of more digits, or levels, than Python prints
+    except (ValueError, RecursionError) as error:  # more digits or levels than Python prints
         raise EnvironmentUnavailable(f"the trace names an unprintable argument: {error}") from error
     text = values.without_addresses(text)
     return text if text.isprintable() else ascii(text)[1:-1]

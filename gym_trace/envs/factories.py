@@ -36,7 +36,7 @@ def spec_of(env: JointEnv) -> EnvSpec | None:
     factory = _factory_of(env.inner, layers)
     if kwargs is None or factory is None:
         return None
-    told = {"kind": env.kind, "env": factory, "layers": [type(layer).__qualname__ for layer in layers]}
+    description = {"kind": env.kind, "env": factory, "layers": [type(layer).__qualname__ for layer in layers]}
     identifier = factory
     if ":" in factory:
         name = str(env.metadata.get("name") or type(layers[-1]).__qualname__)
@@ -47,7 +47,7 @@ def spec_of(env: JointEnv) -> EnvSpec | None:
         entry_point=ENTRY_POINT,
         order_enforce=False,
         disable_env_checker=True,
-        kwargs={"pettingzoo": {**told, **({"state": True} if env.has_state else {})}, **kwargs},
+        kwargs={"pettingzoo": {**description, **({"state": True} if env.has_state else {})}, **kwargs},
     )
 
 
@@ -56,13 +56,13 @@ def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
 
     Args:
         pettingzoo: from spec_of(): kind, env, layers and maybe state.
-        kwargs: of its factory.
+        kwargs: arguments of its factory.
 
     Raises:
         EnvironmentUnavailable, MissingExtra.
     """
-    told = _checked(pettingzoo)
-    factory, kind = told["env"], told["kind"]
+    description = _checked(pettingzoo)
+    factory, kind = description["env"], description["kind"]
     if ":" not in factory:
         if not hasattr(library := _library(), "make"):
             raise EnvironmentUnavailable(f"{factory}: needs PettingZoo 1.27 or newer, which makes environments by id")
@@ -72,14 +72,14 @@ def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
     if not is_of_agents(env) or kind_of(env) != kind:
         raise EnvironmentUnavailable(f"{printable(factory)}: makes no {kind} environment of PettingZoo here")
     there = [type(layer).__qualname__ for layer in _layers(env)]
-    if there != told["layers"]:
+    if there != description["layers"]:
         env.close()
-        recorded = printable(", ".join(told["layers"]))
+        recorded = printable(", ".join(description["layers"]))
         raise EnvironmentUnavailable(
             f"{printable(factory)}: comes in {', '.join(there)} here, was recorded in {recorded}; name what makes it: "
             "--make MODULE:FUNCTION on the command line, make_env= in Python"
         )
-    return JointEnv(env, state=told["state"])
+    return JointEnv(env, state=description["state"])
 
 
 def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
@@ -87,33 +87,33 @@ def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
 
     may_register: True if modules that the user would consent to may register its id. Raises EnvironmentUnavailable.
     """
-    told = _told(kwargs)
+    description = _description_in(kwargs)
     asked = asked_of_arguments({name: stored for name, stored in kwargs.items() if name != "pettingzoo"}, {})
-    if _is_known(told):
+    if _is_known(description):
         return asked
-    if ":" in told["env"]:
-        module, _, call = told["env"].partition(":")
+    if ":" in description["env"]:
+        module, _, call = description["env"].partition(":")
         return [f"import {named(module)} and call its {named(call)}, which is not PettingZoo's own", *asked]
     if may_register:
         return asked
     raise EnvironmentUnavailable(
-        f"{named(told['env'])} is not registered with pettingzoo; import the package that registers it (--import "
-        "MODULE), or name what makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
+        f"{named(description['env'])} is not registered with pettingzoo; import the package that registers it "
+        "(--import MODULE), or name what makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
     )
 
 
 def is_known_factory(kwargs: Arguments) -> bool:
     """Return True if the environment is PettingZoo's, or its id is registered there. Raises EnvironmentUnavailable."""
-    return _is_known(_told(kwargs))
+    return _is_known(_description_in(kwargs))
 
 
-def _is_known(told: Mapping[str, Any]) -> bool:
-    if ":" in told["env"]:
-        return _OWN.fullmatch(told["env"]) is not None
-    return told["env"] in _registry(told["kind"])
+def _is_known(description: Mapping[str, Any]) -> bool:
+    if ":" in description["env"]:
+        return _OWN.fullmatch(description["env"]) is not None
+    return description["env"] in _registry(description["kind"])
 
 
-def _told(kwargs: Arguments) -> dict[str, Any]:
+def _description_in(kwargs: Arguments) -> dict[str, Any]:
     try:
         stored = argument(kwargs["pettingzoo"])
     except (LookupError, TraceError):
@@ -121,14 +121,14 @@ def _told(kwargs: Arguments) -> dict[str, Any]:
     return _checked(stored)
 
 
-def _checked(told: Any) -> dict[str, Any]:
-    """Return what a trace says of the factory. Raises EnvironmentUnavailable."""
-    if isinstance(told, Mapping):
-        kind, factory, layers = told.get("kind"), told.get("env"), told.get("layers")
+def _checked(description: Any) -> dict[str, Any]:
+    """Return the checked description of a factory. Raises EnvironmentUnavailable."""
+    if isinstance(description, Mapping):
+        kind, factory, layers = description.get("kind"), description.get("env"), description.get("layers")
         names = layers if isinstance(layers, list) else [None]
         are_texts = all(isinstance(text, str) for text in (kind, factory, *names))
         if are_texts and kind in _FACTORIES and len(names) <= _MOST_WRAPPERS:
-            return {"kind": kind, "env": factory, "layers": names, "state": told.get("state") is True}
+            return {"kind": kind, "env": factory, "layers": names, "state": description.get("state") is True}
     raise EnvironmentUnavailable("the recorded environment of PettingZoo is malformed")
 
 

@@ -79,23 +79,30 @@ def _render_fps(env: Any) -> dict[str, float]:
 
 def _as_said(environment: Any) -> dict[str, Any]:
     """Describe what only the user knows. Raises InvalidOption, UnstorableValue."""
-    said: dict[str, Any] = {"id": None, "spec": None, "note": "", "wrappers": [], "class": None, "render_mode": None}
+    description: dict[str, Any] = {
+        "id": None,
+        "spec": None,
+        "note": "",
+        "wrappers": [],
+        "class": None,
+        "render_mode": None,
+    }
     note = "recorded with TraceWriter, which knows no environment"
     if isinstance(environment, EnvSpec):
         plain, note = _spec_json(environment)
         mode = environment.kwargs.get("render_mode")
-        said |= {"id": environment.id, "spec": plain, "render_mode": mode if isinstance(mode, str) else None}
+        description |= {"id": environment.id, "spec": plain, "render_mode": mode if isinstance(mode, str) else None}
     elif isinstance(environment, str):
-        said |= {"id": environment}
+        description |= {"id": environment}
         note = "recorded with TraceWriter, which was given the name of its environment alone"
     elif isinstance(environment, Mapping) and all(isinstance(name, str) for name in environment):
         name = environment.get("id")
-        said |= {"id": name if isinstance(name, str) else None, "facts": unpack(pack(dict(environment)))}
+        description |= {"id": name if isinstance(name, str) else None, "facts": unpack(pack(dict(environment)))}
         note = "recorded with TraceWriter, which was given facts about its environment alone"
     elif environment is not None:
         kind = type(environment).__name__
         raise InvalidOption(f"environment: got a {kind}; pass an EnvSpec, an id, or a dict of facts with text keys")
-    return {**said, "note": note, "made": recipe_of_spec(environment)}
+    return {**description, "note": note, "made": recipe_of_spec(environment)}
 
 
 def _spec_of(env: Any) -> Any:

@@ -54,7 +54,7 @@ _WAYS = (
     "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
 )
-_MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts around one for its render mode
+_MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # wrappers that make() adds for a render mode
 
 
 def make_environment(
@@ -65,17 +65,17 @@ def make_environment(
     Nothing is imported or called because the trace names it, unless the user trusts it; see consent.
 
     Raises:
-        EnvironmentUnavailable: the message says what is missing, or what needs trust.
+        EnvironmentUnavailable: the message names the missing package, or what needs trust.
     """
     recipe, factory = _recipes(description, lane)
     if factory is not None:
         return completed(_made_by(factory, dict(kwargs or {}), trust), description, lane)
     if recipe is None:
-        said = description.get("note") or "made by unknown functions"
+        reason = description.get("note") or "made by unknown functions"
         kind = description.get("class") or description.get("id")
         name = f", {shown(kind, plain=True)}" if kind else ""
         raise EnvironmentUnavailable(
-            f"the trace does not describe how to make its environment{name}: {shown(said, plain=True)}; {_WAYS}"
+            f"the trace does not describe how to make its environment{name}: {shown(reason, plain=True)}; {_WAYS}"
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)
@@ -184,8 +184,8 @@ def _made_by(factory: Recipe, kwargs: dict[str, Any], trust: bool) -> Any:
 
 def _imports(description: Mapping[str, Any]) -> list[str]:
     """Return the modules that were imported for the recording, such as those that register environments."""
-    told = description.get("imports")
-    names = told if isinstance(told, list) else []
+    imports = description.get("imports")
+    names = imports if isinstance(imports, list) else []
     return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name) and not _is_of_python(name)]
 
 
@@ -275,9 +275,9 @@ def _is_of_agents(recipe: Recipe) -> bool:
 
 def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> EnvironmentUnavailable:
     missing = [module for module in imports if importlib.util.find_spec(module.partition(".")[0]) is None]
-    told = f" {', '.join(missing)} is not installed here." if missing else ""
+    hint = f" {', '.join(missing)} is not installed here." if missing else ""
     return EnvironmentUnavailable(
-        f"{named(recipe.id)}: needs trust. It would {would}.{told} If you "
+        f"{named(recipe.id)}: needs trust. It would {would}.{hint} If you "
         f"trust this trace, pass --trust (trust=True in Python); or {_WAYS}",
         imports=() if missing else tuple(imports),
     )
@@ -291,7 +291,7 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymn
     registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)
     if registered is None:
         _import_for(recipe, imports)
-        registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)  # by the import
+        registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)  # registered by the import
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}

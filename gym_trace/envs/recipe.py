@@ -24,7 +24,7 @@ _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100
 OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec() itself
-_OF_MAKE = ("max_episode_steps", "disable_env_checker")  # of make(), which never reach an environment
+_OF_MAKE = ("max_episode_steps", "disable_env_checker")  # arguments of make() that never reach an environment
 _BUILTIN_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float}
 
 Arguments = dict[str, Any]
@@ -102,8 +102,8 @@ def _base(spec: Any) -> dict[str, Any]:
 def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a spec as make() took it: make_vec() leaves arguments of make() among those of the environment."""
     kwargs = dict(spec.get("kwargs") or {})
-    told = {name: kwargs.pop(name, None) for name in _OF_MAKE}
-    settled = {**spec, **{name: value for name, value in told.items() if value is not None}, "kwargs": kwargs}
+    arguments = {name: kwargs.pop(name, None) for name in _OF_MAKE}
+    settled = {**spec, **{name: value for name, value in arguments.items() if value is not None}, "kwargs": kwargs}
     return settled if settled.get("max_episode_steps") != -1 else {**settled, "max_episode_steps": None}
 
 
@@ -138,7 +138,7 @@ def _arguments_of(wrapper: Any) -> Any:
     """Return the arguments of a wrapper, if it stores them or takes none."""
     kind: Any = type(wrapper)
     names = _parameters(kind)
-    saved = getattr(wrapper, "_saved_kwargs", None)  # of gymnasium.utils.RecordConstructorArgs
+    saved = getattr(wrapper, "_saved_kwargs", None)  # set by gymnasium.utils.RecordConstructorArgs
     if isinstance(saved, Mapping):
         if names is None or kind.__module__.startswith("gymnasium."):
             return _stored({name: value for name, value in saved.items() if name != "env"})
@@ -201,7 +201,7 @@ def argument(stored: Any, registered: Any = None) -> Any:
     form, value = stored
     if form == "value" and _is_plain(value):
         is_member = isinstance(registered, enum.Enum) and type(value) in (int, str) and registered == value
-        return registered if is_member else value  # of an IntEnum, say, whose number was stored
+        return registered if is_member else value  # the number of an IntEnum member was stored
     if form == "registered" and registered is not None:
         return registered
     if form == "enum" and isinstance(registered, enum.Enum) and isinstance(value, list) and len(value) == 2:
@@ -236,7 +236,7 @@ def alike(one: Any, other: Any, depth: int = 0) -> bool:
     try:
         if bool(one.equals(other) if hasattr(one, "equals") else one == other):  # tables of pandas, say
             return True
-    except Exception:  # of any kind: foreign objects are compared
+    except Exception:  # comparing user objects may raise anything
         return False
     plain = all(getattr(type(one), name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
     slots = any("__slots__" in vars(kind) for kind in type(one).__mro__)

@@ -14,10 +14,10 @@ import numpy as np
 from gym_trace.data.values import shown
 from gym_trace.errors import EnvironmentUnavailable
 
-EPISODES = 1 << 31  # that a run can have; some simulators take seeds of no more than 31 bits
+EPISODES = 1 << 31  # limit of a run: some simulators take seeds of at most 31 bits
 _HALF = 0xFFFF
 _CLASS_AND_ID = re.compile(r"<(\w+)<([\w:./-]+)>+$")  # at the end of <TimeLimit<CartPoleEnv<CartPole-v1>>>
-_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
+_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # MT19937 and Philox
 
 
 def episode_seed(root: int, episode: int) -> int:
@@ -77,17 +77,17 @@ def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     """
     try:
         state = env.np_random.bit_generator.state
-    except Exception:  # of any kind: foreign code runs here
+    except Exception:  # user code may raise anything
         return None
     return state if isinstance(state, dict) else None
 
 
-def has_own_generator(told: str) -> bool:
+def has_own_generator(text: str) -> bool:
     """Return True if the str() of an environment names a registered class with Gymnasium's own np_random.
 
     The class is looked up where its module is loaded; nothing is imported.
     """
-    found = _CLASS_AND_ID.search(told)
+    found = _CLASS_AND_ID.search(text)
     spec = None if found is None else gymnasium.registry.get(found[2])
     entry: Any = None if spec is None else spec.entry_point
     if isinstance(entry, str):
@@ -103,7 +103,7 @@ def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) ->
     try:
         _check_position(state)
         env.np_random.bit_generator.state = state
-    except Exception as error:  # of any kind: NumPy validates little
+    except Exception as error:  # NumPy validates little
         reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
         raise EnvironmentUnavailable(reason) from error
 

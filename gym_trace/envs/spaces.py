@@ -16,7 +16,7 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import dtype_from, is_plain_dtype, without_addresses
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError
 
-_MOST_ELEMENTS = 1 << 25  # of all arrays that a space is rebuilt with
+_MOST_ELEMENTS = 1 << 25  # elements in all arrays of a space
 _PARTS = ("spaces", "space", "node_space", "edge_space")
 _DEEPEST = 100
 _DEEPEST_INFERRED = 16
@@ -108,9 +108,9 @@ def _dtype(space: gymnasium.Space[Any]) -> str:
 class StandIn(gymnasium.Space[Any]):
     """Stands in for a space that is not plain data: contains every value, and cannot be sampled."""
 
-    def __init__(self, told: str):
+    def __init__(self, description: str):
         super().__init__(None, None)
-        self.told = told
+        self.description = description
 
     def contains(self, x: Any) -> bool:
         """Yes, as far as is known."""
@@ -119,17 +119,17 @@ class StandIn(gymnasium.Space[Any]):
     def sample(self, *_: Any, **__: Any) -> Any:
         """Raises EnvironmentUnavailable."""
         raise EnvironmentUnavailable(
-            f"{self.told}: cannot be sampled; pass the space itself: action_space= or observation_space="
+            f"{self.description}: cannot be sampled; pass the space itself: action_space= or observation_space="
         )
 
     def __repr__(self) -> str:
-        return f"StandIn({self.told!r})"
+        return f"StandIn({self.description!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StandIn) and self.told == other.told
+        return isinstance(other, StandIn) and self.description == other.description
 
     def __hash__(self) -> int:
-        return hash(self.told)
+        return hash(self.description)
 
 
 def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:

@@ -20,7 +20,8 @@ from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 
 _GROUP = "gym_trace.states"
-# What environments of Gymnasium read of MjData and the integration state lacks: it belongs to the substep before.
+# Fields of MjData that Gymnasium's environments read; the integration state lacks them, because they belong to the
+# previous substep.
 _DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cinert", "cvel"),
     *("cfrc_ext", "cfrc_int", "qfrc_actuator", "actuator_force", "subtree_com", "subtree_linvel", "sensordata"),
@@ -174,7 +175,7 @@ class _MuJoCo:
 
 
 class _Ale:
-    """State of an environment of ale_py, with the emulator's random generator: what ALEState.serialize() returns.
+    """State of an environment of ale_py, with the emulator's random generator: the bytes of ALEState.serialize().
 
     ALE's states lack the action that a sticky one would repeat. So a state is taken where the generator's next number
     says that the next action is not replaced by the last one; then it does not matter.
@@ -191,7 +192,7 @@ class _Ale:
         states = cls(env)
         try:
             return states if states._takes_next_action(states._serialized()) is not None else None
-        except Exception:  # of any kind: another ALE
+        except Exception:  # another ALE may raise anything
             return None
 
     def get_state(self) -> bytes | None:

@@ -41,7 +41,7 @@ class BatchFiles:
     def __init__(
         self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool, manifest: Appender | None = None
     ):
-        """manifest: of a writer that died, to go on with; see go_on()."""
+        """manifest: manifest of a dead writer, to continue; see go_on()."""
         self.writer: str = schema["writer"]
         self._storage = storage
         self._schema = schema

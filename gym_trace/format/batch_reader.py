@@ -237,7 +237,7 @@ class BatchReader:
         slabs: the slabs of the ring that these chunks come from.
         damage: damage found so far. A torn end of an unsealed batch is not damage, nor is what parity has restored.
         healed: damaged ranges that are read as they were recorded, because parity has restored them.
-        parity_contradicts: True if heal() found that the parity says other values than intact data, and ignored it.
+        parity_contradicts: True if heal() ignored the parity because it contradicts intact data.
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 

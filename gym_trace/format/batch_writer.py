@@ -88,7 +88,7 @@ class BatchWriter:
         self, storage: Storage, name: str, number: int, schema: dict[str, Any], begun: BatchReader | None = None
     ):
         """begun: the batch of a dead writer, to continue; it ends with a whole record."""
-        self.name = name  # of the sealed batch; the open file has the suffix .part
+        self.name = name  # name of the sealed batch; the open file has the suffix .part
         self._storage = storage
         self._sequence = 0
         self._fragments: list[Array] = []

@@ -296,10 +296,10 @@ class ColumnEncoder:
         self._path = path
         self._workspace = workspace
         self._habits = (_Habit(), _Habit())  # for small rows, for large rows
-        # By whether the level is raised by _HARDER. Streams of several columns are open at a time: no sharing.
+        # Key: is the level raised by _HARDER? Not shared: several columns are open at a time.
         self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
-        self._stream: _Stream | None = None
-        self._changes_little = False  # whether few bytes change per row in the current stream, or else in the last one
+        self._stream: _ColumnStream | None = None
+        self._changes_little = False  # True if few bytes change per row in the current or the last stream
 
     def feed(self, rows: Array | DeltaRows, as_before: bool = False) -> None:
         """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish().
@@ -311,7 +311,7 @@ class ColumnEncoder:
             row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
             encoding, compressed = self._choice(rows, row_size, as_before)
             compressor = self._stream_compressor(encoding) if compressed else None
-            self._stream = _Stream(compressor, rows.dtype, shape, encoding)
+            self._stream = _ColumnStream(compressor, rows.dtype, shape, encoding)
         if isinstance(rows, DeltaRows):
             self._stream.feed_deltas(rows)
         else:
@@ -425,7 +425,7 @@ class ColumnEncoder:
         if not _is_large(sample.shape[1]):
             return len(workspace.compress(_encoded(sample, encoding, item_size)))
         dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
-        stream = _Stream(workspace.compressor, dtype, shape, encoding)
+        stream = _ColumnStream(workspace.compressor, dtype, shape, encoding)
         stream.feed(sample)
         if encoding is CHANGES:
             self._changes_little = stream.changes_little
@@ -455,7 +455,7 @@ def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes:
     return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size)
 
 
-class _Stream:
+class _ColumnStream:
     """Large rows of one chunk, encoded and compressed as they arrive. compressor: None: do not compress."""
 
     def __init__(

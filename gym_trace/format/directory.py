@@ -78,7 +78,7 @@ class WriterFiles:
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
 
     def listed(self) -> tuple[dict[str, dict[str, Any]], set[int]]:
-        """Return what the manifest says of each sealed batch, by name, and the numbers of batches that were dropped.
+        """Return the line of the manifest of each sealed batch, by name, and the numbers of dropped batches.
 
         A dropped batch may be there: as it was, if the writer died, or with the episodes that are kept.
         """
@@ -107,7 +107,8 @@ class WriterFiles:
     def foreign(self, schemas: Mapping[int, dict[str, Any] | None]) -> set[int]:
         """Return the numbers of batches that another writer with the same id has recorded.
 
-        schemas: of the batches, by number; None: unknown. The manifest tells which are its own, otherwise the most.
+        schemas: schemas of the batches, by number; None: unknown. The writer's own are those of the manifest, or
+                else the majority.
         """
         created = {number: _created(schema) for number, schema in schemas.items() if schema is not None}
         if len(set(created.values())) < 2:

@@ -179,7 +179,7 @@ def agreed(several: Iterable[Mapping[str, Any]]) -> Facts:
 def flags_of(facts: Mapping[str, Any]) -> dict[str, dict[int, str]]:
     """Return the flag of each flagged episode, by writer and episode id. Malformed flags count as none."""
     flags = known(facts).get("flags", {})
-    return {writer: {one: flag for flag, ids in said.items() for one in ids} for writer, said in flags.items()}
+    return {writer: {one: flag for flag, ids in by_flag.items() for one in ids} for writer, by_flag in flags.items()}
 
 
 def with_flag(facts: Mapping[str, Any], writer: str, episode: int, flag: str | None) -> Facts:
@@ -195,9 +195,9 @@ def with_flag(facts: Mapping[str, Any], writer: str, episode: int, flag: str | N
     if flag is not None:
         of_writer[episode] = flag
     packed = {
-        name: {one: sorted(ids) for one in FLAGS if (ids := [key for key, given in said.items() if given == one])}
-        for name, said in flags.items()
-        if said
+        name: {one: sorted(ids) for one in FLAGS if (ids := [key for key, given in by_flag.items() if given == one])}
+        for name, by_flag in flags.items()
+        if by_flag
     }
     others = {key: value for key, value in facts.items() if key != "flags"}
     return {**others, "flags": packed} if packed else others

@@ -19,14 +19,14 @@ _FIELDS = {name: (dtype, offset) for name, (dtype, offset, *_) in (wire.FRAGMENT
 _FIRST = _FIELDS["flags"][1] + _FIELDS["flags"][0].itemsize  # bytes of the fields that opening a trace needs
 _ALL = slice(None)
 
-Rows = slice | Array  # slice: of step 1
+Rows = slice | Array  # a slice has step 1
 
 
 class Planes:
-    """A fragment table as it is stored: one array of each byte of its rows, of which most are the same in all rows.
+    """A fragment table as stored: one array per byte of a row. Most arrays hold one value for all rows.
 
     Args:
-        planes: those of the first bytes.
+        planes: the arrays of the first bytes of a row.
         rest: returns those of the other bytes; called when one of them is asked for.
     """
 

@@ -35,7 +35,7 @@ class HealReport:
 
 
 def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport) -> None:
-    """Restore a sealed batch, and report it. checksum: of the file, as the manifest has it; None: unknown.
+    """Restore a sealed batch, and report it. checksum: CRC of the file in the manifest; None: unknown.
 
     Raises CorruptTrace, UnsupportedTrace, OSError.
     """
@@ -78,7 +78,7 @@ def _replace(storage: Storage, name: str, before: Reader, file: Reader, length: 
     """Write the restored file in place of the one that was read; return False if that is another one now."""
     part = name + PART
     with contextlib.suppress(FileNotFoundError):
-        storage.remove(part)  # of a restoration that was killed: beside a sealed batch it does not count
+        storage.remove(part)  # left by a killed restoration
     copy = storage.create(part)
     try:
         try:

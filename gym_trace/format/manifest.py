@@ -18,8 +18,10 @@ from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
-DROPPED = "dropped"  # of the line before a batch is removed, or replaced by one with less in it
-_MOST_BITS = 4096  # of an integer written as a number; larger ones are text, as Python parses at most 4300 digits
+DROPPED = "dropped"  # key of the line before a batch is removed, or replaced by one with fewer episodes
+_MOST_BITS = (
+    4096  # bits of an integer written as a number; larger ones are text, because Python parses at most 4300 digits
+)
 _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
 MAX_LINES = 1 << 20  # reading stops after this many lines
 
@@ -109,7 +111,7 @@ def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
     Raises CorruptTrace, OSError.
     """
     start = 0
-    with storage.open(name) as reader, io.BufferedReader(_Stream(reader)) as file:
+    with storage.open(name) as reader, io.BufferedReader(_ManifestFile(reader)) as file:
         for number in range(MAX_LINES + 1):
             raw = file.readline(_MAX_LINE)
             if not raw:
@@ -122,7 +124,7 @@ def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
             start = end
 
 
-class _Stream(io.RawIOBase):
+class _ManifestFile(io.RawIOBase):
     """Sequential access to a Reader."""
 
     def __init__(self, file: Reader):

@@ -129,7 +129,7 @@ def group_digest(file: Reader, shape: Shape, group: int) -> bytes:
     return digest.digest()
 
 
-class Stored(NamedTuple):
+class StoredParity(NamedTuple):
     """The parity record of a batch.
 
     Attributes:
@@ -144,11 +144,11 @@ class Stored(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Return True if the record has its own checksums: whatever it says was written so."""
+        """Return True if the record matches its own checksums: it is as it was written."""
         return self.crcs == (crc32(self.parity.blocks.data), crc32(self.parity.checksums.data))
 
 
-def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
+def stored_parity(file: Reader, file_id: bytes) -> StoredParity | None:
     """Find the parity record of a sealed batch, by its footer or by itself; None: missing or damaged."""
     raw = file.read(file.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
     footer = wire.unpack_footer(raw, file.size, file_id)
@@ -176,11 +176,11 @@ def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
         match metadata:
             case {"digests": bytes(known)}:
                 digests = known
-    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums, digests), packed, crcs)
+    return StoredParity(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums, digests), packed, crcs)
 
 
 def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
-    """Return what a damaged footer said, from the parity record, which is near the end; zeros if it is not found."""
+    """Return the parity fields of a damaged footer from the parity record; zeros if it is not found near the end."""
     begin = max(0, file.size - max(_NEAR, file.size >> 4)) & ~7
     tail = file.read(begin, file.size - begin)
     for at in reversed(wire.places_of_headers(tail, begin, file_id)):
@@ -215,7 +215,7 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
     return b"".join(record)
 
 
-def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
+def record_for(file: Reader, stored: StoredParity, parity: Parity) -> bytes | None:
     """Return the record of this parity for a batch; None if it would not fit, or there is no index."""
     file_id = stored.footer[24:40]
     footer = wire.unpack_footer(stored.footer, file.size, file_id)
@@ -232,11 +232,11 @@ def record_for(file: Reader, stored: Stored, parity: Parity) -> bytes | None:
     return None
 
 
-def is_right(stored: Stored, parity: Parity) -> bool:
-    """Return True if a record is sound and says what was computed of its batch."""
-    said = stored.parity
-    is_same = np.array_equal(said.blocks, parity.blocks) and np.array_equal(said.checksums, parity.checksums)
-    return is_same and said.digests in (b"", parity.digests) and stored.is_sound
+def is_right(stored: StoredParity, parity: Parity) -> bool:
+    """Return True if a record is sound and matches the parity computed from its batch."""
+    recorded = stored.parity
+    is_same = np.array_equal(recorded.blocks, parity.blocks) and np.array_equal(recorded.checksums, parity.checksums)
+    return is_same and recorded.digests in (b"", parity.digests) and stored.is_sound
 
 
 class HealedReader:
@@ -286,7 +286,7 @@ def _pieces(file: Reader, shape: Shape) -> Iterator[tuple[int, Array]]:
         for begin in range(0, length, len(room)):
             wanted = room[: min(len(room), length - begin)]
             if file.read_into(offset + begin, wanted.data) != len(wanted):
-                raise CorruptTrace("shorter than its parity says")
+                raise CorruptTrace("shorter than its parity declares")
             yield begin, wanted
 
 

@@ -1,7 +1,7 @@
 """Restoring damaged bytes of a batch from its parity (docs/FORMAT.md, section 4).
 
 The parity is believed only about bytes that fail a check of their own: the checksum of a header, of metadata or of a
-column, or padding that is not zero. What is intact by that is never replaced, whatever the parity says.
+column, or padding that is not zero. Intact bytes are never replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, Parity, Stored, group_digest, parity_of
+from gym_trace.format.parity import HealedReader, Parity, StoredParity, group_digest, parity_of
 from gym_trace.format.records import SCAN_BLOCK, columns_of, gaps_of, header_at, metadata_of, next_record
 from gym_trace.storage.protocol import Reader
 
@@ -27,7 +27,7 @@ class Healed(NamedTuple):
     Attributes:
         blocks: restored bytes, by their offset in the file.
         hopeless: offsets of the blocks of the parity with damage that could not be restored.
-        contradicts: True if the parity says other values than intact data. Nothing is restored from it then.
+        contradicts: True if the parity contradicts intact data. Nothing is restored from it then.
         parity: parity of the file as it is.
     """
 
@@ -37,7 +37,7 @@ class Healed(NamedTuple):
     parity: Parity
 
 
-def heal(file: Reader, stored: Stored) -> Healed:
+def heal(file: Reader, stored: StoredParity) -> Healed:
     """Find the damaged bytes of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
     shape, end = stored.shape, file.size - len(stored.footer)
     found = parity_of(file, shape)
@@ -54,22 +54,22 @@ def heal(file: Reader, stored: Stored) -> Healed:
     starts = [number * shape.block for number in bad]
     accepted: dict[int, bytes] = {}
     failing, hopeless = set[int](), set[int]()
-    for piece in _pieces(file, restored, stored) if bad else ():
-        first = bisect_left(starts, piece.start - shape.block + 1)
-        touched = starts[first : bisect_left(starts, piece.end)]
+    for part in _checked_ranges(file, restored, stored) if bad else ():
+        first = bisect_left(starts, part.start - shape.block + 1)
+        touched = starts[first : bisect_left(starts, part.end)]
         if not touched:
             continue
         changed = dict[int, bytes]()
         for at in touched:
-            start, stop = max(at, piece.start), min(at + shape.block, piece.end)
+            start, stop = max(at, part.start), min(at + shape.block, part.end)
             new = candidates.get(at, b"")[start - at : stop - at]
             if new and new != file.read(start, len(new)):
                 changed[start] = new
-        if piece.is_right(file):
+        if part.is_right(file):
             contradicts = contradicts or bool(changed)
             continue
         failing.update(touched)
-        if changed and piece.is_right(restored):
+        if changed and part.is_right(restored):
             accepted |= changed
         else:
             hopeless.update(touched)
@@ -79,7 +79,7 @@ def heal(file: Reader, stored: Stored) -> Healed:
     return Healed(accepted | footer, sorted(hopeless), False, found)
 
 
-def _candidates(file: Reader, stored: Stored, found: Parity, bad: list[int]) -> dict[int, bytes]:
+def _candidates(file: Reader, stored: StoredParity, found: Parity, bad: list[int]) -> dict[int, bytes]:
     """Return blocks as the parity has them, by offset; only those with the recorded checksum and digest."""
     shape, parity = stored.shape, stored.parity
     counts = np.bincount(np.array(bad, np.int64) % shape.groups, minlength=shape.groups)
@@ -97,7 +97,7 @@ def _candidates(file: Reader, stored: Stored, found: Parity, bad: list[int]) -> 
     return candidates
 
 
-class _Piece(NamedTuple):
+class _CheckedRange(NamedTuple):
     """A range of bytes of a batch that has a check of its own."""
 
     start: int
@@ -105,13 +105,13 @@ class _Piece(NamedTuple):
     is_right: Callable[[Reader], bool]
 
 
-def _pieces(file: Reader, restored: Reader, stored: Stored) -> Iterator[_Piece]:
+def _checked_ranges(file: Reader, restored: Reader, stored: StoredParity) -> Iterator[_CheckedRange]:
     """Yield the pieces of a batch in order. Where a header or metadata is damaged, the restored one describes them.
 
     Records that are found in the file as it is bound what a restored header can describe.
     """
     covered, file_id = stored.shape.covered, stored.footer[24:40]
-    yield _Piece(0, wire.HEADER_SIZE, lambda reader: _has_file_header(reader, file_id))
+    yield _CheckedRange(0, wire.HEADER_SIZE, lambda reader: _has_file_header(reader, file_id))
     at = limit = wire.HEADER_SIZE
     while at < covered:
         header = header_at(file, at, file_id)
@@ -120,20 +120,20 @@ def _pieces(file: Reader, restored: Reader, stored: Stored) -> Iterator[_Piece]:
                 limit = min(covered, next_record(file, at + 8, file_id)[0] or covered)
             header = header_at(restored, at, file_id)
             if header is None or header.end > limit:
-                yield _Piece(at, limit, _unknown)
+                yield _CheckedRange(at, limit, _unknown)
                 at = limit
                 continue
-        yield _header_piece(header, file_id)
-        yield from _pieces_of(header, file, restored)
+        yield _header_range(header, file_id)
+        yield from _ranges_of(header, file, restored)
         at = header.end
 
 
-def _header_piece(header: wire.RecordHeader, file_id: bytes) -> _Piece:
+def _header_range(header: wire.RecordHeader, file_id: bytes) -> _CheckedRange:
     at = header.offset
-    return _Piece(at, at + wire.HEADER_SIZE, lambda reader: header_at(reader, at, file_id) == header)
+    return _CheckedRange(at, at + wire.HEADER_SIZE, lambda reader: header_at(reader, at, file_id) == header)
 
 
-def _pieces_of(header: wire.RecordHeader, file: Reader, restored: Reader) -> Iterator[_Piece]:
+def _ranges_of(header: wire.RecordHeader, file: Reader, restored: Reader) -> Iterator[_CheckedRange]:
     """Yield the pieces of a record behind its header."""
     yield _checked(header.offset + wire.HEADER_SIZE, header.metadata_length, header.metadata_crc)
     for reader in (file, restored):
@@ -141,9 +141,9 @@ def _pieces_of(header: wire.RecordHeader, file: Reader, restored: Reader) -> Ite
             metadata = metadata_of(reader, header)
             columns = [] if header.type == wire.SCHEMA else list(columns_of(header, metadata))
             yield from (_checked(at, column.stored, column.crc) for column, at in columns)
-            yield from (_Piece(start, end, _zeros(start, end)) for start, end in gaps_of(header, columns))
+            yield from (_CheckedRange(start, end, _zeros(start, end)) for start, end in gaps_of(header, columns))
             return
-    yield _Piece(header.offset + wire.HEADER_SIZE + header.metadata_length, header.end, _unknown)
+    yield _CheckedRange(header.offset + wire.HEADER_SIZE + header.metadata_length, header.end, _unknown)
 
 
 def _unknown(_: Reader) -> bool:
@@ -156,8 +156,8 @@ def _has_file_header(reader: Reader, file_id: bytes) -> bool:
     return False
 
 
-def _checked(start: int, length: int, crc: int) -> _Piece:
-    """Return a piece that has a CRC."""
+def _checked(start: int, length: int, crc: int) -> _CheckedRange:
+    """Return a part that has a CRC."""
 
     def is_right(reader: Reader) -> bool:
         computed = 0
@@ -165,7 +165,7 @@ def _checked(start: int, length: int, crc: int) -> _Piece:
             computed = crc32(block, computed)
         return computed == crc
 
-    return _Piece(start, start + length, is_right)
+    return _CheckedRange(start, start + length, is_right)
 
 
 def _zeros(start: int, end: int) -> Callable[[Reader], bool]:

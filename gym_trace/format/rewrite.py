@@ -129,8 +129,8 @@ class Rewriter:
         """
         if self._fills_chunks or not is_sealed(batch) or batch.schema is None:
             return False
-        said = {key: value for key, value in batch.schema.items() if key != "batch"}
-        if not self._columns.keep(batch.totals) or not are_alike(said, schema):
+        stored_schema = {key: value for key, value in batch.schema.items() if key != "batch"}
+        if not self._columns.keep(batch.totals) or not are_alike(stored_schema, schema):
             return False
         self.flush()
         try:

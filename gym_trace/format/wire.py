@@ -229,7 +229,7 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
 
 
 def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
-    """Return positions in a block that may be record headers; the caller must check them. offset: of the block."""
+    """Return positions in a block that may be record headers; the caller must check them. offset: its offset."""
     words = np.frombuffer(block, "<u8", len(block) // 8)
     if len(words) < HEADER_SIZE // 8:
         return []

@@ -1,4 +1,4 @@
-"""A trace in a directory. None of its files is trusted: regular files of the directory only, and all on the disk."""
+"""A trace in a directory. Files are untrusted: only regular, fully allocated files in the directory are read."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class LocalMapping:
 
 
 def _allocated(status: os.stat_result) -> int:
-    """Bytes on the disk; where systems do not tell blocks, those of the file."""
+    """Return allocated bytes; the file size where the system reports no block count."""
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Holder = Literal["this process", "another process"]
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of an OSError: there are no file descriptors left, for now
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # errno values: no free file descriptors, for now
 
 
 class Span(NamedTuple):
@@ -66,7 +66,7 @@ class Appender(Protocol):
 
 
 class Mapping(Protocol):
-    """A file in memory: what is put there stays when the process is killed.
+    """A file in memory. Its content survives a kill of the process.
 
     Attributes:
         memory: all of its bytes, to be read and written.

@@ -156,7 +156,7 @@ class WorkDirectory:
     """A directory next to what is made, for this user alone. It is locked for as long as its process lives.
 
     Attributes:
-        path: of the directory. Where others could rename it, it leads there by way of a descriptor.
+        path: path of the directory; it goes through a file descriptor where other users could rename the directory.
     """
 
     def __init__(self, name: Path, path: Path, held: int, descriptor: int):

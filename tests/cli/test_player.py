@@ -76,7 +76,7 @@ class Script:
             raise self.Over
         self.step = step
 
-    def told(self, verdict: Verdict) -> None:
+    def show_verdict(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict.verdict)
 
     def wait(self) -> None:

@@ -22,7 +22,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.batch_writer import copy_batch
-from gym_trace.format.parity import HealedReader, Shape, Stored, parity_of, shape_for, stored_parity
+from gym_trace.format.parity import HealedReader, Shape, StoredParity, parity_of, shape_for, stored_parity
 from gym_trace.format.records import columns_of, metadata_of
 from gym_trace.format.restoring import heal
 from gym_trace.storage.local import LocalStorage
@@ -93,7 +93,7 @@ def test_one_damaged_stretch_is_restored_and_nothing_is_made_up(size: int, seed:
     data = batch_of(chance.bytes(size))
     size, shape = len(data), shape_for(len(data))
     footer = wire.pack_footer(0, size + 64, bytes(range(16)), shape)
-    stored = Stored(shape, parity_of(MemoryReader(data), shape), footer)
+    stored = StoredParity(shape, parity_of(MemoryReader(data), shape), footer)
     damaged = bytearray(data)
     for _ in range(20 if many else 1):
         length = int(chance.integers(1, min(size, shape.stretch) + 1))

@@ -26,7 +26,7 @@ from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.recording.publishing.spool import publish, spool_of
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
 from gym_trace.tools.statistics.describe import find_traces
@@ -58,7 +58,7 @@ def test_the_seam_creates_only_and_reads_one_version(store: Faults, url: str, ki
     stored = objects.entries()["a"]
     assert stored.size == 3000
     assert objects.get([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)]) == [b"one", b"e"]
-    (missing,) = objects.get([Wanted("b", Stored(3, ""), 0, 3)])
+    (missing,) = objects.get([Wanted("b", StoredObject(3, ""), 0, 3)])
     assert isinstance(missing, FileNotFoundError)
     objects.put("a", b"two" * 1000, new=False)
     with pytest.raises(Overwritten):

@@ -114,7 +114,7 @@ class Player:
 
     # -- a viewer of an episode ---------------------------------------------------------------------------------------
 
-    def told(self, verdict: Verdict) -> None:
+    def show_verdict(self, verdict: Verdict) -> None:
         what = f"{verdict.verdict}: {verdict.reason or f'differs {verdict.difference}'}"
         self._note = f"played again, {'as recorded' if verdict.verdict in ('identical', 'close') else what}"
         self._clock = time.monotonic()

@@ -235,7 +235,7 @@ class _Evaluation:
             for value, part in listed:
                 if a.kind == "text" and not isinstance(value, str):
                     raise self._error(part, f"{self._text(left)} is text, {self._text(part)} is not")
-            # With the type, because True == 1 in a set.
+            # The type is part of the key, because True == 1 in a set.
             among = {(isinstance(value, bool), isinstance(value, str), value) for value, _ in listed}
             found = [(isinstance(word, bool), isinstance(word, str), word) in among for word in a.words]
             return np.asarray(answer | np.array(found, bool)[a.data])

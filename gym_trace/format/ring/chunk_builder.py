@@ -23,11 +23,11 @@ from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMI
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
 _SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # least raw bytes of a group of lanes, without and with large values
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
-_DIMENSIONS = 32  # of a row
+_DIMENSIONS = 32  # dimensions of a row
 PACKED_ABSENT = pack(ABSENT)
 
 
-class _Form(NamedTuple):
+class _RowType(NamedTuple):
     """Dtype and shape of the rows of a column; dtype is None for MessagePack values."""
 
     dtype: np.dtype[Any] | None = None
@@ -53,7 +53,7 @@ class ChunkWriter:
         self._is_more = False  # the next rows are of other lanes than those before, in the same slab
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
-        self._forms: dict[Path, _Form] = {}  # of each column of the chunk
+        self._row_types: dict[Path, _RowType] = {}  # by column of the chunk
 
     def add(self, segment: Segment) -> None:
         """Add a segment; write the chunk when it is full. Raises OSError."""
@@ -61,48 +61,53 @@ class ChunkWriter:
             self._add(part)
 
     def _add(self, segment: Segment) -> None:
-        forms = {path: _form(rows) for path, rows in segment.columns.items()}
+        row_types = {path: _row_type(rows) for path, rows in segment.columns.items()}
         count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self._most_for(forms) or self._decoded + decoded > most_bytes()
+        is_full = self._size + segment.size > self._most_for(row_types) or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
         if self._is_edit:
-            is_full = is_full or not self._are_alike(forms)
-        elif self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
-            cells = (self._rows + count) * len({**forms, **self._forms})
-            is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
+            is_full = is_full or not self._are_alike(row_types)
+        elif self._pieces and row_types != self._row_types:  # columns of mixed row_types become MessagePack values
+            cells = (self._rows + count) * len({**row_types, **self._row_types})
+            is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(row_types)
         if is_full:
             self.write(more=True)
         if self.writer is None:
             self.writer = self._open_writer()
         small: Columns = {}
         for path, rows in segment.columns.items():
-            if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and forms[path].large):
+            if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and row_types[path].large):
                 self.writer.feed(path, rows, self._is_more)
             else:
                 small[path] = rows
-        self._forms.update(forms)
+        self._row_types.update(row_types)
         self._pieces.append((segment.fragments, small))
         self._size += segment.size
         self._decoded += decoded
         self._rows += count
 
-    def _most_for(self, forms: dict[Path, _Form]) -> int:
+    def _most_for(self, row_types: dict[Path, _RowType]) -> int:
         """Return the raw size at which a chunk with such columns is full."""
         if self._chunk_bytes is not None:
             return self._chunk_bytes
-        is_large = any(form.large for some in (forms, self._forms) for form in some.values())
+        is_large = any(row_type.large for some in (row_types, self._row_types) for row_type in some.values())
         return LARGE_CHUNK if is_large else SMALL_CHUNK
 
-    def _are_alike(self, forms: dict[Path, _Form]) -> bool:
+    def _are_alike(self, row_types: dict[Path, _RowType]) -> bool:
         """Return True if all columns have the same types. Pieces without steps have no columns of steps."""
-        ours, theirs = ({path for path in some if path[0] in STEP_COLUMNS} for some in (self._forms, forms))
+        ours, theirs = ({path for path in some if path[0] in STEP_COLUMNS} for some in (self._row_types, row_types))
         is_same = not (ours and theirs) or ours == theirs
-        return is_same and all(self._forms.get(path, form) == form for path, form in forms.items())
+        return is_same and all(self._row_types.get(path, row_type) == row_type for path, row_type in row_types.items())
 
-    def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
+    def _cannot_join(self, row_types: dict[Path, _RowType]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
-        large, before = ({path: form for path, form in some.items() if form.large} for some in (forms, self._forms))
-        shared = (path for path in {**large, **before} if path[0] in NOTES or path in forms.keys() & self._forms)
+        large, before = (
+            {path: row_type for path, row_type in some.items() if row_type.large}
+            for some in (row_types, self._row_types)
+        )
+        shared = (
+            path for path in {**large, **before} if path[0] in NOTES or path in row_types.keys() & self._row_types
+        )
         return any(large.get(path) != before.get(path) for path in shared)
 
     def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
@@ -129,7 +134,7 @@ class ChunkWriter:
         """
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces, self._is_edit)
-            self._pieces, self._forms = [], {}
+            self._pieces, self._row_types = [], {}
             self._size = self._decoded = self._rows = 0
             if not self._is_edit:
                 add_reward_sums(columns.get(("rewards",)), fragments)
@@ -138,12 +143,12 @@ class ChunkWriter:
                 self.writer.seal_if_due()
 
 
-def _form(rows: AnyRows) -> _Form:
+def _row_type(rows: AnyRows) -> _RowType:
     if isinstance(rows, list):
-        return _Form()
+        return _RowType()
     if isinstance(rows, DeltaRows):
-        return _Form(rows.dtype, rows.shape, large=True)
-    return _Form(rows.dtype, rows.shape[1:], is_large(rows))
+        return _RowType(rows.dtype, rows.shape, large=True)
+    return _RowType(rows.dtype, rows.shape[1:], is_large(rows))
 
 
 def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, Columns]:
@@ -245,7 +250,7 @@ def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
 
     A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that a scan does not become slower.
     """
-    is_large = any(_form(rows).large for segment in segments for rows in segment.columns.values())
+    is_large = any(_row_type(rows).large for segment in segments for rows in segment.columns.values())
     most = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
     if most < 2:
         return [segments]
@@ -287,14 +292,14 @@ def readable(segment: Segment) -> Iterator[Segment]:
     if decoded_bytes(segment) <= most_bytes() and rows_in(segment) <= most_rows():
         yield segment
     else:
-        yield from _Atoms(segment).segments()
+        yield from _Splitter(segment).segments()
 
 
 def _as_values(rows: AnyRows) -> AnyRows:
     return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 else rows
 
 
-class _Atoms:
+class _Splitter:
     """A segment as its smallest parts: leading observations, steps, and fragments that have neither."""
 
     def __init__(self, segment: Segment):

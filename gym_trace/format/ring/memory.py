@@ -51,7 +51,7 @@ class Ring:
 
     def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
         self._storage, self._name = storage, writer + RING
-        self.sequence = 0  # of the latest slab
+        self.sequence = 0  # sequence number of the latest slab
         packed = pack(layout)
         first = -(-(_HEADER_BYTES + len(packed)) // _PAGE) * _PAGE
         slab_bytes = -(-slab_bytes // _PAGE) * _PAGE

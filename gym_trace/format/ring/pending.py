@@ -37,7 +37,7 @@ class Pending(NamedTuple):
             return self.leaves[0].value
         return layout.join(iter(self.leaves)) if len(self.leaves) == len(list(layout.leaves())) else None
 
-    def told(self, layout: Layout) -> str:
+    def as_text(self, layout: Layout) -> str:
         """Return the action, episode, lane and step as text."""
         lane = f" (lane {self.lane})" if self.lane else ""
         return f"at the end of episode {self.episode}{lane}, in step {self.step}: {shown(self.action(layout), 200)}"

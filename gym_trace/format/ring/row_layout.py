@@ -18,7 +18,7 @@ DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the l
 _MARK = 8  # bytes of a mark, and of a reward
 
 
-class Column(NamedTuple):
+class RowField(NamedTuple):
     """A leaf of the observation or action. dtype and offset are None if its values are in the log."""
 
     path: Path
@@ -45,8 +45,8 @@ class RowForm(NamedTuple):
     reward: int
     done: int
     observations: int  # number of columns of the observation
-    columns: list[Column]
-    lane: int = 0  # of all episodes
+    columns: list[RowField]
+    lane: int = 0  # lane of all episodes
 
     def described(self) -> dict[str, Any]:
         """Return the layout for the ring file."""
@@ -82,7 +82,7 @@ class RowLayout:
 
     Attributes:
         form: the offsets.
-        size, asked, reward, done: those of form.
+        size, asked, reward, done: the same as in form.
         action_bytes, observation_bytes: sizes of the fixed values, aligned.
         delta_leaves: leaves with large values, stored as changes in the log.
     """
@@ -103,12 +103,12 @@ class RowLayout:
             self.size, self.asked, self.reward, self.done, self.action_column, [*observations, *actions], lane
         )
 
-    def _columns(self, leaves: list[Leaf], offset: int) -> tuple[list[Column], int]:
+    def _columns(self, leaves: list[Leaf], offset: int) -> tuple[list[RowField], int]:
         """Return the columns of these leaves, whose fixed values begin at offset, and the aligned end."""
         columns = []
         for leaf in leaves:
             is_fixed = self.fixed_leaf(leaf) is not None
-            columns.append(Column(leaf.path, leaf.dtype, leaf.shape, offset if is_fixed else None))
+            columns.append(RowField(leaf.path, leaf.dtype, leaf.shape, offset if is_fixed else None))
             offset += leaf.row_size * is_fixed
         return columns, wire.aligned(offset)
 
@@ -124,8 +124,8 @@ def _number(value: Any) -> int:
     return value
 
 
-def _column(path: Any, dtype: Any, shape: Any, offset: Any) -> Column:
-    found = Column(tuple(path), None if dtype is None else dtype_from(dtype), tuple(map(_number, shape)), offset)
+def _column(path: Any, dtype: Any, shape: Any, offset: Any) -> RowField:
+    found = RowField(tuple(path), None if dtype is None else dtype_from(dtype), tuple(map(_number, shape)), offset)
     if offset is not None:
         _number(offset)
     if not is_path(found.path):

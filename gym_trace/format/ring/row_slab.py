@@ -199,9 +199,9 @@ class RowSlab:
 
     def flag(self, terminated: Any, truncated: Any) -> None:
         """Record that the episode ends with the next row."""
-        said = wire.TERMINATED * bool(terminated) | wire.TRUNCATED * bool(truncated)
+        flags = wire.TERMINATED * bool(terminated) | wire.TRUNCATED * bool(truncated)
         outcome = _TERMINATED if terminated else _TRUNCATED
-        self.append(FLAG, b"", said, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
+        self.append(FLAG, b"", flags, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.ended = True
         self.disable_fast_path()
 

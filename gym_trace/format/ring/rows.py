@@ -38,7 +38,7 @@ from gym_trace.format.ring.log import (
 )
 from gym_trace.format.ring.memory import SLAB_HEADER
 from gym_trace.format.ring.pending import Pending
-from gym_trace.format.ring.row_layout import Column, RowForm
+from gym_trace.format.ring.row_layout import RowField, RowForm
 from gym_trace.format.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 
@@ -82,7 +82,7 @@ class RowDecoder:
         # Limit the expansion of malicious slabs: valid content fits in the slab and in one chunk.
         if len(self._columns) * count > len(slab) or (count > 1 and self._decoded * count > wire.CHUNK_BYTES):
             raise CorruptTrace("a ring slab declares more rows than it can hold")
-        content = _Content(self._columns, self._observations, slab, log, count, self.complaints)
+        content = _DecodedSlab(self._columns, self._observations, slab, log, count, self.complaints)
         pending: list[Pending] = []
         if most is None and content.running and count < len(rows):
             mark = int(rows[count, self._asked : self._asked + 8].view("<u8")[0])
@@ -134,7 +134,7 @@ class _Logged:
         return np.array_equal(self.rows[:count], rows) and bool((self.rows[count:] > rows[-1]).all())
 
 
-class _Content:
+class _DecodedSlab:
     """The fragments and columns of a slab.
 
     Attributes:
@@ -144,7 +144,7 @@ class _Content:
 
     def __init__(
         self,
-        columns: list[Column],
+        columns: list[RowField],
         observations: int,
         slab: memoryview,
         log: Array,
@@ -269,9 +269,9 @@ class _Content:
                 leads.append(row)
             else:
                 stop = row + 1 if kind == FLAG else row
-                said = ENDS | mark.flags if kind == FLAG else ENDS * (kind == END)
+                ends = ENDS | mark.flags if kind == FLAG else ENDS * (kind == END)
                 steps = stop - cursor - (flags & LEADS != 0)
-                table.append(packed_fragment(start, first_step, steps, flags | said | STOPS, mark.a, mark.c, mark.d))
+                table.append(packed_fragment(start, first_step, steps, flags | ends | STOPS, mark.a, mark.c, mark.d))
                 first_step += steps
                 cursor, flags, self.running = stop, 0, False
         if cursor < self._end:
@@ -323,7 +323,7 @@ class _Content:
                 leaves.append(arrays[-1].view(column.dtype).reshape(column.shape) if arrays else None)
         return Pending(self._start.episode, 0, self._next_step, leaves)
 
-    def _column(self, number: int, column: Column, rows: Array, of: Array) -> AnyRows:
+    def _column(self, number: int, column: RowField, rows: Array, of: Array) -> AnyRows:
         if column.dtype is None:
             return self._packed_values(number, of, _NIL)
         if column.offset is None:
@@ -338,7 +338,7 @@ class _Content:
         values = [_value(odd[row]) if row in odd else value for row, value in zip(of.tolist(), array)]
         return typed_or_values(column.path, values, self._complaints)
 
-    def _deltas(self, number: int, column: Column, of: Array) -> AnyRows:
+    def _deltas(self, number: int, column: RowField, of: Array) -> AnyRows:
         dtype, size, word = column.dtype, column.row_size, word_of(column.row_size).itemsize
         assert dtype is not None
         entries_of, odd = self._by_row(number), False

@@ -31,7 +31,7 @@ from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regu
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
 from gym_trace.storage.remote.address import has_credentials, is_url, local_path, shown, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
-from gym_trace.storage.remote.objects import Stored, persistently
+from gym_trace.storage.remote.objects import StoredObject, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 from gym_trace.storage.staging import replaced_file
@@ -291,7 +291,7 @@ class _Publisher:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._done: dict[str, int] | None = None  # files that are published; None: not tried yet
-        self._known: dict[str, Stored] = {}  # batches at the URL that are those of the spool
+        self._known: dict[str, StoredObject] = {}  # batches at the URL that are those of the spool
 
     def publish(self, workers: int = 2, writer: str | None = None) -> TransferReport | None:
         """See publish()."""

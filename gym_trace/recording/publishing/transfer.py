@@ -38,7 +38,7 @@ from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
-from gym_trace.storage.remote.objects import Overwritten, Stored, Wanted, fetched, is_tagged, md5_of, persistently
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched, is_tagged, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 
@@ -95,7 +95,7 @@ class Transfer:
         ways: Sequence[str],
         dry_run: bool,
         writer: str | None = None,
-        known: dict[str, Stored] | None = None,
+        known: dict[str, StoredObject] | None = None,
         card: Callable[[Path], str] | None = None,
     ):
         refuse_url(directory)
@@ -179,7 +179,7 @@ class Transfer:
             if not (writer_of(name) in alive and (name.endswith(PART) or kind_of(name) == "ring"))
         }
 
-    def _compare_text(self, name: str, stored: Stored) -> None:
+    def _compare_text(self, name: str, stored: StoredObject) -> None:
         at, is_beginning = 0, True  # one begins with the other one
         with self._storage.open(name) as file:
             size = file.size
@@ -262,7 +262,7 @@ class Transfer:
         else:
             raise self._conflict(name)
 
-    def _is_known(self, name: str, stored: Stored) -> bool:
+    def _is_known(self, name: str, stored: StoredObject) -> bool:
         """Return True if the local file is known to begin with an object, without reading that."""
         if self._known is not None and self._known.get(name) == stored:
             return True
@@ -275,7 +275,7 @@ class Transfer:
                 digest.update(file.read(at, min(_AT_ONCE, stored.size - at)))
         return digest.hexdigest() == md5
 
-    def _crc_unless_same(self, name: str, stored: Stored | None = None) -> int | None:
+    def _crc_unless_same(self, name: str, stored: StoredObject | None = None) -> int | None:
         """Read an object; return None if the local file begins with it, otherwise its checksum."""
         at, crc, is_same = 0, 0, True
         with self._storage.open(name) as file:
@@ -284,7 +284,7 @@ class Transfer:
                 at, crc = at + len(piece), crc32(piece, crc)
         return None if is_same else crc
 
-    def _pieces(self, name: str, stored: Stored) -> Iterator[bytes]:
+    def _pieces(self, name: str, stored: StoredObject) -> Iterator[bytes]:
         try:
             yield from pieces(self._store, self.report.url, name, stored)
         except (FileNotFoundError, Overwritten):
@@ -377,7 +377,7 @@ def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
     return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
 
 
-def _says_nothing(stored: Stored) -> bool:
+def _says_nothing(stored: StoredObject) -> bool:
     """Return True if a store gives an object a tag of its own making; where it has a time, reading costs little."""
     return is_tagged(stored) and md5_of(stored) is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gym_trace.errors import CorruptTrace, RemoteError, TraceExists
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.remote.objects import ObjectStore, Stored, Wanted, fetched, persistently
+from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, fetched, persistently
 from gym_trace.storage.staging import replaced_file
 
 _PIECE = 8 << 20  # bytes of a request
@@ -39,7 +39,7 @@ def download(
     store: ObjectStore,
     shown: str,
     name: str,
-    stored: Stored,
+    stored: StoredObject,
     target: Path,
     crc: int | None,
     restore: Callable[[Path], bool],
@@ -69,7 +69,7 @@ def check_crc(found: int, listed: int | None, where: str) -> None:
         raise CorruptTrace(f"checksum {found:#x}, but {listed:#x} in the manifest", where)
 
 
-def pieces(store: ObjectStore, shown: str, name: str, stored: Stored) -> Iterator[bytes]:
+def pieces(store: ObjectStore, shown: str, name: str, stored: StoredObject) -> Iterator[bytes]:
     """Yield an object from front to back. Raises RemoteError, Overwritten, FileNotFoundError."""
     for begin in range(0, stored.size, _AT_ONCE * _PIECE):
         ends = range(begin, min(begin + _AT_ONCE * _PIECE, stored.size), _PIECE)

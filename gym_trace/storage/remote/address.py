@@ -1,4 +1,4 @@
-"""URLs of traces: what is one, and how it is shown without credentials."""
+"""Recognize URLs of traces, and show them without credentials."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.storage.local import LocalStorage, lock, open_regular, shared_lock, shared_with_others
-from gym_trace.storage.remote.objects import Stored
+from gym_trace.storage.remote.objects import StoredObject
 
 BLOCK = 16 << 10
 MEMORY_BYTES = 128 << 20
@@ -37,7 +37,7 @@ _FILE_BYTES = _HEAD + _EACH * BLOCK
 _MOST_OPEN = 128  # files
 _OBJECT = re.compile(r"object-[0-9a-f]{32}")
 _PIECE = re.compile(r"\d{6,9}\.blocks")
-_LEFT = 0.9  # of the limit, after blocks were removed
+_LEFT = 0.9  # share of the limit that stays used when blocks are removed
 
 
 class _OfEachProcess(Protocol):
@@ -83,9 +83,9 @@ class BlockCache(Protocol):
 
 
 @lru_cache(4096)
-def object_key(url: str, name: str, stored: Stored) -> str:
-    said = "\0".join((url, name, str(stored.size), stored.version))
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def object_key(url: str, name: str, stored: StoredObject) -> str:
+    identity = "\0".join((url, name, str(stored.size), stored.version))
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class MemoryBlocks:

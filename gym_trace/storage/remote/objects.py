@@ -1,6 +1,6 @@
 """The seam to object stores: names with sizes, ranges of bytes, whole objects. Also retries and errors.
 
-Nothing that a store says reaches a message: answers quote keys, signatures and tokens.
+No text of a store reaches a message: answers quote keys, signatures and tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATUS = re.compile(r"(?:status(?: code)?:?|HTTP(?:/\d(?:\.\d)?)?|code=|status=
 _CODE = re.compile(r"<Code>([A-Za-z]{3,40})</Code>")
 _MD5 = re.compile(r"""(?:[A-Za-z0-9_-]+=)?"?([0-9a-f]{32})"?""", re.IGNORECASE)
 _TAG = re.compile(r"""(?:W/)?"|(?:etag|e_tag|md5|content_md5|content-md5|blob_id|oid)=""", re.IGNORECASE)
-_REASONS = {  # words in what a store says, and what we say instead
+_REASONS = {  # words in the answer of a store, and the reason to report
     "timed out": "timed out",
     "timeout": "timed out",
     "refused": "connection refused",
@@ -41,20 +41,20 @@ _REASONS = {  # words in what a store says, and what we say instead
 _DENIED, _MISSING = (401, 403), 404
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object. version: changes when it is overwritten: its ETag, or what else the store tells."""
 
     size: int
     version: str
 
 
-def md5_of(stored: Stored) -> str | None:
+def md5_of(stored: StoredObject) -> str | None:
     """Return what may be the MD5 of an object: most S3 servers have it as ETag. None: the store lists none."""
     found = _MD5.fullmatch(stored.version)
     return None if found is None else found[1].lower()
 
 
-def is_tagged(stored: Stored) -> bool:
+def is_tagged(stored: StoredObject) -> bool:
     """Return True if the version is one that the store made of the content, and not a time."""
     return _TAG.match(stored.version) is not None
 
@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
     """A range of bytes of an object in the version that was listed."""
 
     name: str
-    stored: Stored
+    stored: StoredObject
     offset: int
     length: int
 
@@ -82,7 +82,7 @@ class ObjectStore(Protocol):
     wrong for good, and anything else for what may work in a moment.
     """
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, StoredObject]:
         """Return the objects directly at the URL, by name; none if there is nothing."""
 
     def folders(self) -> list[str]:
@@ -138,8 +138,8 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     """Return why a store failed, in our own words, and what to do about it where no second try helps."""
     text = str(error).replace("retry_timeout", "")  # obstore quotes its settings
     code, status = _CODE.search(text), _STATUS.search(text)
-    told = getattr(error, "status", None) or getattr(error, "status_code", None)
-    number = told or (int(status[1]) if status else None)
+    code = getattr(error, "status", None) or getattr(error, "status_code", None)
+    number = code or (int(status[1]) if status else None)
     kind = type(error).__name__
     if isinstance(error, PermissionError) or number in _DENIED or "Permission" in kind or "Unauthenticated" in kind:
         return f"access denied ({code[1]})" if code else "access denied", "check the credentials that the store uses"
@@ -149,5 +149,5 @@ def reason_of(error: BaseException) -> tuple[str, str]:
         return f"status {number}" + (f" ({code[1]})" if code else ""), ""
     if code:
         return code[1], ""
-    said = f"{kind} {text}".lower()
-    return next((reason for word, reason in _REASONS.items() if word in said), kind), ""
+    answer = f"{kind} {text}".lower()
+    return next((reason for word, reason in _REASONS.items() if word in answer), kind), ""

@@ -23,12 +23,12 @@ from gym_trace.storage.remote.cache import (
     default_cache,
     object_key,
 )
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted, fetched, persistently
+from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, fetched, persistently
 from gym_trace.storage.remote.stores import store_at
 
 _GAP = 2  # blocks between two ranges that are fetched along, to save a request
 _LONGEST = 256  # blocks of a request
-_THREADS = 8  # that read ahead
+_THREADS = 8  # threads that read ahead
 _FIXED = ".gtb"  # files of this ending never change
 _Block = tuple[str, int]
 
@@ -51,7 +51,7 @@ class RemoteStorage(ReadStorage):
 
     def begin(self) -> None:
         self._store = None
-        self._listing: dict[str, Stored] | None = None
+        self._listing: dict[str, StoredObject] | None = None
         self._lock = Lock()
         self._flying: dict[_Block, Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -76,7 +76,7 @@ class RemoteStorage(ReadStorage):
         self._listing = found
         return list(found)
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> StoredObject:
         """Return size and version of a file. Raises FileNotFoundError."""
         if self._listing is None:
             self.names()
@@ -95,7 +95,7 @@ class RemoteStorage(ReadStorage):
         return RemoteReader(self, name)
 
     def expect(self, spans: Iterable[Span]) -> None:
-        wanted: dict[str, tuple[Stored, set[int]]] = {}
+        wanted: dict[str, tuple[StoredObject, set[int]]] = {}
         for name, offset, length in spans:
             stored = self.stored(name)
             offset, end = max(0, offset), min(offset + length, stored.size)
@@ -118,15 +118,15 @@ class RemoteStorage(ReadStorage):
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, "gym-trace-ahead")
-        self._pool.submit(call)  # what it raises is raised again where the bytes are needed
+        self._pool.submit(call)  # an error is raised again where the bytes are needed
 
     def overwritten(self, *names: str) -> RemoteError:
         """Return the error to raise when a file has another version than when it was listed."""
         place = self.path(names[0]) if len(names) == 1 else self.root
         return RemoteError(f"{place}: was overwritten while it was read; open the trace again")
 
-    def blocks(self, wanted: dict[str, tuple[Stored, Iterable[int]]]) -> dict[_Block, bytes]:
-        """Return blocks of files: of the cache, or fetched, each once however many threads want it.
+    def blocks(self, wanted: dict[str, tuple[StoredObject, Iterable[int]]]) -> dict[_Block, bytes]:
+        """Return blocks of files, from the cache or from the store. Threads share the request for a block.
 
         Raises FileNotFoundError, Overwritten, RemoteError.
         """
@@ -148,7 +148,7 @@ class RemoteStorage(ReadStorage):
             self._fetch(mine, {name: stored for name, (stored, _) in wanted.items()})
         return found | {place: future.result() for place, future in (mine | others).items()}
 
-    def _fetch(self, mine: dict[_Block, Future[bytes]], files: dict[str, Stored]) -> None:
+    def _fetch(self, mine: dict[_Block, Future[bytes]], files: dict[str, StoredObject]) -> None:
         """Fetch blocks that this thread has announced, and keep them. After an error, too, no thread waits for them."""
         try:
             requests = [
@@ -206,7 +206,7 @@ class RemoteReader(Reader):
             if self._has_read:
                 raise self._storage.overwritten(self._name) from None
             self._storage.names()
-            self._stored = self._storage.stored(self._name)  # such as a manifest, which grows
+            self._stored = self._storage.stored(self._name)  # a manifest grows
             self.size, self._has_read = self._stored.size, True
             return self.read(offset, length)
         self._has_read = True

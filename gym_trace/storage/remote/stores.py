@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
 from gym_trace.storage.remote.address import local_path, shown
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, Stored, Wanted
+from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
 NAMES = "names.txt"  # the files of a trace on a web server, one name per line
@@ -92,16 +92,16 @@ class ObstoreStore:
         try:
             sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # which S3 compares
             self._store = kind.from_url(url, client_options=options, retry_config={"max_retries": 0}, **sums)
-        except Exception as error:  # of many kinds; retries are persistently()'s
+        except Exception as error:  # persistently() decides about retries
             raise RemoteError(
                 f"{shown(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
         self._pool = ThreadPoolExecutor(_AT_ONCE, "gym-trace-get")
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, StoredObject]:
         with _translated(self._obstore):
             found = self._obstore.list_with_delimiter(self._store)["objects"]
-        return {one["path"].rpartition("/")[2]: Stored(one["size"], one["e_tag"] or "") for one in found}
+        return {one["path"].rpartition("/")[2]: StoredObject(one["size"], one["e_tag"] or "") for one in found}
 
     def folders(self) -> list[str]:
         with _translated(self._obstore):
@@ -186,9 +186,9 @@ class FsspecStore:
             return {}
         return {one["name"].rstrip("/").rpartition("/")[2]: one for one in found}
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, StoredObject]:
         files = {name: one for name, one in self._list().items() if one["type"] == "file"}
-        return {name: Stored(one["size"], _version(one)) for name, one in files.items()}
+        return {name: StoredObject(one["size"], _version(one)) for name, one in files.items()}
 
     def folders(self) -> list[str]:
         return [name for name, one in self._list().items() if one["type"] == "directory"]
@@ -203,7 +203,7 @@ class FsspecStore:
         self._check({one.name: one.stored for one, data in zip(wanted, found) if isinstance(data, bytes)})
         return found
 
-    def _check(self, read: dict[str, Stored]) -> None:
+    def _check(self, read: dict[str, StoredObject]) -> None:
         """Raise Overwritten if objects have other versions by now."""
         if any(stored.version.partition("=")[0] not in _VERSIONS for stored in read.values()):
             now = self.entries()  # times look different elsewhere
@@ -232,7 +232,7 @@ class FsspecStore:
                 raise FileExistsError(name) from None
             self._fs.pipe_file(self._path(name), data)
         except OSError as error:
-            if "condition" in str(error).lower():  # as s3fs says that there is one
+            if "condition" in str(error).lower():  # s3fs: the object exists
                 raise FileExistsError(name) from None
             raise
 
@@ -252,7 +252,7 @@ class WebStore(FsspecStore):
     def _path(self, name: str) -> str:
         return f"{self._root}/{quote(name)}{self._query}"
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, StoredObject]:
         """List by names.txt, or else by the links of the page that the server shows for the directory."""
         until = time.monotonic() + _LISTING_SECONDS
         try:
@@ -271,7 +271,7 @@ class WebStore(FsspecStore):
             found = zip(names, pool.map(lambda name: self._stored(name, until), names))
             return {name: stored for name, stored in found if stored is not None}
 
-    def _stored(self, name: str, until: float) -> Stored | None:
+    def _stored(self, name: str, until: float) -> StoredObject | None:
         """Return size and version of a file; None if it is not there."""
         seconds = min(_SECONDS, until - time.monotonic())
         try:
@@ -286,7 +286,7 @@ class WebStore(FsspecStore):
         size = headers.get("Content-Range", headers.get("Content-Length", "")).rpartition("/")[2]
         if not _SIZE.fullmatch(size):
             raise RemoteError(f"{shown(self._url)}: the server tells no size; use one that sends Content-Length")
-        return Stored(int(size), _version({key: headers.get(key) for key in _HEADERS}))
+        return StoredObject(int(size), _version({key: headers.get(key) for key in _HEADERS}))
 
     def _text(self, url: str) -> tuple[str, str]:
         """Return a text file, and its type."""
@@ -401,7 +401,7 @@ class FolderStore:
     def __init__(self, folder: str):
         self._root = Path(folder)
 
-    def entries(self) -> dict[str, Stored]:
+    def entries(self) -> dict[str, StoredObject]:
         if not self._root.is_dir():
             return {}
         with os.scandir(self._root) as entries:
@@ -435,8 +435,8 @@ class FolderStore:
         LocalStorage(self._root).sync()
 
 
-def _stored(about: os.stat_result) -> Stored:
-    return Stored(about.st_size, f"{about.st_mtime_ns} {about.st_ino}")
+def _stored(about: os.stat_result) -> StoredObject:
+    return StoredObject(about.st_size, f"{about.st_mtime_ns} {about.st_ino}")
 
 
 def _version(info: Any) -> str:

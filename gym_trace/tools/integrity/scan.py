@@ -437,7 +437,7 @@ class Examination:
         if not self._alive:
             self.pending = self._tail.actions or self.pending
             steps = 0 if batch is None else int(batch.fragments["steps"].sum())
-            self._in_ring = steps, [action.told(self._layouts.actions) for action in self._tail.actions]
+            self._in_ring = steps, [action.as_text(self._layouts.actions) for action in self._tail.actions]
 
     def _batch(self, which: int, name: str) -> Iterator[tuple[Array, Chunk]]:
         try:

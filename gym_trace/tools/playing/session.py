@@ -28,7 +28,7 @@ COMMANDS = {
 NEXT = "return"
 RESERVED = frozenset((*COMMANDS, NEXT))
 _IDLE_SECONDS = 1 / 60  # between looks at the keyboard
-_REDRAW_SECONDS = 0.25  # of what does not change
+_REDRAW_SECONDS = 0.25  # interval for an unchanged picture
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Session:
         self._help = [*help_rows, *marks_rows(marks), ("", ""), *COMMANDS.items()]
         self._fps = fps
         self._over = self._paused = self._shows_help = self._ended = self._asks = False
-        self._number = 0  # of the episode's seed
+        self._number = 0  # number of the episode, for its seed
         self._steps, self._return = 0, 0.0
         self._times: deque[float] = deque()
         self._marked: set[str] = set()
@@ -201,7 +201,7 @@ class Session:
 
     def _rendered(self) -> Any:
         picture = self._recorder.render()
-        if isinstance(picture, list):  # of a render mode that collects
+        if isinstance(picture, list):  # a render mode that collects
             picture = picture[-1] if picture else None
         if picture is None:
             raise RenderingError(f"{self._recorder.spec and self._recorder.spec.id}: render() returned nothing")

@@ -46,7 +46,7 @@ class Viewer(Protocol):
             frame: an image of uint8, (H, W), (H, W, 1) or (H, W, 3); text; or a list of (name, value).
         """
 
-    def told(self, verdict: Verdict) -> None:
+    def show_verdict(self, verdict: Verdict) -> None:
         """Called with the result of the replay before its frames are shown."""
 
     def wait(self) -> None:
@@ -98,7 +98,7 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
         with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:
             for played in playing:
                 made = partial(_showing_env, played.lane, making)
-                verdict = played.replay.film(played.position, watch, made, viewer.told)
+                verdict = played.replay.film(played.position, watch, made, viewer.show_verdict)
                 reason = verdict.reason or str(verdict.difference or "the replay ends before it")
                 raise RenderingError(f"this step cannot be replayed: {reason}")
 

@@ -101,7 +101,7 @@ def render_episodes(
         episodes: indices in the trace.
         source: "simulation" replays episodes; "observations" shows recorded images and needs no simulator.
         overlay: show step, action, reward and return below each frame.
-        fps: frames per second; None: that of the environment, or 30.
+        fps: frames per second; None: the environment's rate, or 30.
         on_frame: called after each frame.
         making: env_kwargs, trust, make_env, atol, rtol, tolerances and ignore of env_at().
 

@@ -14,14 +14,14 @@ from gym_trace.tools.replay.diff import compare_episodes
 from gym_trace.tools.viewer import container
 from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
 from gym_trace.tools.viewer.trace import ViewedTrace
-from gym_trace.tools.viewer.values import told
+from gym_trace.tools.viewer.values import to_json
 
 if TYPE_CHECKING:  # rendering needs gymnasium
     from gym_trace.tools.viewer.rendering import Rendering, Renderings
 
 JSON = "application/json"
-_CACHE_BYTES = 24 << 20  # of decoded chunks, of all traces together
-_CURVE_BYTES = 32 << 20  # of bins of long columns, likewise
+_CACHE_BYTES = 24 << 20  # decoded chunks of all traces
+_CURVE_BYTES = 32 << 20  # bins of long columns of all traces
 _MOST_TEXT = 10_000  # characters of a parameter
 _LARGEST = 1 << 53
 
@@ -177,7 +177,9 @@ class Answers:
         found = compare_episodes(*pairs[0], *pairs[1])
         if found is None:
             return {"same": True, "step": None, "column": None, "a": None, "b": None, "note": None}
-        texts = [value if isinstance(value, str) else json.dumps(told(value)) for value in (found.recorded, found.seen)]
+        texts = [
+            value if isinstance(value, str) else json.dumps(to_json(value)) for value in (found.recorded, found.seen)
+        ]
         at = f"[{', '.join(map(str, found.at))}]" if found.at else ""
         note = None if found.largest is None else f"largest difference {found.largest:.3g}"
         step = found.step or 0  # the position on the page: observations are those that a step led to

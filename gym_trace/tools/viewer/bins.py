@@ -89,7 +89,7 @@ class CurveStore:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: OrderedDict[Hashable, tuple[int, Bins]] = OrderedDict()  # with the rows that are in them
+        self._kept: OrderedDict[Hashable, tuple[int, Bins]] = OrderedDict()  # each with the number of rows in it
         self._making: dict[Hashable, Lock] = {}
         self._lock = Lock()
 

@@ -24,19 +24,19 @@ from gym_trace.playback.trace import Trace
 from gym_trace.printable import integer, key_text
 from gym_trace.tools.viewer.bins import Bins, CurveStore, binned
 from gym_trace.tools.viewer.container import packed
-from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, told
+from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, to_json
 
-MOST_ITEMS = 64  # of a column in one answer
+MOST_ITEMS = 64  # items of a column in one answer
 _MOST_SAVED_ITEMS = 512
 MOST_STEPS, MOST_FRAMES = 1024, 64
 MOST_PIXELS = 8192
 RENDERED = "render"  # the column of pictures that a simulation rendered
 LONG = 1 << 16  # rows of a column whose bins are kept
-_MOST_NUMBERS = 1 << 26  # of a row; a larger one, which a space may promise in a few bytes, is only described
-_MOST_PLOTTED = 1 << 16  # of a row of a plot
+_MOST_NUMBERS = 1 << 26  # numbers of a row; larger rows are only described: a space can declare them in a few bytes
+_MOST_PLOTTED = 1 << 16  # numbers of a row that is plotted
 _SMALLEST_PICTURE = 8  # pixels of its sides; smaller arrays of bytes are plotted
 _BLOCK = 4 << 20  # bytes of rows that are decoded at once
-_INFO_BYTES = 1024  # that a row of infos counts
+_INFO_BYTES = 1024  # size estimate of a row of infos
 _MOST_PICTURE_BYTES = 64 << 20  # decoded, in one answer
 _SAMPLED = 8  # rows that show which kind of values a column has
 _NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
@@ -53,7 +53,7 @@ class Encoding(NamedTuple):
 FAST = Encoding("image/png", partial(png, level=1))
 
 
-class Column(NamedTuple):
+class ViewColumn(NamedTuple):
     """A column of an episode.
 
     Attributes:
@@ -102,7 +102,7 @@ class ViewedEpisode:
         self.episode: Episode = trace[index]
         self._writer, self._row = trace.place_of(index)
         self._cache, self._curves = cache, curves
-        self._columns: dict[str, Column] | None = None
+        self._columns: dict[str, ViewColumn] | None = None
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -115,12 +115,12 @@ class ViewedEpisode:
         return ":".join(map(str, self.key))
 
     @property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, ViewColumn]:
         if self._columns is None:
             self._columns = {column.name: column for column in self._found()}
         return self._columns
 
-    def column(self, name: str, kind: str) -> Column:
+    def column(self, name: str, kind: str) -> ViewColumn:
         """Return a column of this kind. Raises LookupError."""
         found = self.columns.get(name)
         if found is None:
@@ -131,7 +131,7 @@ class ViewedEpisode:
 
     @property
     def fps(self) -> float | None:
-        """Steps per second of the environment, as recorded; None if it said none."""
+        """Steps per second of the environment, as recorded; None if unknown."""
         fps = self._writer.about_or_empty.environment.get("render_fps")
         return float(fps) if isinstance(fps, (int, float)) and 0 < fps < math.inf else None
 
@@ -149,9 +149,9 @@ class ViewedEpisode:
             known.append(("final observation", "not known"))
         try:
             known += [("seed", integer(one.seed))] if one.seed is not None else []
-            known += [("options", json.dumps(told(one.options)))] if one.options else []
+            known += [("options", json.dumps(to_json(one.options)))] if one.options else []
             if (pending := one.pending_action) is not None:
-                known.append(("action without an answer", json.dumps(told(pending))))
+                known.append(("action without an answer", json.dumps(to_json(pending))))
         except CorruptTrace as error:
             known.append(("start", f"unreadable: {error.problem}"))
         return [*known, ("environment", str(about.environment.get("id") or "not known"))]
@@ -164,27 +164,27 @@ class ViewedEpisode:
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
-    def _found(self) -> Iterator[Column]:
+    def _found(self) -> Iterator[ViewColumn]:
         steps, layouts = len(self.episode), self._writer.layouts
         seen = steps + 1 - (not self.episode.has_final_observation)
         for group, layout, rows in (("observations", layouts.observations, seen), ("actions", layouts.actions, steps)):
             for leaf in layout.leaves():
                 kind = _kind_of(leaf)
                 dtype = "" if leaf.dtype is None else leaf.dtype.str
-                yield Column(name_of(leaf.path), group, kind, leaf.path, dtype, leaf.shape, rows)
+                yield ViewColumn(name_of(leaf.path), group, kind, leaf.path, dtype, leaf.shape, rows)
         dtype, shape = self._sampled(("rewards",))
         shape = shape if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else ()
-        yield Column("rewards", "rewards", "numeric", ("rewards",), dtype or "<f8", shape, steps)
-        yield Column("return", "return", "numeric", ("return",), "<f8", shape, steps)
+        yield ViewColumn("rewards", "rewards", "numeric", ("rewards",), dtype or "<f8", shape, steps)
+        yield ViewColumn("return", "return", "numeric", ("return",), "<f8", shape, steps)
         for path in self._stored("annotations"):
             dtype, shape = self._sampled(path)
             kind = "numeric" if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else "text"
-            yield Column(name_of(path), "annotations", kind, path, dtype, shape if dtype else (), steps)
+            yield ViewColumn(name_of(path), "annotations", kind, path, dtype, shape if dtype else (), steps)
         if any(self._stored("infos")):
             for key in self._numbers_in_infos():
-                yield Column(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
+                yield ViewColumn(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
         for name, stored in _FLAGS.items():
-            yield Column(name, "flags", "numeric", (stored,), "|b1", (), steps)
+            yield ViewColumn(name, "flags", "numeric", (stored,), "|b1", (), steps)
 
     def _stored(self, root: str) -> list[Path]:
         return list(dict.fromkeys(p for batch in self._writer.read_batches for p in batch.totals if p[0] == root))
@@ -230,7 +230,7 @@ class ViewedEpisode:
         column = self.column(name, "numeric")
         return self._plot(column, begin, end, pixels, self._items(column, items))
 
-    def _plot(self, column: Column, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
+    def _plot(self, column: ViewColumn, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
         begin, end = max(0, begin), min(end, column.rows)
         head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
         if end - begin <= 2 * pixels:
@@ -251,13 +251,13 @@ class ViewedEpisode:
         items = min(column.items, _MOST_SAVED_ITEMS)
         return self._plot(column, 0, column.rows, max(1, column.rows), slice(0, items))
 
-    def _items(self, column: Column, items: slice | None) -> slice:
+    def _items(self, column: ViewColumn, items: slice | None) -> slice:
         chosen = items or slice(0, min(MOST_ITEMS, column.items))
         if not 0 <= chosen.start <= chosen.stop or chosen.stop - chosen.start > MOST_ITEMS:
             raise InvalidOption(f"items: pass up to {MOST_ITEMS} items, such as 0:16")
         return chosen
 
-    def _bins(self, column: Column, start: int, end: int, width: int) -> Bins:
+    def _bins(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
         kept = self._kept_with(column)
         base = self._curves.base(kept.rows, kept.items)
         if column.rows >= LONG and width >= base:
@@ -269,7 +269,7 @@ class ViewedEpisode:
         narrow = min(width, self._block(column))
         return self._read(column, start, end, narrow).merged(width // narrow)
 
-    def _kept_with(self, column: Column) -> Column:
+    def _kept_with(self, column: ViewColumn) -> ViewColumn:
         """Return the column whose bins are kept: of infos, all numbers in them, which are decoded together."""
         if column.group != "infos":
             return column
@@ -279,18 +279,20 @@ class ViewedEpisode:
     def _info_keys(self) -> list[str]:
         return [str(column.path[1]) for column in self.columns.values() if column.group == "infos"]
 
-    def _block(self, column: Column) -> int:
+    def _block(self, column: ViewColumn) -> int:
         """Return how many rows are read at once, a power of two."""
         return 1 << int(math.log2(max(1, _BLOCK // column.row_bytes)))
 
-    def _read(self, column: Column, start: int, end: int, width: int) -> Bins:
+    def _read(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
         """Return bins of rows; start is a multiple of their width."""
         block = max(width, self._block(column))
         parts = [binned(*self._numbers(column, at, min(at + block, end)), width) for at in range(start, end, block)]
         bins = parts[0]
         return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
 
-    def _numbers(self, column: Column, start: int, stop: int, items: slice = slice(None)) -> tuple[Array, Array | None]:
+    def _numbers(
+        self, column: ViewColumn, start: int, stop: int, items: slice = slice(None)
+    ) -> tuple[Array, Array | None]:
         """Return rows of a column as numbers, (rows, items), and which of them are missing; None: none is.
 
         A value is missing, and NaN, where it cannot be read, was not recorded or is not a number.
@@ -346,19 +348,19 @@ class ViewedEpisode:
         stop = min(start + min(count, MOST_STEPS), steps + 1)
         positions: list[dict[str, Any]] = [{"step": self.episode.first_step + p} for p in range(start, stop)]
         last_known = steps - (not self.episode.has_final_observation)
-        seen = self._told_rows(layouts.observations, start, min(stop, last_known + 1))
+        seen = self._rows_as_json(layouts.observations, start, min(stop, last_known + 1))
         for position in range(start, stop):
             positions[position - start]["observation"] = seen[position - start] if position <= last_known else None
         done = positions[: max(0, min(stop, steps) - start)]
         end = start + len(done)
         columns = {
-            "action": self._told_rows(layouts.actions, start, end),
-            "reward": self._told(("rewards",), start, end),
+            "action": self._rows_as_json(layouts.actions, start, end),
+            "reward": self._as_json(("rewards",), start, end),
         }
-        columns |= {name: self._told((stored,), start, end) for name, stored in _FLAGS.items()}
+        columns |= {name: self._as_json((stored,), start, end) for name, stored in _FLAGS.items()}
         if any(self._stored("infos")):
-            columns["infos"] = self._told(("infos",), start, end)
-        notes = {str(path[1]): self._told(path, start, end) for path in self._stored("annotations")}
+            columns["infos"] = self._as_json(("infos",), start, end)
+        notes = {str(path[1]): self._as_json(path, start, end) for path in self._stored("annotations")}
         for i, one in enumerate(done):
             one |= {name: values[i] for name, values in columns.items()}
             if notes:
@@ -372,24 +374,24 @@ class ViewedEpisode:
             info = self.episode.reset_info
         except CorruptTrace:
             return {}
-        return {} if info is None else {"reset_info": told(info)}
+        return {} if info is None else {"reset_info": to_json(info)}
 
-    def _told_rows(self, layout: Layout, start: int, stop: int) -> list[Any]:
+    def _rows_as_json(self, layout: Layout, start: int, stop: int) -> list[Any]:
         """Return rows of a space as JSON."""
         leaves = list(layout.leaves())
-        columns = [self._told(leaf.path, start, stop, leaf) for leaf in leaves]
+        columns = [self._as_json(leaf.path, start, stop, leaf) for leaf in leaves]
         if isinstance(layout, Leaf):
             return columns[0]
         rows = zip(*columns) if columns else [()] * max(0, stop - start)
         return [_named(layout, iter(row)) for row in rows]
 
-    def _told(self, path: Path, start: int, stop: int, leaf: Leaf | None = None) -> list[Any]:
+    def _as_json(self, path: Path, start: int, stop: int, leaf: Leaf | None = None) -> list[Any]:
         """Return rows of a column as JSON. Large arrays are not read."""
         if leaf is not None and leaf.dtype is not None and math.prod(leaf.shape) > MOST_NUMBERS:
             return [array_text(leaf.dtype, leaf.shape)] * max(0, stop - start)
         found: list[Any] = []
         for _, count, rows in self._leaf(path).parts(start, stop):
-            found += [f"unreadable: {rows.problem}"] * count if isinstance(rows, CorruptTrace) else map(told, rows)
+            found += [f"unreadable: {rows.problem}"] * count if isinstance(rows, CorruptTrace) else map(to_json, rows)
         return found
 
 

@@ -24,7 +24,7 @@ from gym_trace.tools.video.simulate import fps_of
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import MOST_FRAMES, RENDERED, ViewedEpisode
 
-_MOST_BYTES = 1 << 30  # of all pictures, in the temporary directory
+_MOST_BYTES = 1 << 30  # size of all images in the temporary directory
 _MOST_KEPT = 32  # episodes
 _MOST_WAITING = 8  # episodes that wait to be rendered
 _NICENESS = 5
@@ -35,7 +35,7 @@ _START = 60.0  # seconds until an environment must have been made
 
 
 class Consent(Exception):
-    """The environment can only be made if the user trusts the trace. The text says what it would do."""
+    """The environment can only be made if the user trusts the trace. The text describes what it would do."""
 
 
 class Recipe(NamedTuple):

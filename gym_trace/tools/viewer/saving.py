@@ -25,9 +25,9 @@ from gym_trace.tools.viewer.answers import Answers, as_json
 from gym_trace.tools.viewer.episode import Encoding
 from gym_trace.tools.viewer.trace import ViewedTrace
 
-MOST_BYTES = 25_000_000  # what most mail servers take
+MOST_BYTES = 25_000_000  # most mail servers accept it
 _STEPS, _FRAMES = 32, 16  # rows of one answer, as the page asks for them
-_LEVEL, _GZIP = 6, 31  # of zlib
+_LEVEL, _GZIP = 6, 31  # level and window of zlib
 _LISTED = 64  # bytes that an episode takes in the list, at most
 _SPARE = 1 << 16  # bytes that the descriptions of traces take
 _WIDEST_WEBP = 16383  # pixels

@@ -1,4 +1,4 @@
-"""One trace for the viewer: its episodes as a table that is searched, sorted and counted, and what is known of it."""
+"""One trace for the viewer: its facts, and its episodes as a table to search, sort and count."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gym_trace.tools.statistics.summary import histogram
 from gym_trace.tools.viewer.bins import CurveStore
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
-from gym_trace.tools.viewer.values import told
+from gym_trace.tools.viewer.values import to_json
 
-MOST_ROWS = 2000  # of the table of episodes, in one answer
-_SELECTIONS = 8  # that are kept
+MOST_ROWS = 2000  # rows of the table of episodes in one answer
+_SELECTIONS = 8  # number of cached selections
 _MOST_NOTES = 20  # on damage
 _LONGEST = 2000  # characters of a fact
 _MOST_CHECKED = 4 << 30  # bytes of a trace that is read as a whole to find its damage
@@ -156,7 +156,7 @@ class ViewedTrace:
         lanes = int(table["lane"].max(initial=0)) + 1
         known = [] if self._is_shared else [("directory", str(trace.directory))]
         known.append(("writers", f"{len(readers):,}"))
-        known += [(key, str(told(value))[:_LONGEST]) for key, value in trace.facts.items() if key != "flags"]
+        known += [(key, str(to_json(value))[:_LONGEST]) for key, value in trace.facts.items() if key != "flags"]
         return {
             "trace": self.number,
             "name": printable(self.name),
@@ -218,7 +218,7 @@ class ViewedTrace:
             seed = viewed.episode.seed
         except CorruptTrace:
             return None
-        known: int | str | None = told(seed)
+        known: int | str | None = to_json(seed)
         return known
 
     def _damage_of(self, viewed: ViewedEpisode) -> list[str]:
@@ -275,7 +275,9 @@ class ViewedTrace:
             "total": len(trace),
             "matched": len(chosen),
             "columns": [{"name": name, "kind": kind, "title": title} for name, kind, title in listed],
-            "texts": {name: {"words": list(map(printable, said)), "codes": name} for name, (said, _) in words.items()},
+            "texts": {
+                name: {"words": list(map(printable, names)), "codes": name} for name, (names, _) in words.items()
+            },
         }
         return packed(head, [*numbers.items(), *((name, codes) for name, (_, codes) in words.items())])
 
@@ -315,9 +317,9 @@ class ViewedTrace:
             found |= trace.chosen == number
             return found
         columns = [(list(OUTCOMES), outcome_codes(table)), (["", *FLAGS], self._flags(trace))]
-        columns += [(said, table["writer"]) for said in self._texts(trace).values()]
-        for said, codes in columns:
-            found |= np.array([wanted in word.casefold() for word in said], bool)[codes]
+        columns += [(names, table["writer"]) for names in self._texts(trace).values()]
+        for names, codes in columns:
+            found |= np.array([wanted in word.casefold() for word in names], bool)[codes]
         return found
 
     def histograms(self, where: str, search: str) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import numpy as np
 from gym_trace.data.values import EnumMember, Misfit, Unstored
 from gym_trace.printable import integer, key_text, shown
 
-MOST_NUMBERS = 64  # of an array that are listed one by one
-_MOST_ITEMS = 256  # of a list or map
+MOST_NUMBERS = 64  # numbers of an array that are listed
+_MOST_ITEMS = 256  # items of a list or map
 _DEEPEST = 16
 _LONGEST = 4096  # characters of a text
 _SAFE = 1 << 53  # JavaScript's numbers are exact up to here
 
 
-def told(value: Any, depth: int = 0) -> Any:
+def to_json(value: Any, depth: int = 0) -> Any:
     """Return any recorded value as JSON: numbers short but exact, everything else abbreviated where it is long."""
     if value is None or isinstance(value, bool):
         return value
@@ -33,16 +33,16 @@ def told(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return _of_array(value) if value.size <= MOST_NUMBERS else array_text(value.dtype, value.shape)
     if isinstance(value, Misfit):
-        return told(value.value, depth)
+        return to_json(value.value, depth)
     if isinstance(value, (EnumMember, Unstored)):
         return shown(value, 1000)
     if depth < _DEEPEST:
         if isinstance(value, dict):
             items = islice(value.items(), _MOST_ITEMS)
-            listed = {key_text(key)[:_LONGEST]: told(item, depth + 1) for key, item in items}
+            listed = {key_text(key)[:_LONGEST]: to_json(item, depth + 1) for key, item in items}
             return listed | ({"…": f"{len(value)} entries"} if len(value) > _MOST_ITEMS else {})
         if isinstance(value, (list, tuple, np.ndarray)):
-            listed_items = [told(item, depth + 1) for item in islice(value, _MOST_ITEMS)]
+            listed_items = [to_json(item, depth + 1) for item in islice(value, _MOST_ITEMS)]
             return listed_items + (["…"] if len(value) > _MOST_ITEMS else [])
     return shown(value, 1000)
 
@@ -58,7 +58,7 @@ def _of_array(array: Any) -> Any:
     if array.dtype.kind == "f" and array.dtype.itemsize < 8:
         return _number(float(str(array[()])))  # the shortest text of a float32 is not that of its double
     value = array.item()
-    return told(value) if isinstance(value, (bool, int, float, str)) else shown(value, 1000)
+    return to_json(value) if isinstance(value, (bool, int, float, str)) else shown(value, 1000)
 
 
 def _number(value: float) -> float | str:

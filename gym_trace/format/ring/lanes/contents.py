@@ -19,7 +19,7 @@ from gym_trace.format.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, S
 from gym_trace.format.ring.segment import Rows
 
 _LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
-_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by size in bytes
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # dtype by size in bytes
 
 
 def lane_rows(column: Array, leads: Array, out: Array) -> None:

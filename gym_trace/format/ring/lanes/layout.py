@@ -20,10 +20,10 @@ REWARD_BYTES = 8  # reserved per reward; types other than float64 may use less
 _NARROW = 16  # bytes; narrower rows are ordered by time
 _STEP_BYTES = REWARD_BYTES + 2  # per lane and step, without observation and action
 _MOST_LEAVES, _MOST_DIMENSIONS = 1 << 16, 32
-_MOST_NUMBER = 1 << 32  # of a lane
+_MOST_NUMBER = 1 << 32  # limit of the number of a lane
 
 
-class _Column(NamedTuple):
+class _LaneField(NamedTuple):
     """A column of the slab: a typed leaf, rewards, or flags."""
 
     leaf: Leaf
@@ -59,12 +59,12 @@ class LaneLayout:
     ):
         self.lanes, self.times, self.mode, self.filtered = lanes, times, mode, filtered
         self.observation_leaves, self.action_leaves, self.numbers = observation_leaves, action_leaves, numbers
-        self.columns: dict[Path, _Column] = {}
+        self.columns: dict[Path, _LaneField] = {}
         self.log = SLAB_HEADER
         flags = [Leaf(path, np.dtype(np.bool_), ()) for path in (TERMINATIONS, TRUNCATIONS)]
         for leaf in (*observation_leaves, *action_leaves, Leaf(REWARDS, np.dtype("<f8"), ()), *flags):
             if leaf.dtype is not None:
-                self.columns[leaf.path] = _Column(leaf, self.log, leaf.row_size <= _NARROW)
+                self.columns[leaf.path] = _LaneField(leaf, self.log, leaf.row_size <= _NARROW)
                 self.log += aligned(leaf.row_size * lanes * times)
 
     def described(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class LaneLayout:
         """Return the columns in the memory of a slab, (lanes, times, ...)."""
         return {path: self._array(column, memory) for path, column in self.columns.items()}
 
-    def _array(self, column: _Column, memory: memoryview) -> Array:
+    def _array(self, column: _LaneField, memory: memoryview) -> Array:
         leaf, offset, by_time = column
         shape = (self.times, self.lanes) if by_time else (self.lanes, self.times)
         array = np.ndarray((*shape, *leaf.shape), leaf.dtype, memory, offset)
@@ -143,7 +143,7 @@ def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
             raise CorruptTrace("invalid shape of a ring column")
         if type(offset) is not int or not SLAB_HEADER <= offset <= offset + leaf.row_size * lanes * times <= log:
             raise CorruptTrace("ring column outside of its slab")
-        layout.columns[path] = _Column(leaf, offset, bool(by_time))
+        layout.columns[path] = _LaneField(leaf, offset, bool(by_time))
     for path, dtype in ((REWARDS, "<f8"), (TERMINATIONS, "|b1"), (TRUNCATIONS, "|b1")):
         leaf = layout.columns[path].leaf
         if leaf.dtype != dtype or leaf.shape or not layout.columns[path].by_time:
