@@ -296,7 +296,7 @@ def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
     monkeypatch.setattr("gym_trace_cli.player.player._LOOK_SECONDS", 0.0)
     trace = record(tmp_path, make_rendered(length=40), 3)
     told: list[Any] = []
-    monkeypatch.setattr(Player, "told", lambda self, verdict: told.append(verdict.index))
+    monkeypatch.setattr(Player, "show_verdict", lambda self, verdict: told.append(verdict.index))
     _, scripted = played(trace, [], unasked=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
     assert "episode 0" in scripted.screens[0]
     assert "playing it again" in scripted.screens[0]

@@ -138,8 +138,8 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     """Return why a store failed, in our own words, and what to do about it where no second try helps."""
     text = str(error).replace("retry_timeout", "")  # obstore quotes its settings
     code, status = _CODE.search(text), _STATUS.search(text)
-    code = getattr(error, "status", None) or getattr(error, "status_code", None)
-    number = code or (int(status[1]) if status else None)
+    number = getattr(error, "status", None) or getattr(error, "status_code", None)
+    number = number or (int(status[1]) if status else None)
     kind = type(error).__name__
     if isinstance(error, PermissionError) or number in _DENIED or "Permission" in kind or "Unauthenticated" in kind:
         return f"access denied ({code[1]})" if code else "access denied", "check the credentials that the store uses"

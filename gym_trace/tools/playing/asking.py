@@ -33,9 +33,9 @@ def keep(keymap: Keymap, path: Path, environment: str, space: Any) -> None:
         staged.write_text(f"# gym-trace play: keys of {title}\n{_toml(keymap.as_toml())}", encoding="utf-8")
 
 
-def _toml(table: dict[str, Any], name: str = "") -> str:
-    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items() if key not in tables]
+def _toml(content: dict[str, Any], name: str = "") -> str:
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in content.items() if key not in tables]
     head = [f"[{name}]"] if name and lines else []
     parts = ["\n".join([*head, *lines, ""])] if lines else []
     return "\n".join([*parts, *(_toml(table, f"{name}.{key}" if name else key) for key, table in tables.items())])

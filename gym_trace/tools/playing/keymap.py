@@ -257,22 +257,22 @@ def answered(space: Any, questions: Sequence[Question], keys: Sequence[str | Non
 def keymap_of_file(path: Path, space: Any, known: frozenset[str]) -> Keymap:
     """Read a key map from TOML; see docs/guides/play.md. known: all names of keys. Raises InvalidOption, OSError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _parsed(table, space, known)
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parsed(content, space, known)
     except (ValueError, TypeError) as error:
         raise InvalidOption(f"{path}: {error}") from error
 
 
-def _parsed(table: dict[str, Any], space: Any, known: frozenset[str]) -> Keymap:
+def _parsed(content: dict[str, Any], space: Any, known: frozenset[str]) -> Keymap:
     if isinstance(space, spaces.Discrete):
-        _only(table, {"rest", "keys"}, "the file")
-        actions = {_together(keys, known): _action(space, action) for keys, action in _table(table, "keys").items()}
+        _only(content, {"rest", "keys"}, "the file")
+        actions = {_together(keys, known): _action(space, action) for keys, action in _table(content, "keys").items()}
         if not actions:
             raise ValueError('no keys; write a table [keys], such as left = 0 and "left + space" = 1')
-        return Combinations(actions, _action(space, table["rest"]) if "rest" in table else None)
-    _only(table, {"elements"}, "the file")
+        return Combinations(actions, _action(space, content["rest"]) if "rest" in content else None)
+    _only(content, {"elements"}, "the file")
     elements = [Element(low, high, min(max(0, low), high)) for low, high in _bounds(space)]
-    if not (tables := _table(table, "elements")):
+    if not (tables := _table(content, "elements")):
         raise ValueError("no elements; write a table [elements.0] with keys = {left = -1.0, right = 1.0}")
     for place, table in tables.items():
         if not place.isdigit() or int(place) >= len(elements):
@@ -290,13 +290,13 @@ def _parsed(table: dict[str, Any], space: Any, known: frozenset[str]) -> Keymap:
     return Elements(space, elements)
 
 
-def _only(table: dict[str, Any], names: set[str], where: str) -> None:
-    if others := sorted(set(table) - names):
+def _only(content: dict[str, Any], names: set[str], where: str) -> None:
+    if others := sorted(set(content) - names):
         raise ValueError(f"unknown {printable(others[0])!r} in {where}; known: {', '.join(sorted(names))}")
 
 
-def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
-    table = table.get(name, {})
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    table = content.get(name, {})
     if not isinstance(table, dict):
         raise ValueError(f"{name}: write a table")
     return table
