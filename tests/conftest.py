@@ -1,7 +1,5 @@
 """Shared by all tests: hypothesis profiles, and a process that never opens a window."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -6,8 +6,6 @@ Without paths, checks the Python and Markdown files of the repository. Prints "f
 and exits with 1 if there is one. A line that needs the phrase, such as a quotation, ends in "# english: quoted".
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

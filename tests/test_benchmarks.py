@@ -1,7 +1,5 @@
 """The benchmarks measure and report; the tests check no speeds."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Environments of dm_env: what they return is what is read, and their episodes are verified."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path

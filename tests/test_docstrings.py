@@ -1,7 +1,5 @@
 """The examples of docstrings print what they show."""
 
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 

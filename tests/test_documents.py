@@ -1,7 +1,5 @@
 """Links and named files of all documents exist, and the layers that they draw are the tested ones."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import unicodedata

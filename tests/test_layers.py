@@ -1,7 +1,5 @@
 """The house rules that imports and sources can show: who knows whom, and what is never used."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

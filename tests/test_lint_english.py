@@ -1,7 +1,5 @@
 """tests/lint_english.py finds stiff English, and accepts plain English."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import lint_english

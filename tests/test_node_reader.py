@@ -1,7 +1,5 @@
 """docs/FORMAT.md is enough to write a reader: one in Node.js, written from it alone, agrees on every column."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

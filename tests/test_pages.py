@@ -1,7 +1,5 @@
 """The examples of the site run, and print what its pages show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Names, signatures, commands and options change on purpose only: what there is, against tests/public_api.txt."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 from pathlib import Path

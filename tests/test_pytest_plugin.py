@@ -1,7 +1,5 @@
 """The fixture golden_trace, in projects of its own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sample traces, golden files of every released format version, are read without changes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The runner of examples in documents fails when an example does not do what the page shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

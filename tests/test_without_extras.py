@@ -1,7 +1,5 @@
 """Without extras, everything works or names the pip command of what it needs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

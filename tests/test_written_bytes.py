@@ -1,7 +1,5 @@
 """Seeded runs write the same bytes: recordings against tests/written_bytes.txt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings of many agents that are killed at random moments: no answered step is lost, and the turn is known."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import signal

@@ -1,7 +1,5 @@
 """Environments of many agents: what is recorded is what their callers saw."""
 
-from __future__ import annotations
-
 import importlib
 import signal
 import subprocess

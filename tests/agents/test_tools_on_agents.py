@@ -1,7 +1,5 @@
 """Traces of many agents in the commands and functions for traces."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A directory of its own as the current one, with the module clicks.py in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

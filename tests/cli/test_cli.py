@@ -1,7 +1,5 @@
 """The command line: help, errors and exit codes, and how numbers, tables and progress look."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """gym-trace branch: new episodes from a recorded step on, and a table of their returns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gym-trace cat: the steps of episodes as a table, JSON lines, CSV and npz."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """gym-trace cat --summary: one line per column of the chosen steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """gym-trace record -j"""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

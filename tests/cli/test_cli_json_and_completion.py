@@ -1,7 +1,5 @@
 """--json of the commands that report, what shells propose, and python -m gym_trace."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

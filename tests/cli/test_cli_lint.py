@@ -1,7 +1,5 @@
 """gym-trace lint: what it prints, its exit codes, and its options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gym-trace ls: the traces of a directory, and the episodes of one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """gym-trace record, as people call it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

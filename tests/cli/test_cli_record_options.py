@@ -1,7 +1,5 @@
 """gym-trace record: wrappers, metadata, limits, and options in a file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

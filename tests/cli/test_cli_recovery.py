@@ -1,7 +1,5 @@
 """gym-trace check and repair: what they print and how they exit."""
 
-from __future__ import annotations
-
 import json
 
 from numbered_env import STEPS, record

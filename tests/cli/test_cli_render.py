@@ -1,7 +1,5 @@
 """gym-trace render, as people call it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

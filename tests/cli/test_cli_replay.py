@@ -1,7 +1,5 @@
 """gym-trace replay, as people call it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

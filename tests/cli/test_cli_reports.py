@@ -1,7 +1,5 @@
 """Reports of gym-trace verify, JSON and JUnit XML, complete after every kind of end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """gym-trace shell: a prompt with the environment at a recorded step."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

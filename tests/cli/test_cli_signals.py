@@ -1,7 +1,5 @@
 """A signal ends any command: things are put in order, there is one line or none, and the exit code says which."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

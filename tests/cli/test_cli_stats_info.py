@@ -1,7 +1,5 @@
 """gym-trace stats and gym-trace info, as a user sees them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

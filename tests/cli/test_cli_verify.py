@@ -1,7 +1,5 @@
 """gym-trace replay --verify, as people call it: exit codes, and environments that are named."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

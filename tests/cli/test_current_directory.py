@@ -1,7 +1,5 @@
 """The current directory may be untrusted: no module in it is imported unless the user names it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

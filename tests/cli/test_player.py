@@ -1,7 +1,5 @@
 """Episodes played in a terminal: what is shown of each step, what keys do, and what there is where nothing renders."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

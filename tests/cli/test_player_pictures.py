@@ -1,7 +1,5 @@
 """Pictures and texts in cells of a terminal: colours, sizes, and nothing that steers it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The player in a real terminal: whatever ends it, the terminal is as it was."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

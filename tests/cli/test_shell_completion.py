@@ -1,7 +1,5 @@
 """Completion in real shells: what TAB inserts is one word, and nothing runs."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Attributes of other libraries raise an AttributeError that says what to use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

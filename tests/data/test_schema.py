@@ -1,7 +1,5 @@
 """Parsing the schema of a writer, which is untrusted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

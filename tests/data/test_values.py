@@ -1,7 +1,5 @@
 """Any value round-trips through MessagePack; malicious data is rejected."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime

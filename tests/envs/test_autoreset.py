@@ -1,7 +1,5 @@
 """Single environments that reset themselves in step(): each episode is an episode, and the reset is not a step."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

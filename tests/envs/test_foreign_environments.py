@@ -1,7 +1,5 @@
 """Environments and arguments of other packages, whose objects cannot be copied or have unusual attributes."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rebuilding recorded spaces and environments, without executing what only the trace names."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rendering with MuJoCo where there is no display."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ordinary environments of other people, recorded and made again from the trace alone, or with what the error names."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Spaces as plain data and back, and how their values are taken apart and put together."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import json

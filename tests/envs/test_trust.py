@@ -1,7 +1,5 @@
 """Rebuilding the environment of a trace: what is refused, and what is allowed with trust."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

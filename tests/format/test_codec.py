@@ -1,7 +1,5 @@
 """Column encodings: each round-trips bit for bit, and invalid input raises."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 from zlib import crc32

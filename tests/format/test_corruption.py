@@ -3,8 +3,6 @@
 With GYM_TRACE_LONG=1 the tests try every byte; otherwise a sample, and the bytes around chunk boundaries.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Facts of a trace: stored in one file, replaced atomically, and untrusted."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fragment tables that stay as they are stored give the rows that decoding gives."""
 
-from __future__ import annotations
-
 from typing import Any
 from zlib import crc32
 

@@ -5,8 +5,6 @@ The bounds were set after measuring; hostile_run.py reads with the smaller limit
 `python tests/helpers/hostile_run.py` prints what each of them takes as a table.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The compiled inner loops give the results of their twins in Python, for any input."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

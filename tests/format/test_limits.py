@@ -1,7 +1,5 @@
 """All recorded data is readable: the writer stays below the limits of readers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

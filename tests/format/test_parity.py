@@ -1,7 +1,5 @@
 """Damaged bytes of a sealed batch are read as they were recorded, by its parity; never as anything else."""
 
-from __future__ import annotations
-
 import warnings
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small environments of many agents, which come and go, have different spaces, and act at once or in turns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lists kept beside a recording of many agents, and what the trace must say of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An interpreter that has gym-trace and what it depends on, and none of its extras."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from importlib.metadata import Distribution, distribution

@@ -1,7 +1,5 @@
 """The system's Chromium, driven by selenium, and a server for it to look at."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@
 tests/test_packaging.py compares the file with what this would write.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

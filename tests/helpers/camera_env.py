@@ -1,7 +1,5 @@
 """An environment with observations of every kind, and traces of it, for tests of lossless formats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Rows of one dtype and shape are hashed as their bytes. Other columns are hashed 
 values (values.mjs has the same): JSON in which numbers are the bits of the float64 of their value.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -3,8 +3,6 @@
 python crashes.py reads JSON lines, each a list of the fields of a Crash, and writes one line of wait statuses for each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

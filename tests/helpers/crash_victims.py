@@ -12,8 +12,6 @@ Each event of a diary is written with one system call before the next thing happ
     ("masked", lanes, observations)  a reset of some lanes
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import marshal

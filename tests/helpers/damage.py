@@ -1,7 +1,5 @@
 """Damage files of a trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from zlib import crc32

@@ -1,7 +1,5 @@
 """An environment that tells what it was asked for, and a look at whether what was recorded of it is true."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

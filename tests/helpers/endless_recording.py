@@ -3,8 +3,6 @@
 python victim.py cartpole|frames DIRECTORY PROGRESS FLUSH_SECONDS
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

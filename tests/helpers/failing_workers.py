@@ -1,7 +1,5 @@
 """Environments of workers in tests of collect(). The module imports little, because every worker imports it."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

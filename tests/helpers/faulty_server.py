@@ -1,7 +1,5 @@
 """A small web server with ranges, ETags and If-Match, which can be made to fail."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

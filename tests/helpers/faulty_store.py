@@ -1,7 +1,5 @@
 """A file system of fsspec in memory, faulty://, whose calls fail on request."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Datasets of RLDS as others write them, without TensorFlow."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

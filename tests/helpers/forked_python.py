@@ -4,8 +4,6 @@ Popen and run replace those of subprocess for `python [-W error] -c CODE …` an
 own __main__ and exit. Use subprocess itself for tests that depend on imports, memory or settings of a process.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

@@ -5,8 +5,6 @@ python full_disks.py KIND DIRECTORY DIARY STEPS FILLER
 FILLER: a file that fills the disk after a third of the steps; empty for none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

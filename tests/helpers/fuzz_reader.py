@@ -5,8 +5,6 @@
 prints what came out how often; a failure is kept as a directory that reproduces it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

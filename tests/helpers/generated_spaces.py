@@ -1,7 +1,5 @@
 """Spaces of every kind, nested, and matching and non-matching values for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

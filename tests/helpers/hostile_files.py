@@ -1,7 +1,5 @@
 """More malicious traces: links and pipes, manifests, code to execute, terminal escapes, old recordings."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

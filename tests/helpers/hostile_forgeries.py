@@ -3,8 +3,6 @@
 Each forgery is a function that changes a valid trace in a directory. Its name describes the change.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Odd objects for the C core: strided arrays, subclasses, numbers and flags that raise."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from types import MappingProxyType

@@ -5,8 +5,6 @@
 prints a table: the forgeries whose names have these words, bytes on the disk, what came of it, seconds, memory.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Old recordings: those in sample_traces, and such as tests write."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An environment whose values identify their episode and step, a small trace of it, and a check of episodes read."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Vector environments whose values identify lane, episode and step, and the expected contents of their traces."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Other users of the machine: what they do in directories that several may write to."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A format that can say all of a trace: a JSON file for each episode. And what is wrong with many an exporter."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

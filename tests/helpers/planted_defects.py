@@ -1,7 +1,5 @@
 """Copies of traces with one planted defect, as exports have had: loaders and comparisons must notice each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple

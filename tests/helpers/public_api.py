@@ -6,8 +6,6 @@ Annotations are those of the source, so that the text is the same on every Pytho
 public functions return are public, too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

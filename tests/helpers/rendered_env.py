@@ -1,7 +1,5 @@
 """An environment whose images and text show the step number, optionally with images as observations."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mutate rings as a bad disk would, or as an attacker would, with valid checksums and marks."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import struct

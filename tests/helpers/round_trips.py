@@ -4,8 +4,6 @@ Time passes in round trips, not in seconds. A read of bytes that are not there y
 `RemoteStorage.soon` would read in another thread is on its way from then on, while the reader goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path

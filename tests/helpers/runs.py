@@ -1,7 +1,5 @@
 """Short runs to record, and the expected contents of their traces."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

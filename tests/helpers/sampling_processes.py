@@ -1,7 +1,5 @@
 """Batches drawn by other processes in tests. It imports little, because spawned processes import it again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gym_trace.playback.sampling.batches import Batches

@@ -1,7 +1,5 @@
 """Environments and values that test a recorder: reused buffers, odd values, and comparisons bit for bit."""
 
-from __future__ import annotations
-
 import array
 import collections
 import copy

@@ -1,7 +1,5 @@
 """A store that several processes see, shared://PATH, and an environment whose workers publish to it often."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

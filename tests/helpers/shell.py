@@ -1,7 +1,5 @@
 """The command line as tests call it, and a module with an environment, policies and callbacks to call it with."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -13,8 +13,6 @@ A comment before a block, `<!-- needs: torch, gymnasium>=1.1 -->`, skips it (and
 is not installed. `<!-- not run: REASON -->` skips it always. Other languages are not run.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

@@ -6,8 +6,6 @@ class TestMine(StorageContract):
         return MyStorage(...)  # of a place that is not there yet
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Contents of a trace, to compare with those of a trace made from it."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

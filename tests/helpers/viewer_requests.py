@@ -1,7 +1,5 @@
 """Requests of the viewer's page, and a page for tests of the server alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Queries about runs of several processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gym_trace import open_trace

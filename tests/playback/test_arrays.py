@@ -1,7 +1,5 @@
 """Arrays that were read belong to the caller."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

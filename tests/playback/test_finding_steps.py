@@ -1,7 +1,5 @@
 """Trace.find_steps finds the steps that a loop over all episodes finds."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

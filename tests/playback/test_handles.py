@@ -1,7 +1,5 @@
 """An episode taken from a trace stays that episode while others record, pickle and read."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import os

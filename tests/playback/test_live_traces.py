@@ -1,7 +1,5 @@
 """Traces are readable while they are written, and after their writer has died."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

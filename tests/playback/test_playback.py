@@ -1,7 +1,5 @@
 """Reading a trace back: in a stream, at random, from several writers, with damage in it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

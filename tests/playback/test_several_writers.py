@@ -1,7 +1,5 @@
 """Traces of several writers: each says what it recorded, and the trace says only what they agree on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Functions that take a trace take its directory as well, as text or as a path, and tell the same of both."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

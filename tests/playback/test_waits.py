@@ -1,7 +1,5 @@
 """Check the number of times that readers wait for a storage where each read takes a round trip."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

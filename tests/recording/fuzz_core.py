@@ -5,8 +5,6 @@ odd_frames() of test_core take, odd_tree_run() and odd_large_run() of test_core_
 odd_slab_run() of test_core_lanes.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The thread that writes slabs: how long it lives, what it holds, and what happens without it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import signal

@@ -1,7 +1,5 @@
 """The C core returns the same results and writes the same bytes as the pure Python rows, for any input."""
 
-from __future__ import annotations
-
 import gc
 import os
 import struct

@@ -1,7 +1,5 @@
 """The C core records steps of lanes with the results and bytes of the pure Python slab, for any input."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

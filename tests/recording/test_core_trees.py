@@ -1,7 +1,5 @@
 """The C core records dicts and tuples of numbers and texts like the packers in Python, or declines them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

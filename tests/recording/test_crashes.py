@@ -4,8 +4,6 @@ GYM_TRACE_LONG=1 python -m pytest -n 2 tests/recording/test_crashes.py makes a t
 and prints what became of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Recorded steps are kept, however an episode or a recording ends."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import signal

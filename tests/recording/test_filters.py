@@ -1,7 +1,5 @@
 """Filters keep the right episodes and steps, and keep them unchanged."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from pathlib import Path

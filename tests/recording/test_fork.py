@@ -1,7 +1,5 @@
 """Every step is saved exactly once, however processes fork and exit."""
 
-from __future__ import annotations
-
 import collections
 import os
 import signal

@@ -1,7 +1,5 @@
 """Rows stored as changes restore every frame, whatever happens in between."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any

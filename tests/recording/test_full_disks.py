@@ -3,8 +3,6 @@
 Earlier steps stay readable, and the run can continue.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Steps that raised: the steps before and after the gap are never joined."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pkgutil

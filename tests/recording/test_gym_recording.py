@@ -1,7 +1,5 @@
 """Code written for gym_recording runs when one word is changed: its README's example, and its own test of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Infos and annotations, and their warnings."""
 
-from __future__ import annotations
-
 import enum
 import warnings
 from pathlib import Path

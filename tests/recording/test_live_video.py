@@ -1,7 +1,5 @@
 """Videos made while recording: the scheduled episodes are filmed, and errors never harm the trace."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

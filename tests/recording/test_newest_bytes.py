@@ -1,7 +1,5 @@
 """keep_bytes and keep_if: the newest bytes stay, the wanted episodes for ever, and no episode is there in part."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Rewards of several numbers (objectives, as MO-Gymnasium has them): recorded, summed up, shown and chosen by."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pending actions of killed recordings: kept, reported, repaired, and executed again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Such a copy has what the file system had handed to its device, and nothing of what the kernel still held back.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

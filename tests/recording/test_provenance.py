@@ -1,7 +1,5 @@
 """A trace says what made it: names, versions and the commit, and what may be private only on demand."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

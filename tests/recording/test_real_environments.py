@@ -1,7 +1,5 @@
 """Real environments, recorded and played back bit-equal to a run without the recorder."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

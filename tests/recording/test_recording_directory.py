@@ -1,7 +1,5 @@
 """The directory of a recorder: creation, existing traces (on_exist), and invalid options."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import multiprocessing

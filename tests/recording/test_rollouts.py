@@ -1,7 +1,5 @@
 """TraceWriter.rollouts: arrays of many steps, compared with the same run recorded by the vector wrapper."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

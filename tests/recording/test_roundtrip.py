@@ -1,7 +1,5 @@
 """Recorded values round-trip: any space, any value, any end of an episode, any chunk boundaries."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Observations with texts, which are stored in the log: continuing an episode in another slab keeps them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """File systems without safe mappings: steps are in ordinary memory, and written every second."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Vector runs that are killed, truncated or interrupted: recorded steps are correct, and lanes stay in step."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Filters of vector environments keep, lane by lane, the same steps as filters of single environments."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lanes that are reset without a seed: the states of their random generators are recorded."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """TraceRecordingWrapper records everything and changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import decimal

@@ -1,7 +1,5 @@
 """TraceWriter: what it records, infers, and refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import warnings

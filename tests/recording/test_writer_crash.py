@@ -1,7 +1,5 @@
 """A loop with a TraceWriter that is killed at random: no step is lost, and the action being executed is known."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Traces at URLs, read through fsspec from memory, from a web server, and from a store that fails."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

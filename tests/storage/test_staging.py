@@ -1,7 +1,5 @@
 """Staged files and directories appear whole; leftovers of killed processes are removed by the next run of the same."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

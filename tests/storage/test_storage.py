@@ -1,7 +1,5 @@
 """Storages of traces: a directory, or any implementation of the contract."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import resource

@@ -1,7 +1,5 @@
 """Settings, actions as rows, the log of updates, shared memory: the parts of training that do not need PyTorch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

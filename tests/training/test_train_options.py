@@ -1,7 +1,5 @@
 """Options, errors and documentation of gym-trace train that do not need PyTorch."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The language of --where and --sort, on tables of any columns."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

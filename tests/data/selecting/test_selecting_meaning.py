@@ -1,7 +1,5 @@
 """Conditions evaluated over columns agree with a plain evaluation row by row."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

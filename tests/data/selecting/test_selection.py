@@ -1,7 +1,5 @@
 """Selecting episodes of real traces: Trace.select, views in any order, and command options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

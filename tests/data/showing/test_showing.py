@@ -1,7 +1,5 @@
 """Display of traces and episodes in a REPL, a notebook and pandas."""
 
-from __future__ import annotations
-
 import builtins
 import pickle
 import re

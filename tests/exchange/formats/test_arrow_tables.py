@@ -1,7 +1,5 @@
 """The tables of traces in Arrow and DuckDB: their rows, what is decoded for them, and partitions."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """The contract tests for exporters and importers: what is right passes, and what is wrong is found out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

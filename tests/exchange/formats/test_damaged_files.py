@@ -1,7 +1,5 @@
 """Old recordings that are damaged, pickled or hostile: one clear line, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

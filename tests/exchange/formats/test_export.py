@@ -1,7 +1,5 @@
 """export() and import_trace(): what holds for every format, whatever it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

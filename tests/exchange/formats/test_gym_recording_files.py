@@ -1,7 +1,5 @@
 """Import of recordings of gym_recording: the arrays are those that the old reader gave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files for import that were made to do harm: one clear line, soon, and nothing run that lies beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

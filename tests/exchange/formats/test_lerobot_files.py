@@ -1,7 +1,5 @@
 """LeRobot datasets without LeRobot: what is written comes back bit for bit, and what is malformed is said to be."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """MCAP: the package's own reader reads what was exported."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Minari and D4RL without their packages: round trips, what is refused, and files that are not what they say."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

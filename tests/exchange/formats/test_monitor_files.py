@@ -1,7 +1,5 @@
 """Statistics of OpenAI Gym's Monitor: imported, and by load_results, which also reads traces."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

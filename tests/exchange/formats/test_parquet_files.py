@@ -1,7 +1,5 @@
 """Parquet: the content of its tables, and tampered tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rerun: its own reader reads what was exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """RLDS without TensorFlow: what is written comes back bit for bit, and what is malformed is said to be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

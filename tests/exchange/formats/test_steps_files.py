@@ -1,7 +1,5 @@
 """JSON lines, CSV and npz as their usual readers have them: json, csv and numpy."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import json

@@ -1,7 +1,5 @@
 """One Parquet table of anybody as a trace: columns are guessed by their names, or told by a mapping."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

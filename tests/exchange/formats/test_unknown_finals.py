@@ -1,7 +1,5 @@
 """Final observations that an import did not find: they are absent to everybody, whatever the placeholder looks like."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

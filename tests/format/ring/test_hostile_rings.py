@@ -1,7 +1,5 @@
 """Rings with damaged or malicious bytes give a TraceError or less data, quickly."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

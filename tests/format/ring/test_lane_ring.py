@@ -1,7 +1,5 @@
 """Slabs of lanes: a copy made at any moment holds exactly the steps recorded so far."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

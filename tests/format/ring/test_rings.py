@@ -1,7 +1,5 @@
 """Steps in a ring are read like steps in a batch. Rings are listed, replaced and copied with their trace."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

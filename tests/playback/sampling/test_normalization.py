@@ -1,7 +1,5 @@
 """Moments for normalization match NumPy, and are computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches for training: what is drawn is what was recorded, and everything is drawn."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import tracemalloc

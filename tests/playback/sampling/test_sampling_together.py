@@ -1,7 +1,5 @@
 """Batches beside others: threads, processes, damage, a trace that grows; and that chance is fair."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Value targets are what their definitions say, written out step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """branch: new episodes from a recorded step on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Episodes recorded by several processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Event logs of runs that are links, pipes, damaged or forged."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """Workers that are started, heard, watched and restarted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Whole episodes, each with its own seed, until the first of the limits is met."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shards of a run: processes that know nothing of each other record its episodes into one directory."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

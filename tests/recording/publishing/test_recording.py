@@ -1,7 +1,5 @@
 """Recording to URLs: what is sealed is published, and what a killed process left, later."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Runs of several processes to a URL: kills, resumed runs, and shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """push, pull and sync between a directory and stores in memory, in a folder, and one that fails."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

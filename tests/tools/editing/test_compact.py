@@ -1,7 +1,5 @@
 """Compacted traces: few files, in which every episode stays that of the writer that recorded it."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Columns are dropped from a trace; facts are set and unset."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Edits of traces: what they keep of every episode, what they copy, and what they refuse."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Edits amid hostile files, other processes, and episodes that go on after their end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

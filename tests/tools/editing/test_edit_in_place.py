@@ -1,7 +1,5 @@
 """Edits in place: the old trace or the new one is there, whole, with all that lies beside it, killed at any moment."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

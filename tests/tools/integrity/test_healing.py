@@ -1,7 +1,5 @@
 """heal_trace puts the recorded bytes back, and check_trace counts what parity restores apart from what it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -1,7 +1,5 @@
 """check_trace finds every kind of damage; repair_trace keeps everything else and says exactly what is lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Rings of dead writers are written into their batches, whole and once, also after a kill at any moment."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

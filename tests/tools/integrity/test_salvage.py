@@ -1,7 +1,5 @@
 """repair_trace(salvage=True): the intact columns of damaged chunks are kept, and nothing is made up for the others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sound recordings of arrays, in which tests plant defects."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

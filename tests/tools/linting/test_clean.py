@@ -1,7 +1,5 @@
 """Clean recordings have no findings: those of Gymnasium's environments, and the sample traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

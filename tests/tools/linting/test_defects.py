@@ -1,7 +1,5 @@
 """Each planted defect is found once, at its place, and nothing else is."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

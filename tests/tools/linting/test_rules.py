@@ -1,7 +1,5 @@
 """Choosing rules, setting thresholds, and rules of other packages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A person at the keyboard of a session, as tests script one: pygame events, posted one by one between steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

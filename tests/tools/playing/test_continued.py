@@ -1,7 +1,5 @@
 """Sessions that go on from a step of a recorded episode."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

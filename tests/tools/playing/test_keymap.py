@@ -1,7 +1,5 @@
 """Key maps: which action pressed keys choose, and files that say so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

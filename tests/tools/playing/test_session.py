@@ -1,7 +1,5 @@
 """Sessions with a scripted keyboard: what is recorded, kept, discarded and annotated."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

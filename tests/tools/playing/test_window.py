@@ -1,7 +1,5 @@
 """gym-trace play under Xvfb, with a keyboard that xdotool presses; and the command without a display."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Two traces side by side."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """env_at: the environment in the state that it had at a recorded step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces whose episodes come in another order are compared by a hash per episode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

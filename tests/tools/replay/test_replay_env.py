@@ -1,7 +1,5 @@
 """Recorded episodes as an environment."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

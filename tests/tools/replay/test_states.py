@@ -1,7 +1,5 @@
 """states=K: env_at starts from the last recorded state before a step."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import struct

@@ -1,7 +1,5 @@
 """Recorded episodes played again in their environment."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from fractions import Fraction

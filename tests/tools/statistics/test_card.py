@@ -1,7 +1,5 @@
 """Dataset cards: YAML and Markdown that text of a trace cannot break out of."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

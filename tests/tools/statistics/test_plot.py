@@ -1,7 +1,5 @@
 """Plots of episodes: what is drawn, how it is named, and how it fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Summaries agree with NumPy on the whole data, for values of every kind, and are plain data."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rendering recorded episodes: one frame per step, the right speed, and clear errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

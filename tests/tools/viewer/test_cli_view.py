@@ -1,7 +1,5 @@
 """gym-trace view"""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The built page: it belongs to its sources, is small, and has no way to run what was recorded."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re

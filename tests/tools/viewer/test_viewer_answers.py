@@ -1,7 +1,5 @@
 """The answers of the viewer to its page."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from pathlib import Path

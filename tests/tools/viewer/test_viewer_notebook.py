@@ -1,7 +1,5 @@
 """Traces and episodes in a notebook cell: the viewer in an iframe, and what is shown without scripts."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

@@ -1,7 +1,5 @@
 """Episodes that are simulated again for the viewer: consent, progress, limits."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

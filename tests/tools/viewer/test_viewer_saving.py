@@ -1,7 +1,5 @@
 """The page as a file: what is in it, how large it is, and what may run in it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

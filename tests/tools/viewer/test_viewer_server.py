@@ -1,7 +1,5 @@
 """The server of the viewer: who is let in, and what attacks come to."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
