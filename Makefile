@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo_trace
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings quick test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -16,6 +16,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 -q
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
+
+# For the loop of edit and test: half a minute on two quiet cores.
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -q tests/data tests/format tests/playback tests/tools/linting
 
 # mypy with every extra, the training tests, and the real loaders of Minari, Parquet, Stable-Baselines3 and TorchRL, in an environment
 # of their own (3 GB).

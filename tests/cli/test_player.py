@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gym_trace_cli.player.player import Player
 from gymnasium import spaces
 from rendered_env import make_rendered
+from scripted_env import Result, ToyEnv
 from terminals import Scripted
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
@@ -240,7 +240,7 @@ def test_an_empty_episode_is_one_frame(tmp_path: Path) -> None:
     assert steps(scripted) == [(0, 0)] * 4
 
 
-class Odd(gymnasium.Env[Any, Any]):
+class Odd(ToyEnv):
     """Observes whatever it likes."""
 
     observation_space = spaces.Dict(
@@ -248,15 +248,10 @@ class Odd(gymnasium.Env[Any, Any]):
     )
     action_space = spaces.Text(30)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        view: Any = np.zeros((20, 20), np.uint8)
-        return {"words": "\x1b[2J\n", "view": view, "wide": np.full(500, np.nan, np.float32)}, {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        view: Any = "no picture" if self.steps == 2 else np.zeros((3, 3), float)
-        return {"words": "\u202e", "view": view, "wide": np.full(500, np.inf, np.float32)}, [1, 2], False, False, {}
+    def result(self, action: Any) -> Result:
+        view: Any = (np.zeros((20, 20), np.uint8), np.zeros((3, 3)), "no picture", np.zeros((3, 3)))[min(self.t, 3)]
+        words, wide = ("\u202e", np.inf) if self.t else ("\x1b[2J\n", np.nan)
+        return Result({"words": words, "view": view, "wide": np.full(500, wide, np.float32)}, [1, 2])
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")

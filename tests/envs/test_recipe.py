@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import ClipAction, FlattenObservation, RecordEpisodeStatistics, RescaleAction, TimeLimit
 from rendered_env import make_rendered
-from scripted_env import OddSpace, Result, ScriptedEnv
+from scripted_env import OddSpace, Result, ScriptedEnv, ToyEnv
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
@@ -26,7 +26,7 @@ IS_NEW = hasattr(gymnasium.wrappers, "AddRenderObservation")  # since 1.0
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 
-class Keeps(gymnasium.Env[Any, Any]):
+class Keeps(ToyEnv):
     """Keeps what it was made with."""
 
     observation_space = action_space = spaces.Discrete(9)
@@ -34,12 +34,8 @@ class Keeps(gymnasium.Env[Any, Any]):
     def __init__(self, **kwargs: Any):
         self.kwargs = kwargs
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return int(self.np_random.integers(9)), {}
-
-    def step(self, action: Any) -> Any:
-        return int(self.np_random.integers(9)), 1.0, False, False, {}
+    def result(self, action: Any) -> Result:
+        return Result(int(self.np_random.integers(9)))
 
 
 class Silent(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_tests import LONG
 from numbered_env import record
+from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.data.packing import pack
@@ -132,16 +133,12 @@ def test_a_damaged_stretch_anywhere_in_the_file_loses_nothing(tmp_path: Path) ->
             assert contents(tmp_path / "t") == expected, at
 
 
-class Noise(gymnasium.Env[Any, Any]):
+class Noise(ToyEnv):
     observation_space = gymnasium.spaces.Box(0, 255, (120, 160), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.np_random.integers(0, 256, (120, 160), np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.np_random.integers(0, 256, (120, 160), np.uint8), 1.0, False, False, {}
+    def result(self, action: Any) -> Result:
+        return Result(self.np_random.integers(0, 256, (120, 160), np.uint8))
 
 
 def frames(directory: Path, steps: int) -> Path:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 
 import gym_trace
 
@@ -25,32 +25,24 @@ OBSERVATIONS = spaces.Dict(
 )
 
 
-class Camera(gymnasium.Env[Any, Any]):
+class Camera(ToyEnv):
     """Samples its spaces; episodes alternate between termination and truncation."""
 
     observation_space = OBSERVATIONS
     action_space = spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32)))
 
     def __init__(self, length: int = 5):
-        self._length, self._episodes = length, 0
+        self._length = length
 
-    def _observation(self) -> Any:
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self.observation_space.seed(3)
         observation = self.observation_space.sample()
         observation["state"][0] = np.nan
-        observation["mission"] = ("go", "é\udc80", "\0x", "")[self._step % 4]
-        return observation
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.observation_space.seed(3)
-        self._step, self._episodes = 0, self._episodes + 1
-        return self._observation(), {"level": self._episodes}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._step += 1
-        over = self._step == self._length
-        odd = bool(self._episodes % 2)
-        return self._observation(), 0.1 * self._step, over and odd, over and not odd, {"why": np.float32(self._step)}
+        observation["mission"] = ("go", "é\udc80", "\0x", "")[self.t % 4]
+        over, odd = self.t == self._length, self.episode % 2 == 0
+        info = {"why": np.float32(self.t)} if self.t else {"level": self.episode + 1}
+        return Result(observation, 0.1 * self.t, over and odd, over and not odd, info)
 
 
 def record(directory: Path, length: int = 5, **options: Any) -> gym_trace.Trace:

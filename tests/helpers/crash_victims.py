@@ -26,6 +26,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 
 _LENGTH = struct.Struct("<I")
 LANES = 64
@@ -123,7 +124,7 @@ class DyingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 # -- environments -----------------------------------------------------------------------------------------------------
 
 
-class FrameEnv(gymnasium.Env[Any, Any]):
+class FrameEnv(ToyEnv):
     """Frames of 100 kB that change partly or completely."""
 
     observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -133,23 +134,16 @@ class FrameEnv(gymnasium.Env[Any, Any]):
         self._noise, self._length = noise, length
         self._frame = np.zeros((210, 160, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self._t = 0
-        self._frame[...] = self.np_random.integers(0, 255, self._frame.shape, np.uint8)
-        return self._frame, {}
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        if self._noise:
+    def result(self, action: Any) -> Result:
+        if self._noise or action is None:
             self._frame[...] = self.np_random.integers(0, 255, self._frame.shape, np.uint8)
         else:
-            at = 3 * self._t % 200
+            at = 3 * self.t % 200
             self._frame[at : at + 8, at % 150 : at % 150 + 8] += np.uint8(1 + action)
-        return self._frame, float(self._t), self._t == self._length, False, {}
+        return Result(self._frame, float(self.t), self.t == self._length)
 
 
-class DictEnv(gymnasium.Env[Any, Any]):
+class DictEnv(ToyEnv):
     """Observations of several kinds, infos, and rewards of more than one type."""
 
     observation_space = spaces.Dict(
@@ -160,63 +154,45 @@ class DictEnv(gymnasium.Env[Any, Any]):
     )
     action_space = spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(0, 1, (2,), np.float32))
 
-    def _observation(self) -> Any:
-        random = self.np_random
-        return {
+    def result(self, action: Any) -> Result:
+        t, random = self.t, self.np_random
+        info: dict[str, Any] = {"t": t, "words": ["a", {"b": t / 8}]} if t else {"began": True}
+        if t and t % 3 == 0:
+            info["odd"] = random.normal(size=2)
+        observation = {
             "place": random.normal(size=3),
             "room": np.int64(random.integers(9)),
             "said": "x" * int(random.integers(1, 20)),
             "pair": (random.integers(0, 2, 3).astype(np.int8), random.integers(0, 255, (2, 2), np.uint8)),
         }
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self._t = 0
-        return self._observation(), {"began": True}
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        info: dict[str, Any] = {"t": self._t, "words": ["a", {"b": self._t / 8}]}
-        if self._t % 3 == 0:
-            info["odd"] = self.np_random.normal(size=2)
-        reward: Any = np.float32(self._t) if self._t % 20 > 15 else self._t / 8
-        return self._observation(), reward, False, self._t == 50, info
+        return Result(observation, np.float32(t) if t % 20 > 15 else t / 8, False, t == 50, info)
 
 
-class TextEnv(gymnasium.Env[Any, Any]):
+class TextEnv(ToyEnv):
     """Observations are words of up to 200 letters."""
 
     observation_space = spaces.Text(200)
     action_space = spaces.Text(5)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self._t = 0
-        return "begin", {}
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        return action * int(self.np_random.integers(0, 40)), self._t, self._t == 30, False, {}
+    def result(self, action: Any) -> Result:
+        word = "begin" if action is None else action * int(self.np_random.integers(0, 40))
+        return Result(word, self.t, self.t == 30)
 
 
-class LaneEnv(gymnasium.Env[Any, Any]):
+class LaneEnv(ToyEnv):
     """One of many environments; observations hold its number, its episode and the step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(5)
 
     def __init__(self, lane: int):
-        self._lane, self._episode, self._t = lane, -1, 0
+        self._lane = lane
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._episode, self._t = self._episode + 1, 0
-        return np.array([self._lane, self._episode, 0], np.float32), {"began": self._episode}
-
-    def step(self, action: Any) -> Any:
-        self._t += 1
-        over = self._t > (5 * self._lane + 3 * self._episode) % 17
-        observation = np.array([self._lane, self._episode, self._t], np.float32)
-        return observation, self._lane + self._t / 8, over and self._lane % 2 == 0, over and self._lane % 2 == 1, {}
+    def result(self, action: Any) -> Result:
+        over, even = self.t > (5 * self._lane + 3 * self.episode) % 17, self._lane % 2 == 0
+        observation = np.array([self._lane, self.episode, self.t], np.float32)
+        info = {} if self.t else {"began": self.episode}
+        return Result(observation, self._lane + self.t / 8, over and even, over and not even, info)
 
 
 KINDS = ("cartpole", "cheetah", "frames", "noise", "things", "words")

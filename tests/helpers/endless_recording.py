@@ -12,34 +12,31 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceRecordingWrapper
 
 MAX_STEPS = 1 << 20  # that the progress file has room for
 
 
-class FramesEnv(gymnasium.Env[Any, Any]):
+class FramesEnv(ToyEnv):
     """Noise of (64, 64, 3) bytes, in a buffer that is used again for each frame; 50 steps an episode."""
 
     observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, seconds_a_step: float):
-        self._seconds = seconds_a_step
+    def __init__(self, seconds_per_step: float):
+        self._seconds = seconds_per_step
         self._buffer = np.zeros((64, 64, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._t = 0
-        self._noise = self.np_random.integers(0, 256, self._buffer.shape, np.uint8)
-        self._buffer[:] = self._noise
-        return self._buffer, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._t += 1
-        time.sleep(self._seconds)
-        np.add(self._noise, np.uint8(self._t * (action + 1)), out=self._buffer)
-        return self._buffer, float(self._t), self._t == 50, False, {}
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self._noise = self.np_random.integers(0, 256, self._buffer.shape, np.uint8)
+            self._buffer[:] = self._noise
+        else:
+            time.sleep(self._seconds)
+            np.add(self._noise, np.uint8(self.t * (action + 1)), out=self._buffer)
+        return Result(self._buffer, float(self.t), self.t == 50)
 
 
 def make(kind: str, seconds_a_step: float = 0.0) -> gymnasium.Env[Any, Any]:

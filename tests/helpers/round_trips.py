@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
-from scripted_env import small_blocks
+from scripted_env import Result, ToyEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, lint_trace, open_trace, summarize
 from gym_trace.playback.trace import Trace
@@ -101,7 +100,7 @@ class _Reader(MemoryReader):
         return data
 
 
-class _Noise(gymnasium.Env[Any, Any]):
+class _Noise(ToyEnv):
     """Observations that do not compress."""
 
     observation_space = spaces.Box(0, 255, (_SIZE,), np.uint8)
@@ -110,17 +109,8 @@ class _Noise(gymnasium.Env[Any, Any]):
     def __init__(self, steps: int):
         self._steps = steps
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._done = 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._done += 1
-        return self._observation(), float(self._done), self._done == self._steps, False, {}
-
-    def _observation(self) -> Any:
-        return self.np_random.integers(0, 256, _SIZE, np.uint8)
+    def result(self, action: Any) -> Result:
+        return Result(self.np_random.integers(0, 256, _SIZE, np.uint8), float(self.t), self.t == self._steps)
 
 
 def record_chunks(directory: Path, episodes: int) -> dict[str, bytes]:

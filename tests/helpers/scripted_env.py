@@ -26,6 +26,36 @@ class Result(NamedTuple):
     info: Any = None
 
 
+class ToyEnv(gymnasium.Env[Any, Any]):
+    """Calls result(action) in each step, and result(None) in each reset, which uses its observation and info.
+
+    Attributes:
+        episode: index of the episode, from 0.
+        t: steps since the reset.
+        options: options of the reset.
+    """
+
+    episode, t = -1, 0
+
+    def __init__(self, observation_space: Any = None, action_space: Any = None, result: Any = None):
+        given = {"observation_space": observation_space, "action_space": action_space, "result": result}
+        vars(self).update({name: value for name, value in given.items() if value is not None})
+
+    def result(self, action: Any) -> Result:
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t, self.options = self.episode + 1, 0, options or {}
+        first = self.result(None)
+        return first.observation, first.info or {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.t += 1
+        *result, info = self.result(action)
+        return (*result, info or {})
+
+
 class ScriptedEnv(gymnasium.Env[Any, Any]):
     """Plays a script: a list of episodes, each a reset observation and a list of results.
 

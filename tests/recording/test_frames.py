@@ -4,12 +4,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.deltas import DeltaPacker, DeltaRows
@@ -278,21 +278,21 @@ def test_changes_outside_of_the_row_raise() -> None:
         transforms.undo_changes(np.frombuffer(bad, np.uint8), 2, 0, np.empty((2, 4096), np.uint8))
 
 
-class PicturesEnv(gymnasium.Env[Any, Any]):
+class PicturesEnv(ToyEnv):
     """Returns scripted results of steps, or raises scripted exceptions."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], results: list[Any]):
-        self.observation_space, self.action_space, self.results = observation_space, action_space, results
+        super().__init__(observation_space, action_space)
+        self.results = results
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.observation_space.seed(0)
-        return self.results.pop(0), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def result(self, action: Any) -> Result:
         result = self.results.pop(0)
+        if action is None:
+            self.observation_space.seed(0)
+            return Result(result)
         if isinstance(result, Exception):
             raise result
-        return (*result, {})
+        return Result(*result)
 
 
 PICTURE = spaces.Box(0, 255, (64, 64), np.uint8)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from long_tests import LONG
 from runs import in_a_child, manifest_entries, recorder_of
+from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
 from gym_trace.edit import compact, filter
@@ -26,7 +27,7 @@ KEEP = 20_000
 SEEDS = range(40 if LONG else 2)
 
 
-class Erratic(gymnasium.Env[Any, Any]):
+class Erratic(ToyEnv):
     """Episodes of random lengths, with a NaN now and then; step() raises as often as wanted. Seed it once."""
 
     action_space = gymnasium.spaces.Discrete(3)
@@ -35,23 +36,17 @@ class Erratic(gymnasium.Env[Any, Any]):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
         self._raises = raises
 
-    def _observed(self) -> Any:
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self._length = int(self.np_random.geometric(1 / 20))
+        elif self.np_random.random() < self._raises:
+            raise RuntimeError("the simulator crashed")
+        left = self._length - self.t
+        reward = np.inf if action is not None and self.np_random.random() < 1 / 900 else float(left)
         observation = self.np_random.normal(size=self.observation_space.shape).astype(np.float32)
         if self.np_random.random() < 1 / 300:
             observation.flat[3] = self.np_random.choice([np.nan, np.inf, -np.inf])
-        return observation
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._left = int(self.np_random.geometric(1 / 20))
-        return self._observed(), {}
-
-    def step(self, action: Any) -> Any:
-        self._left -= 1
-        if self.np_random.random() < self._raises:
-            raise RuntimeError("the simulator crashed")
-        reward = np.inf if self.np_random.random() < 1 / 900 else float(self._left)
-        return self._observed(), reward, self._left <= 0, False, {}
+        return Result(observation, reward, left <= 0)
 
 
 def run(make: Callable[[], Any], directory: Path, lanes: int, seed: int, steps: int, **options: Any) -> None:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 from shell import in_directory, ok, run
 from worker_episodes import whole_episodes
 
@@ -23,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from in_directory(tmp_path, monkeypatch)
 
 
-class Objectives(gymnasium.Env[Any, Any]):
+class Objectives(ToyEnv):
     """Two objectives: minus one per step, and a treasure that is larger the longer the episode."""
 
     observation_space = spaces.Box(0, np.inf, (1,), np.float32)
@@ -33,16 +34,12 @@ class Objectives(gymnasium.Env[Any, Any]):
     def __init__(self, kind: Any = np.array):
         self._kind = kind
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._steps, self._length = 0, int(self.np_random.integers(2, 6))
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        over = self._steps == self._length
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self._length = int(self.np_random.integers(2, 6))
+        over = self.t == self._length
         reward = self._kind([-1.0, 10.0 * self._length if over else 0.0])
-        return np.full(1, self._steps, np.float32), reward, over, False, {}
+        return Result(np.full(1, self.t, np.float32), reward, over)
 
 
 def totals_of(directory: Path) -> Any:

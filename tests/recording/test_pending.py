@@ -18,6 +18,7 @@ import pytest
 import rings
 from forked_python import HELPERS
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 from shell import ok
 from shell import run as command
 
@@ -28,7 +29,7 @@ HERE = [str(Path(__file__).parent), HELPERS]
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 
-class Fragile(gymnasium.Env[Any, Any]):
+class Fragile(ToyEnv):
     """Count steps; run a given function at the seventh step of the second episode."""
 
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
@@ -37,15 +38,8 @@ class Fragile(gymnasium.Env[Any, Any]):
     def __init__(self, end: str = "nothing"):
         self.end = end
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        self.is_second = bool(options)
-        return np.zeros(2), {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        if self.count == 7 and self.is_second:
+    def result(self, action: Any) -> Result:
+        if self.t == 7 and self.options:
             if self.end == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif self.end == "segfault":
@@ -56,7 +50,7 @@ class Fragile(gymnasium.Env[Any, Any]):
                 os._exit(3)
             elif self.end == "raise":
                 raise ValueError("unstable")
-        return np.array([self.count, action["a"]], float), 1.5, self.count == 20, False, {}
+        return Result(np.array([self.t, action["a"] if action else 0], float), 1.5, self.t == 20)
 
 
 def action_at(step: int) -> dict[str, Any]:

@@ -3,31 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from gymnasium import spaces
 from runs import acted
+from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
 
 
-class Talking(gymnasium.Env[Any, Any]):
+class Talking(ToyEnv):
     """Observes the step number as text; continues after its end."""
 
     observation_space = spaces.Dict({"at": spaces.Discrete(99), "said": spaces.Text(40)})
     action_space = spaces.Discrete(9)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at = 0
-        return self.seen(), {}
-
-    def seen(self) -> dict[str, Any]:
-        return {"said": f"at {self.at}", "at": self.at}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1
-        return self.seen(), 1.0, self.at in (3, 6), False, {}
+    def result(self, action: Any) -> Result:
+        return Result({"said": f"at {self.t}", "at": self.t}, 1.0, self.t in (3, 6))
 
 
 def told(directory: Path) -> list[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from scripted_env import Result, ToyEnv
 from shell import ok, run
 
 import gym_trace
@@ -16,7 +17,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "format-1.1"
 
 
-class Lengths(gymnasium.Env[Any, Any]):
+class Lengths(ToyEnv):
     """Episodes with the length given in options, and a reward of 1 or of two objectives per step."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
@@ -25,15 +26,9 @@ class Lengths(gymnasium.Env[Any, Any]):
     def __init__(self, several: bool = False):
         self._several = several
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._left = int((options or {}).get("length", 3))
-        return np.full(1, self._left, np.float64), {}
-
-    def step(self, action: Any) -> Any:
-        self._left -= 1
-        reward = np.array([1.0, -2.0 * self._left]) if self._several else 1.0
-        return np.full(1, self._left, np.float64), reward, self._left == 0, False, {}
+    def result(self, action: Any) -> Result:
+        left = int(self.options.get("length", 3)) - self.t
+        return Result(np.full(1, left, np.float64), np.array([1.0, -2.0 * left]) if self._several else 1.0, left == 0)
 
 
 def record(directory: Path, resets: list[dict[str, Any]], several: bool = False, **options: Any) -> Trace:

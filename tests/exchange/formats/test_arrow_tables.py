@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from damage import flip
 from long_tests import TRACES
+from scripted_env import Result, ToyEnv
 from shell import ok, run
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace, record_episodes
@@ -49,18 +50,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Episodes with large observations, in several chunks, of which some have reward 1."""
 
-    class Pictures(gymnasium.Env[Any, Any]):
+    class Pictures(ToyEnv):
         observation_space = gymnasium.spaces.Box(0, 255, (64, 64), np.uint8)
         action_space = gymnasium.spaces.Discrete(4)
 
-        def reset(self, **given: Any) -> Any:
-            super().reset(seed=given.get("seed"))
-            self.left = 50
-            return self.observation_space.sample(), {}
-
-        def step(self, action: Any) -> Any:
-            self.left -= 1
-            return self.observation_space.sample(), float(self.left == 7), self.left == 0, False, {}
+        def result(self, action: Any) -> Result:
+            return Result(self.observation_space.sample(), float(self.t == 43), self.t == 50)
 
     directory = tmp_path_factory.mktemp("pictures")
     with TraceRecordingWrapper(Pictures(), directory) as env:

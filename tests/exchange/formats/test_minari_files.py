@@ -5,11 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from long_tests import LONG
+from scripted_env import Result, ToyEnv
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -26,7 +26,7 @@ FORMS = [("minari", {"kind": "hdf5"}), ("minari", {"kind": "arrow"}), ("minari",
 of_each_form = pytest.mark.parametrize(("form", "options"), FORMS)
 
 
-class Counting(gymnasium.Env[Any, Any]):
+class Counting(ToyEnv):
     """Observes numbers, or whatever space it is given."""
 
     action_space = spaces.Discrete(3)
@@ -36,15 +36,11 @@ class Counting(gymnasium.Env[Any, Any]):
         self.observation_space.seed(0)
         self._length = length
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
-        return self.observation_space.sample(), {"level": 1.5}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._step += 1
-        info = {"level": self._step / 2, "name": "x" * self._step} | ({"won": [1, (2,)]} if self._step == 2 else {})
-        return self.observation_space.sample(), 0.1 * self._step, self._step == self._length, False, info
+    def result(self, action: Any) -> Result:
+        info = {"level": self.t / 2, "name": "x" * self.t} if self.t else {"level": 1.5}
+        if self.t == 2:
+            info["won"] = [1, (2,)]
+        return Result(self.observation_space.sample(), 0.1 * self.t, self.t == self._length, False, info)
 
 
 def record(directory: Path, env: Any = None, steps: int = 20, **options: Any) -> gym_trace.Trace:

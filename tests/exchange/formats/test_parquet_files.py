@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.data.json_values import json_text, tagged
@@ -26,27 +27,21 @@ importing = pytest.importorskip("gym_trace.exchange.formats.parquet.importer")
 tables = pytest.importorskip("gym_trace.exchange.formats.parquet.tables")
 
 
-class Told(gymnasium.Env[Any, Any]):
-    """Observations are those that it was given, one after the other; ten steps are an episode."""
+class Listed(ToyEnv):
+    """Returns the given observations and rewards, one after the other; ten steps are an episode."""
 
     def __init__(self, space: spaces.Space[Any], observations: list[Any], rewards: list[Any]):
-        self.observation_space, self.action_space = space, spaces.Discrete(2)
-        self._observations, self._rewards, self._count = observations, rewards, 0
+        super().__init__(space, spaces.Discrete(2))
+        self._observations, self._rewards, self._count = observations, rewards or [1.0], 0
 
-    def _observation(self) -> Any:
+    def result(self, action: Any) -> Result:
         self._count += 1
-        return self._observations[self._count % len(self._observations)]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        return self._observation(), self._rewards[self._count % len(self._rewards)], self._count % 11 == 10, False, {}
+        observation, reward = (rows[self._count % len(rows)] for rows in (self._observations, self._rewards))
+        return Result(observation, reward, self._count % 11 == 10)
 
 
 def record(directory: Path, space: Any, observations: list[Any], rewards: Any = (1.0,), notes: Any = None) -> Path:
-    with TraceRecordingWrapper(Told(space, observations, list(rewards)), directory) as env:
+    with TraceRecordingWrapper(Listed(space, observations, list(rewards)), directory) as env:
         over = True
         for step in range(45):
             if over:
@@ -146,7 +141,7 @@ def test_annotations_that_some_steps_lack_come_back(note: Callable[[int], Any], 
 
 def test_an_episode_without_steps_has_no_vector_as_its_return(tmp_path: Path) -> None:
     trace = record(tmp_path / "trace", box(2), [np.ones(2, np.float32)], [np.array([1.0, 2.0])])
-    with TraceRecordingWrapper(Told(box(2), [np.ones(2, np.float32)], []), trace, on_exist="append") as env:
+    with TraceRecordingWrapper(Listed(box(2), [np.ones(2, np.float32)], []), trace, on_exist="append") as env:
         env.reset()
     assert _back(trace, tmp_path) == []
     returns = pq.read_table(tmp_path / "out" / "episodes")["return"].to_pylist()

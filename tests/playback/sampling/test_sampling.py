@@ -13,7 +13,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import record_lengths, record_nested
-from scripted_env import CountingEnv
+from scripted_env import CountingEnv, Result, ToyEnv
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
@@ -540,24 +540,20 @@ def test_invalid_weights_raise(trace: Trace, options: dict[str, Any]) -> None:
         trace.windows(2).update_priorities(np.array([0]), np.array([1.0]))
 
 
-class Reaching(gymnasium.Env[Any, Any]):
+class Reaching(ToyEnv):
     """A goal to be reached on a line."""
 
     observation_space = spaces.Dict({name: spaces.Box(-99, 99, (1,)) for name in ("observation", ACHIEVED, DESIRED)})
     action_space = spaces.Discrete(3)
 
-    def _said(self) -> dict[str, Any]:
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self._at, self._goal = 0, int(self.np_random.integers(5, 9))
+        else:
+            self._at += int(action) - 1
         values = {"observation": self._at, ACHIEVED: self._at, DESIRED: self._goal}
-        return {name: np.array([value], np.float32) for name, value in values.items()}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._at, self._goal = 0, int(self.np_random.integers(5, 9))
-        return self._said(), {}
-
-    def step(self, action: Any) -> Any:
-        self._at += int(action) - 1
-        return self._said(), float(self._at == self._goal) - 1.0, False, False, {}
+        observation = {name: np.array([value], np.float32) for name, value in values.items()}
+        return Result(observation, float(self._at == self._goal) - 1.0)
 
 
 def reached(achieved: np.ndarray, desired: np.ndarray, infos: Any) -> np.ndarray:

@@ -8,33 +8,33 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted_env import Result, ToyEnv
 
 import gym_trace
 from gym_trace.errors import InvalidOption
 from gym_trace.recording.collecting.rollout import RolloutProgress, episode_seed
 
 
-class Countdown(gymnasium.Env[Any, Any]):
-    """Episodes of a given number of steps; says what it was called with."""
+class Countdown(ToyEnv):
+    """Episodes of a given number of steps; lists its calls."""
 
     def __init__(self, length: int = 5):
-        self.observation_space = spaces.Box(-1, 1, (2,))
-        self.action_space = spaces.Discrete(1000)
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(1000))
         self.length = length
         self.seeds: list[int | None] = []
         self.actions: list[list[int]] = []
         self.closed = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
         self.seeds.append(seed)
         self.actions.append([])
-        return self.np_random.random(2, np.float32), {}
+        return super().reset(seed=seed)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.actions[-1].append(int(action))
-        done = len(self.actions[-1]) >= self.length
-        return self.np_random.random(2, np.float32), float(len(self.actions)), done, False, {}
+    def result(self, action: Any) -> Result:
+        if action is not None:
+            self.actions[-1].append(int(action))
+        observation = self.np_random.random(2, np.float32)
+        return Result(observation, float(len(self.actions)), self.t >= self.length)
 
     def close(self) -> None:
         self.closed += 1

@@ -17,13 +17,14 @@ from damage import flip, strip_parity
 from gym_trace_cli.main import cli
 from gymnasium import spaces
 from planted import EPISODES, STEPS, Script
+from scripted_env import Result, ToyEnv
 from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import lint_trace, open_trace
 from gym_trace.tools.linting.findings import Finding
 
 
-class Stuck(gymnasium.Env[Any, Any]):
+class Stuck(ToyEnv):
     """Observes random numbers; in lane 3 the second one stops at step 100 for 250 steps."""
 
     observation_space = spaces.Box(-10, 10, (3,), np.float64)
@@ -32,17 +33,11 @@ class Stuck(gymnasium.Env[Any, Any]):
     def __init__(self, lane: int):
         self._lane = lane
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self.np_random.uniform(-9, 9, 3), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._steps += 1
+    def result(self, action: Any) -> Result:
         seen = self.np_random.uniform(-9, 9, 3)
-        if self._lane == 3 and 100 <= self._steps < 350:
+        if self._lane == 3 and 100 <= self.t < 350:
             seen[1] = 0.5
-        return seen, float(self.np_random.uniform(1, 2)), False, False, {}
+        return Result(seen, float(self.np_random.uniform(1, 2)))
 
 
 Plant = Callable[[Script], object]

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from scripted_env import Result, ToyEnv
 from shell import run
 
 pytest.importorskip("pygame")
@@ -118,14 +119,11 @@ def test_a_step_that_cannot_be_played_from_raises(tmp_path: Path, poles: Path) -
 
 
 def test_an_environment_that_needs_trust_is_not_made(tmp_path: Path) -> None:
-    class Own(gymnasium.Env[Any, Any]):
+    class Own(ToyEnv):
         observation_space = action_space = gymnasium.spaces.Discrete(2)
 
-        def reset(self, **_: Any) -> Any:
-            return 0, {}
-
-        def step(self, action: Any) -> Any:
-            return 0, 0.0, False, False, {}
+        def result(self, action: Any) -> Result:
+            return Result(0, 0.0)
 
     with TraceRecordingWrapper(Own(), tmp_path / "own") as env:
         env.reset(seed=0)

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformReward
 from long_tests import LONG
+from scripted_env import Result, ToyEnv
 from test_verification import PLAIN, Forgetful, Whimsical, needs_vectors, record
 from vector_wrapper import TraceRecordingVectorWrapper
 
@@ -60,30 +61,20 @@ def test_an_unseeded_episode_is_reached_through_its_generator(tmp_path: Path) ->
     goes_on_as_recorded(trace, -1, 0)
 
 
-class Counting(gymnasium.Env[Any, Any]):
+class Counting(ToyEnv):
     """Counts its episodes, and shows the number only from the tenth step on."""
 
     observation_space, action_space = gymnasium.spaces.Box(0, 99, (1,)), gymnasium.spaces.Discrete(2)
 
-    def __init__(self) -> None:
-        self.episodes = self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.episodes, self.steps = self.episodes + 1, 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        shown = self.episodes if self.steps >= 10 else 0
-        return np.full(1, shown, np.float32), 0.0, self.steps >= 20, False, {}
+    def result(self, action: Any) -> Result:
+        return Result(np.full(1, self.episode + 1 if self.t >= 10 else 0, np.float32), 0.0, self.t >= 20)
 
 
 def test_env_at_carries_over_what_an_earlier_episode_left_before_it_shows(tmp_path: Path) -> None:
     trace = open_trace(record(Counting(), tmp_path / "trace", 4, seeded=[0, 1, 2, 3]))
     assert (trace.episodes["seed"] >= 0).all()
     env = gym_trace.env_at(trace, 3, 5, make_env=Counting)
-    assert (env.unwrapped.episodes, env.unwrapped.steps) == (4, 5)  # type: ignore[attr-defined]
+    assert (env.unwrapped.episode, env.unwrapped.t) == (3, 5)  # type: ignore[attr-defined]
     goes_on_as_recorded(trace, 3, 5, make_env=Counting)
 
 
@@ -145,7 +136,7 @@ class Secretive(Counting):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         Secretive.drawn += 1
         told = super().reset(seed=seed)
-        self.episodes = Secretive.drawn
+        self.episode = Secretive.drawn
         return told
 
 

@@ -15,6 +15,7 @@ from forked_python import HELPERS
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from long_tests import LONG
+from scripted_env import Result, ToyEnv
 from shell import ok, run
 from test_env_at import goes_on_as_recorded
 from test_verification import needs_vectors
@@ -27,22 +28,20 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.tools.replay import resimulate
 
 
-class Walk(gymnasium.Env[Any, Any]):
+class Walk(ToyEnv):
     """A random walk that offers its state."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
     steps_done = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place = 0.0
-        return np.array([self.place]), {}
-
-    def step(self, action: int) -> Any:
-        Walk.steps_done += 1
-        self.place += action + float(self.np_random.normal())
-        return np.array([self.place]), self.place, False, False, {}
+    def result(self, action: Any) -> Result:
+        if action is None:
+            self.place = 0.0
+        else:
+            Walk.steps_done += 1
+            self.place += action + float(self.np_random.normal())
+        return Result(np.array([self.place]), self.place)
 
     def get_state(self) -> bytes:
         return struct.pack("<d", self.place)

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
-from scripted_env import CountingEnv
+from scripted_env import CountingEnv, Result, ToyEnv
 from shell import run
 from vector_wrapper import TraceRecordingVectorWrapper
 
@@ -270,37 +270,28 @@ def test_lanes_of_a_vector_run_are_verified_one_by_one(tmp_path: Path, kind: Cal
     assert set(found) == {"identical"}
 
 
-class PlainTeller(gymnasium.Env[Any, Any]):
+class PlainNumbers(ToyEnv):
     """Observations and infos are plain Python numbers, which vector environments put into arrays."""
 
     observation_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(9), gymnasium.spaces.Discrete(9)])
     action_space = gymnasium.spaces.Discrete(2)
 
-    def _told(self) -> tuple[Any, dict[str, Any]]:
-        return (self.t, 8), {"t": self.t, "half": self.t / 2, "odd": self.t % 2 == 1, "deep": {"nan": float("nan")}}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._told()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        observation, info = self._told()
-        return observation, 1.0, self.t == 4, False, info
+    def result(self, action: Any) -> Result:
+        info = {"t": self.t, "half": self.t / 2, "odd": self.t % 2 == 1, "deep": {"nan": float("nan")}}
+        return Result((self.t, 8), 1.0, self.t == 4, False, info)
 
 
 @needs_vectors
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_plain_numbers_of_lanes_are_identical_in_the_dtype_of_the_space(tmp_path: Path, mode: str) -> None:
-    plain = SyncVectorEnv([PlainTeller] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
+    plain = SyncVectorEnv([PlainNumbers] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
     envs = TraceRecordingVectorWrapper(plain, tmp_path, record_infos=True)
     envs.reset(seed=5)
     for _ in range(10):
         envs.step(envs.action_space.sample())
     envs.close()
     assert open_trace(tmp_path)[0].observations[0].dtype == np.int64
-    assert set(verdicts(tmp_path, make_env=PlainTeller)) == {"identical"}
+    assert set(verdicts(tmp_path, make_env=PlainNumbers)) == {"identical"}
 
 
 @needs_vectors
@@ -399,18 +390,15 @@ def test_a_difference_before_an_unstorable_action_is_reported(tmp_path: Path) ->
 BOX, WIDER = Box(-1, 1, (2,), np.float32), Box(-3, 3, (2,), np.float32)
 
 
-class Pushed(gymnasium.Env[Any, Any]):
+class Pushed(ToyEnv):
     """Rewards how hard it is pushed."""
 
     def __init__(self, action_space: Any) -> None:
-        self.observation_space, self.action_space = Discrete(1), action_space
+        super().__init__(Discrete(1), action_space)
 
-    def reset(self, **_: Any) -> Any:
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
+    def result(self, action: Any) -> Result:
         push = action["push"] if isinstance(action, dict) else action[0] if isinstance(action, tuple) else action
-        return 0, float(push.sum()), False, False, {}
+        return Result(0, 0.0 if push is None else float(push.sum()))
 
 
 @pytest.mark.parametrize("kind", [lambda box: box, lambda box: Dict(push=box), lambda box: Tuple([box, Discrete(2)])])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from scripted_env import Result, ToyEnv
 from shell import ok, run
 
 import gym_trace
@@ -124,14 +125,11 @@ def test_differing_writers_are_listed_separately(tmp_path: Path) -> None:
 
 
 def test_each_objective_of_a_return_has_a_row(tmp_path: Path) -> None:
-    class Two(gymnasium.Env[Any, Any]):
+    class Two(ToyEnv):
         observation_space = action_space = gymnasium.spaces.Discrete(2)
 
-        def reset(self, **_: Any) -> Any:
-            return 0, {}
-
-        def step(self, action: Any) -> Any:
-            return 0, np.array([1.0, -2.0]), True, False, {}
+        def result(self, action: Any) -> Result:
+            return Result(0, np.array([1.0, -2.0]), True)
 
     record(tmp_path, Two())
     write_facts(LocalStorage(tmp_path), {"reference_scores": {"random": [1, 2.5], "expert": 10**400}})

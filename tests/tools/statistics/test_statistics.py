@@ -12,7 +12,7 @@ from damage import flip, strip_parity
 from gymnasium import spaces
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
+from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv, ToyEnv
 
 from gym_trace import open_trace, summarize
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -259,7 +259,7 @@ def test_an_unknown_grouping_raises(tmp_path: Path) -> None:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-class EverythingEnv(gymnasium.Env[Any, Any]):
+class EverythingEnv(ToyEnv):
     """Observations and actions of many kinds, nested."""
 
     observation_space = spaces.Dict(
@@ -273,14 +273,10 @@ class EverythingEnv(gymnasium.Env[Any, Any]):
         {"buttons": spaces.MultiBinary(2), "force": spaces.Box(-1, 1, ()), "gears": spaces.MultiDiscrete([2, 5])}
     )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed == 0:
+    def result(self, action: Any) -> Result:
+        if action is None and self.episode == 0:
             self.observation_space.seed(0)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.1), False, {}
+        return Result(self.observation_space.sample(), terminated=bool(self.t and self.np_random.random() < 0.1))
 
 
 def test_every_leaf_is_described_by_its_kind_of_space(tmp_path: Path) -> None:

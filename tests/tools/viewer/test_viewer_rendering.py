@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
+from scripted_env import Result, ToyEnv
 from shell import wait_for
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, asked, cartpoles
@@ -25,28 +26,21 @@ from gym_trace.tools.viewer.rendering import Consent, Recipe, Rendering, Renderi
 from gym_trace.tools.viewer.server import Viewer, pages_of
 
 
-class Mine(gymnasium.Env[Any, Any]):
+class Mine(ToyEnv):
     """An environment that only this module has."""
 
-    observation_space = gymnasium.spaces.Discrete(2)
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
     broken = False
 
     def __init__(self, render_mode: str | None = None):
-        self.render_mode, self.count = render_mode, 0
+        self.render_mode = render_mode
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return 0, 1.0, False, False, {}
+    def result(self, action: Any) -> Result:
+        return Result(0)
 
     def render(self) -> Any:
-        return np.full((20, 30, 3), self.count, np.uint8)
+        return np.full((20, 30, 3), self.t, np.uint8)
 
 
 class Dying(Mine):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import gymnasium
 import pytest
 from long_tests import LONG
-from scripted_env import Result, scripted
+from scripted_env import Result, ToyEnv, scripted
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, cartpoles, served, viewed
 
@@ -236,7 +236,7 @@ def raw_request(port: int, path: str, token: str, **headers: str) -> tuple[int, 
 # -- recorded strings -------------------------------------------------------------------------------------------------
 
 
-class ScriptEnv(gymnasium.Env[Any, Any]):
+class ScriptEnv(ToyEnv):
     """Says a script wherever an environment can say something."""
 
     observation_space = gymnasium.spaces.Dict({SCRIPT: gymnasium.spaces.Text(64), "x": gymnasium.spaces.Discrete(2)})
@@ -244,11 +244,8 @@ class ScriptEnv(gymnasium.Env[Any, Any]):
     spec = gymnasium.envs.registration.EnvSpec("Script-v0", entry_point="nowhere:Env")
     spec.id = f"{SCRIPT}-v0"
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return {SCRIPT: SCRIPT, "x": 0}, {SCRIPT: SCRIPT}
-
-    def step(self, action: Any) -> Any:
-        return {SCRIPT: SCRIPT, "x": 0}, 1.0, False, False, {SCRIPT: SCRIPT, "</script>": "\u2028\x00\ud800"}
+    def result(self, action: Any) -> Result:
+        return Result({SCRIPT: SCRIPT, "x": 0}, info={SCRIPT: SCRIPT, "</script>": "\u2028\x00\ud800"})
 
 
 def test_scripts_in_recorded_strings_stay_json(tmp_path: Path) -> None:
