@@ -314,17 +314,11 @@ def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Ar
     """Return rows with others inserted before these positions; objects where their types differ. None: ABSENT."""
     known = [row for row in inserted if row is not None]
     first = known[0] if rows is None else rows
-    count = 0 if rows is None else len(rows)
-    is_new = np.zeros(count + len(at), np.bool_)
-    is_new[at + np.arange(len(at))] = True
     is_same = all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in known)
-    if len(known) == len(inserted) and is_same and first.dtype != object:
-        out = np.empty((len(is_new), *first.shape[1:]), first.dtype)
-        out[is_new] = np.concatenate(known)
-    else:
-        out = np.empty(len(is_new), object)
-        out[is_new] = objects([ABSENT if row is None else row[0] for row in inserted])
+    if len(known) < len(inserted) or not is_same or first.dtype == object:
+        known = [objects([ABSENT if row is None else row[0]]) for row in inserted]
         rows = None if rows is None else objects(list(rows))
-    if rows is not None:
-        out[~is_new] = rows
-    return out
+    if rows is None:
+        return np.concatenate(known)
+    between = np.split(rows, at)
+    return np.concatenate([between[0], *(part for pair in zip(known, between[1:]) for part in pair)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -89,18 +90,18 @@ class StepRuns:
         first: Array = self.reader.parts.column("first_step", self.row)
         return self.first_step - np.maximum(first, self.branch_prefix)
 
-    @property
+    @cached_property
     def run_of_step(self) -> Array:
         """(steps,) int64, the run of each step."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
-    @property
+    @cached_property
     def step(self) -> Array:
         """(steps,) int64, index of each step in its whole episode."""
         step: Array = np.repeat(self.first_step - self.step_offsets[:-1], self.lengths) + np.arange(self.size)
         return step
 
-    @property
+    @cached_property
     def rows_after(self) -> Array:
         """(steps,) int64, the row of the observation after each step. The row before it has the observation before the
         step, if overlap=True."""
