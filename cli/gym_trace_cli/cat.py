@@ -26,7 +26,8 @@ from gym_trace_cli.selection import Selection, selection_options
 if TYPE_CHECKING:
     from gym_trace.data.values import Array
     from gym_trace.errors import CorruptTrace
-    from gym_trace.exchange.formats.steps.windows import Choice, Window
+    from gym_trace.exchange.formats.steps.windows import Window
+    from gym_trace.playback.column_selection import ColumnSelection
     from gym_trace.playback.trace import Trace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]
@@ -95,7 +96,7 @@ def command(
     """
     from gym_trace.exchange.formats.steps.csv_rows import csv_lines
     from gym_trace.exchange.formats.steps.jsonl import json_lines
-    from gym_trace.exchange.formats.steps.windows import choose
+    from gym_trace.playback.column_selection import select_columns
 
     form = _form(form, as_json, output)
     if summary and form not in ("table", "jsonl"):
@@ -106,10 +107,10 @@ def command(
         raise click.UsageError(f"--steps-where: excludes {'--format npz' if form == 'npz' else '--steps'}")
     trace = gym_trace.open_trace(directory)
     places = selection.told(trace).chosen
-    choice = choose(trace, None if columns is None else [name.strip() for name in columns.split(",")])
+    chosen = select_columns(trace, None if columns is None else [name.strip() for name in columns.split(",")])
     damage = {str(found.error()): None for found in trace.damage}
 
-    def on_damage(error: CorruptTrace) -> None:
+    def on_error(error: CorruptTrace) -> None:
         damage[str(error)] = None
 
     with _opened(output) as out:
@@ -121,16 +122,16 @@ def command(
                 def on_progress(column: str, done: int, total: int) -> None:
                     line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")
 
-                write_npz(trace, places, choice, out.buffer, steps, on_progress)
+                write_npz(trace, places, chosen, out.buffer, steps, on_progress)
         else:
-            windows = _windows(trace, places, choice, steps, steps_where, context, on_damage)
+            windows = _windows(trace, places, chosen, steps, steps_where, context, on_error)
             if summary:
                 _print_summary(windows, form == "jsonl", out)
             elif form == "table":
-                _print_table(windows, choice)
+                _print_table(windows, chosen)
             else:
                 out.writelines(
-                    csv_lines(windows, trace, choice) if form == "csv" else json_lines(windows, choice, on_damage)
+                    csv_lines(windows, trace, chosen) if form == "csv" else json_lines(windows, chosen, on_error)
                 )
     for problem in damage:
         click.echo(f"skipped: {show.printable(problem)}", err=True)
@@ -140,26 +141,26 @@ def command(
 def _windows(
     trace: Trace,
     places: Array,
-    choice: Choice,
+    chosen: ColumnSelection,
     steps: slice,
     where: str | None,
     context: int,
-    on_damage: Callable[[CorruptTrace], None],
+    on_error: Callable[[CorruptTrace], None],
 ) -> Iterator[Window]:
     """Yield the chosen steps; with a condition, those where it holds, with their neighbours."""
     from gym_trace.exchange.formats.steps.windows import step_windows
 
-    if where is None:
-        yield from step_windows(trace, places, choice, steps, on_damage)
-        return
-    hits = trace[places].find_steps(where, on_damage="skip")
-    if not len(hits):
-        click.echo("note: no step matches", err=True)
-    first = trace.episodes["first_step"][places]
-    for place, begin, end in _runs(hits, context):
+    wanted = places
+    which: slice | list[slice] = steps
+    if where is not None:
+        hits = trace[places].find_steps(where, on_damage="skip")
+        if not len(hits):
+            click.echo("note: no step matches", err=True)
+        first, runs = trace.episodes["first_step"][places], list(_runs(hits, context))
         # A window that begins with step 0 shows the observation before it, too.
-        chosen = slice(max(0, begin - int(first[place])), end - int(first[place]))
-        yield from step_windows(trace, [int(places[place])], choice, chosen, on_damage)
+        which = [slice(max(0, begin - int(first[place])), end - int(first[place])) for place, begin, end in runs]
+        wanted = places[[place for place, *_ in runs]] if runs else places[:0]
+    yield from step_windows(trace, chosen, wanted, which, lambda damage: on_error(damage.error()))
 
 
 def _runs(hits: Array, context: int) -> Iterator[tuple[int, int, int]]:
@@ -206,10 +207,10 @@ def _opened(output: str | None) -> Iterator[Any]:
         yield file
 
 
-def _print_table(windows: Iterator[Window], choice: Choice) -> None:
+def _print_table(windows: Iterator[Window], chosen: ColumnSelection) -> None:
     """Print these steps; a new table begins where the columns change, as between writers."""
     number = 0
-    for number, (names, parts) in enumerate(groupby((_columns(window, choice) for window in windows), key=tuple), 1):
+    for number, (names, parts) in enumerate(groupby((_columns(window, chosen) for window in windows), key=tuple), 1):
         if number > 1:
             click.echo()
         rows = (row for columns in parts for row in zip(*columns.values()))
@@ -220,7 +221,7 @@ def _print_table(windows: Iterator[Window], choice: Choice) -> None:
 
 def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
-    from gym_trace.exchange.formats.steps.windows import name_of
+    from gym_trace.playback.column_selection import name_of
     from gym_trace.tools.statistics.columns import StepValues
 
     values = StepValues()
@@ -252,11 +253,11 @@ def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> Non
             click.echo(note)
 
 
-def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
+def _columns(window: Window, chosen: ColumnSelection) -> dict[str, list[str]]:
     """Return the text of each column, with a row for the first observation if it is shown."""
-    from gym_trace.exchange.formats.steps.windows import name_of
+    from gym_trace.playback.column_selection import name_of
 
-    has_before = window.opens and "observations" in choice.roots
+    has_before = window.opens and "observations" in chosen.roots
     first, index = window.first_step, str(window.episode.index)
     columns = {
         "episode": [index] * (window.steps + has_before),

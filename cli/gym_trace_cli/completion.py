@@ -119,7 +119,7 @@ def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the trace typed so far."""
     import gym_trace
-    from gym_trace.exchange.formats.steps.windows import names_in
+    from gym_trace.playback.column_selection import names_in
 
     typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
     try:

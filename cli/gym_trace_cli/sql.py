@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import FINE
@@ -32,9 +33,9 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     """
     if os.path.isdir(query):
         raise click.UsageError(f"the first argument, {query}, is a directory; pass QUERY, then DIR")
-    from gym_trace.exchange.formats.arrow.sql import query as run
+    from gym_trace.playback.tables.sql import query as run
 
-    headings, rows = run(query, directories)
+    headings, rows = run(query, [gym_trace.open_trace(directory) for directory in directories])
     if as_json:
         for row in rows:
             show.json_line(dict(zip(headings, row)), default=str)

@@ -20,8 +20,8 @@ try:
     from ray.data.block import BlockMetadata
     from ray.data.datasource import Datasource, ReadTask
 
-    from gym_trace.exchange.formats.arrow.dataset import STEPS, Share, TraceDataset
     from gym_trace.exchange.formats.parquet.tables import row_size
+    from gym_trace.playback.tables.dataset import STEPS, Share, TraceDataset
 except ImportError as missing:
     raise MissingExtra(f"read_trace needs Ray Data ({missing}): pip install 'ray[data]'") from missing
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.fragments import Rows
-from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, finished, outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 
 _PAGE = 256  # rows of the table that are filled for one of them
 _PAGES_AT_ONCE = ROWS_AT_ONCE // _PAGE
+
+AnyRecorded = TypeVar("AnyRecorded", bound="RecordedEpisodes")
 
 
 class EpisodeIndex:
@@ -185,6 +188,45 @@ class RecordedEpisodes(Protocol):
     @property
     def whole(self) -> RecordedEpisodes: ...
 
+    def __len__(self) -> int: ...
+
+    def __getitem__(self: AnyRecorded, index: slice | Array) -> AnyRecorded: ...
+
+    def scan(self, columns: Iterable[str] | None = None, episodes: Array | None = None) -> Iterator[Episode]: ...
+
+    def find_episodes(self, where: str | None = None) -> Array: ...
+
+    def find_steps(self, where: str) -> Array: ...
+
     def refresh(self) -> int: ...
 
     def writer_agreed_on(self, name: str) -> WriterReader: ...
+
+
+def finished_view(trace: AnyRecorded) -> AnyRecorded:
+    """Return the finished episodes of a trace, for formats that have one kind of episodes and no running ones.
+
+    Raises InvalidOption without episodes, if their spaces differ, or if they have only statistics; CorruptTrace if
+    files cannot be read.
+    """
+    over = finished(trace.content)
+    view = trace if over.all() else trace[over]
+    if not len(view):
+        raise InvalidOption(f"{trace.directory}: no episodes to export")
+    for reader in view.readers:
+        for damage in reader.damage:
+            raise damage.error()
+    try:
+        for name in ("observation_space", "action_space"):
+            view.writer_agreed_on(name)
+    except TraceError as error:
+        told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
+        raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
+    if any(reader.about.has_only_statistics for reader in having_episodes(view)):
+        raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
+    return view
+
+
+def having_episodes(trace: RecordedEpisodes) -> list[WriterReader]:
+    """Return the writers with episodes in a trace."""
+    return [trace.readers[number] for number in np.unique(trace.content["writer"]).tolist()]

@@ -340,6 +340,12 @@ def outcome_codes(table: Columns) -> Array:
     return codes
 
 
+def finished(table: Columns) -> Array:
+    """Return (episodes,) bool: False for episodes that are being recorded."""
+    found: Array = outcome_codes(table) != Outcome.RUNNING
+    return found
+
+
 def _stable_order(values: Array) -> Array:
     """Return what np.argsort(values, kind="stable") does; in a third of the time if they are near each other."""
     low, bits = values.min(), len(values).bit_length()

@@ -42,9 +42,10 @@ class LeafRows:
             return
         observed = self._path[0] == "observations"
         at = start
-        for number, group in groupby(
-            self._writer.pieces(self._row, range(start, stop - observed)), lambda piece: piece.chunk_number
-        ):
+        found = self._writer.pieces(self._row, range(start, stop - observed))
+        if self._path[0] not in _UNREAD:
+            self._cache.expect(self._writer, (piece.chunk_number for piece in found), self._path)
+        for number, group in groupby(found, lambda piece: piece.chunk_number):
             pieces = list(group)
             spans = [piece.observations if observed else piece.steps for piece in pieces]
             count = sum(span.stop - span.start for span in spans)

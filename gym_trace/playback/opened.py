@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from threading import Lock
@@ -68,6 +69,15 @@ class ChunkCache:
             while self._bytes > self._limit and len(self._chunks) > 1:
                 self._bytes -= self._chunks.popitem(last=False)[1][1]
         return chunk
+
+    def expect(self, writer: WriterReader, numbers: Iterable[int], root: str | Path) -> None:
+        """Fetch what chunk() will read of several chunks together, where each read takes a round trip."""
+        if not writer.files.storage.ahead:
+            return
+        missing = [number for number in dict.fromkeys(numbers) if not self.has(writer, number, root)]
+        if len(missing) > 1:
+            with suppress(CorruptTrace):  # raised again where the chunk is read
+                writer.expect(missing, frozenset((root,)))
 
     def drop_gone(self) -> None:
         """Drop the chunks of batches that no trace and no view has any more."""
@@ -211,13 +221,8 @@ class OnDisk:
         last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
         if last is None or last[0]() is not writer or last[1] != wanted:
             last = self._last = weakref.ref(writer), wanted, writer.pieces(row, steps)
-        if self.storage.ahead:
-            missing = {
-                it.chunk_number: None for it in last[2] if not self._opened.cache.has(writer, it.chunk_number, name)
-            }
-            if len(missing) > 1:
-                writer.expect(missing, frozenset((name,)))
         cache = self._opened.cache
+        cache.expect(writer, (piece.chunk_number for piece in last[2]), name)
         pieces = [piece._replace(chunk=cache.chunk(writer, piece.chunk_number, name)) for piece in last[2]]
         return assemble(name, pieces, writer.layouts, copy=True)
 

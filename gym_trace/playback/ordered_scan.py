@@ -54,6 +54,7 @@ class OrderedScan:
     Args:
         reader, number: the writer, and its index in content.readers.
         episodes, rows: (k,) indices in content, and rows in the table of the writer.
+        steps: which steps of each episode; a list has one slice for each of `episodes`.
         cache: decoded chunks, of memory bytes.
     """
 
@@ -65,7 +66,7 @@ class OrderedScan:
         rows: Array,
         columns: frozenset[str | Path],
         *,
-        steps: slice,
+        steps: slice | list[slice],
         finals: str,
         prefix: bool,
         on_damage: OnDamage | None,
@@ -129,7 +130,8 @@ class OrderedScan:
         most = max(1, min(_MOST_STEPS, self._memory // _MOST_SHARE // self._row_bytes()))
         for number in numbers:
             begin = int(self._begins[number])
-            chosen = range(int(self._ends[number]) - begin)[self._steps]
+            steps = self._steps if isinstance(self._steps, slice) else self._steps[number]
+            chosen = range(int(self._ends[number]) - begin)[steps]
             start = at = begin + chosen.start
             end = max(start, begin + chosen.stop)
             while True:

@@ -54,7 +54,8 @@ class Scan:
             the episodes in their order in `episodes`, each complete before the next one, with overlap: whole ones
             together or, if they are long, in windows; one without steps is an empty run. Rows that do not have the
             structure of their space are under its own path, ("observations",); missing annotations are None.
-        steps: with order="episode", which steps of each episode, as episode[steps].
+        steps: with order="episode", which steps of each episode, as episode[steps]; a list has one slice for each of
+            `episodes`.
         finals: what becomes of unknown final observations: KEPT, OMITTED (in file order), REPEATED or LEFT_OUT; the
             last two imply overlap.
         prefix: False: leave out the steps that a branch has in common with the episode that it was made from.
@@ -71,7 +72,7 @@ class Scan:
         episodes: Array | None = None,
         *,
         order: str = FILE,
-        steps: slice = slice(None),
+        steps: slice | list[slice] = slice(None),
         finals: str = KEPT,
         prefix: bool = True,
         overlap: bool = False,
@@ -121,7 +122,7 @@ class Scan:
                 wanted[first:last],
                 rows[first:last],
                 self._columns,
-                steps=self._steps,
+                steps=self._steps if isinstance(self._steps, slice) else self._steps[first:last],
                 finals=self._finals,
                 prefix=self._prefix,
                 on_damage=self._on_damage,

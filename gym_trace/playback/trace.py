@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceErr
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.playback.episode_columns import EpisodeColumns
-from gym_trace.playback.episode_index import EpisodeIndex
+from gym_trace.playback.episode_index import EpisodeIndex, having_episodes
 from gym_trace.playback.episode_scan import arrays_of, scan_content
 from gym_trace.playback.episode_table import EpisodeTable
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
@@ -42,7 +41,6 @@ if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
 
-_ARROW = "gym_trace.exchange.formats.arrow"
 _CACHE_BYTES = 1 << 30  # of decoded rows
 
 
@@ -427,7 +425,7 @@ class Trace(KnowsOtherNames):
 
     def writer_agreed_on(self, name: str) -> WriterReader:
         """Return a writer whose schema has the same value of name as those of all writers with episodes."""
-        having = [self.readers[number] for number in np.unique(self._content["writer"]).tolist()] or self.readers
+        having = having_episodes(self) or self.readers
         values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(values) > 1:
             raise TraceError(
@@ -541,7 +539,7 @@ class Trace(KnowsOtherNames):
 
         Raises InvalidOption, MissingExtra; CorruptTrace; TraceError if the writers have different spaces.
         """
-        found: list[Any] = _tables().partitions_of(self, n)
+        found: list[Any] = _tables().partitions_of(self, n, handle_of)
         return found
 
     def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, *, table: str = "steps") -> Any:
@@ -583,7 +581,9 @@ class Trace(KnowsOtherNames):
         ``trace.to_duckdb().sql("SELECT action, avg(reward) FROM steps GROUP BY action")`` decodes only the columns that
         the query names. Lists count from 1 in SQL. Raises InvalidOption, MissingExtra.
         """
-        return importlib.import_module(f"{_ARROW}.sql").connection([self])
+        from gym_trace.playback.tables.sql import connection
+
+        return connection([self])
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """Call a function with the arrays of each episode; see scan_recorded_traces."""
@@ -802,9 +802,11 @@ def _reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...], chosen: s
 
 
 def _tables() -> Any:
-    """The tables of a trace, which are above this room, so they are imported by their name. Raises MissingExtra."""
+    """Import the tables of a trace, which need pyarrow. Raises MissingExtra."""
     try:
-        return importlib.import_module(f"{_ARROW}.partitions")
+        from gym_trace.playback.tables import partitions
+
+        return partitions
     except ImportError as missing:
         raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
 

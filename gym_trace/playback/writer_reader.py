@@ -611,11 +611,7 @@ class WriterReader:
         if f < 0:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
-        known = self._starts.get(number)
-        if known is None:
-            known = self._starts_in(number)
-            self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
-        entries, ranks = known
+        entries, ranks = self._starts_in(number)
         begun = int(ranks[f - int(self.chunk_bounds[number])])
         entry = entries[begun] if begun < len(entries) else None
         return entry if isinstance(entry, dict) else {}
@@ -635,6 +631,13 @@ class WriterReader:
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and the index of that of each fragment that has one."""
+        known = self._starts.get(number)
+        if known is None:
+            known = self._read_starts(number)
+            self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
+        return known
+
+    def _read_starts(self, number: int) -> tuple[list[Any], Array]:
         chunk, before = self.read_chunk(number, _STARTS), self.rows_before(number)[2]
         begun = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]] & wire.STARTS > 0
         entries = chunk.array(("starts",)) if ("starts",) in chunk else objects([])

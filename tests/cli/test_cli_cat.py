@@ -19,15 +19,15 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from hostile_objects import array_for, reward_for, value_for
 from runs import place_of, record_lengths, record_nested, recorded
-from scripted_env import CountingEnv, Result, ScriptedEnv, bits
+from scripted_env import CountingEnv, Result, ScriptedEnv, bits, small_windows
 from shell import ok, process, run, strict_json
 
 from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, export, open_trace
 from gym_trace.data.layout import Leaf
 from gym_trace.data.tensors import RawArray
 from gym_trace.data.values import ABSENT, EnumMember, Unstored
-from gym_trace.exchange.formats.steps import windows
-from gym_trace.exchange.formats.steps.windows import choose
+from gym_trace.exchange.formats.steps.windows import step_windows
+from gym_trace.playback.column_selection import select_columns
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
@@ -248,20 +248,18 @@ def test_the_dtype_is_said_once() -> None:
 @pytest.mark.parametrize("name", ["cartpole", "minigrid", "filtered", "values", "batches"])
 def test_windows_are_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
-    monkeypatch.setattr(windows, "_MOST_ROWS", 3)
+    small_windows(monkeypatch, 3)
     in_parts = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
     if name == "filtered":  # of which some notes are texts in one window, and nothing in another
         whole, in_parts = whole[1:], in_parts[1:]
     assert in_parts == whole
 
 
-@pytest.mark.parametrize("pending", [0, 1 << 30], ids=["at random", "scanned"])
-def test_no_window_has_more_steps_than_it_may(pending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MOST_ROWS", 7)
-    monkeypatch.setattr(windows, "_MOST_PENDING", pending)
+def test_no_window_has_more_steps_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_windows(monkeypatch, 7)
     record_lengths(tmp_path, [40, 3, 0], flush_after=9)
     trace = open_trace(tmp_path)
-    found = list(windows.step_windows(trace, range(3), choose(trace, None)))
+    found = list(step_windows(trace, select_columns(trace, None)))
     assert [window.start for window in found[:6]] == [0, 7, 14, 21, 28, 35]
     assert [window.steps for window in found] == [7, 7, 7, 7, 7, 5, 3, 0]
     assert [len(window.columns[("observations",)]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
@@ -379,7 +377,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["cartpole", "minigrid", "pong", "filtered"])
 def test_npz_has_an_array_a_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MOST_ROWS", 7)
+    small_windows(monkeypatch, 7)
     ok("cat", SAMPLES / name, "-o", tmp_path / "s.npz")
     trace, found = open_trace(SAMPLES / name), loaded(tmp_path / "s.npz")
     assert found["episodes"].tobytes() == trace.episodes.tobytes()

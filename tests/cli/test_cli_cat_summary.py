@@ -8,7 +8,7 @@ import pytest
 from damage import flip
 from gym_trace_cli import show
 from gymnasium import spaces
-from scripted_env import CountingEnv, Result, ScriptedEnv
+from scripted_env import CountingEnv, Result, ScriptedEnv, small_windows
 from shell import ok, run, strict_json
 
 from gym_trace import TraceRecordingWrapper, open_trace
@@ -76,7 +76,7 @@ def test_no_observation_counts_twice_where_an_episode_spans_windows(
         env.reset(seed=0)
         while not any(env.step(0)[2:4]):
             pass
-    monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
+    small_windows(monkeypatch, 7)
     assert _summary("cat", tmp_path, "--summary")["observations"]["rows"] == 51
 
 

@@ -228,7 +228,7 @@ def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeyp
     def broken(self: Any, number: int, *args: Any) -> Any:
         raise CorruptTrace("checksum mismatch")
 
-    monkeypatch.setattr("gym_trace.tools.video.frames.observation_rows", broken)
+    monkeypatch.setattr("gym_trace.tools.video.frames.ObservationRows", broken)
     player, _ = played(trace, ["next"])
     assert list(player.damages) == [f"episode {index}: checksum mismatch" for index in range(3)]
 

@@ -12,9 +12,9 @@ import numpy as np
 from gym_trace.data.episode import infos_of
 from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.exchange.formats.conformance import Loaded
-from gym_trace.exchange.formats.contract import Plan, Target
+from gym_trace.exchange.formats.contract import ExportPlan, Target
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class PlainExporter:
     makes: ClassVar[str] = "directory"
     digits: int = 6
 
-    def plan(self, source: Source) -> Plan:
-        return Plan((), partial(self.write, source), self.how_to_load)
+    def plan(self, source: ExportSource) -> ExportPlan:
+        return ExportPlan((), partial(self.write, source), self.how_to_load)
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
         """Return the content of the file of an episode."""
         return said
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         target.staged.joinpath("about.txt").write_text(source.about)
         for number, episode in enumerate(source.trace):
             names = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
@@ -108,7 +108,7 @@ class OneFlag(PlainExporter):
 class Leftover(PlainExporter):
     """Writes next to its place."""
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         target.final.with_name("leftover").write_text("x")
         super().write(source, target)
 
@@ -116,7 +116,7 @@ class Leftover(PlainExporter):
 class Silent(PlainExporter):
     """Reports no progress."""
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         source.advance = lambda steps: None  # type: ignore[method-assign]
         super().write(source, target)
 
@@ -124,7 +124,7 @@ class Silent(PlainExporter):
 class Sorting(PlainExporter):
     """Writes in its own order."""
 
-    def write(self, source: Source, target: Target) -> None:
+    def write(self, source: ExportSource, target: Target) -> None:
         places = sorted(range(len(source.trace)), key=lambda i: int(source.episodes["episode_id"][i]))
         source.trace = source.trace[places]
         super().write(source, target)

@@ -15,8 +15,9 @@ from gym_trace.exchange.formats.contract import Exporter
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.exchange.formats.importing import import_trace
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import REPEATED, with_repeated_final
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.exchange.formats.steps.windows import with_repeated_final
+from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 
 Whole = tuple[str, NewSteps]  # outcome, and all steps of an episode
@@ -165,7 +166,7 @@ def check_exporter(
 
 def _noticed(exporter: Exporter, load: Load, trace: Path, directory: Path, suffix: str) -> list[str]:
     """Export a trace with each defect that applies and that no loss hides. Return their names."""
-    source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
+    source = ExportSource(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     lost = {loss.what for loss in exporter.plan(source).losses}
     found = []
     for number, (name, defect) in enumerate(DEFECTS.items()):
@@ -201,7 +202,7 @@ def check_adapter(
     """
     rejected: dict[str, str] = {}
     for name, path in make_zoo(directory / "traces", only).items():
-        source = Source(as_trace(path))
+        source = ExportSource(as_trace(path))
         try:
             problem = difference(source, load(source.trace), lost, only_steps=True)
         except InvalidOption as error:

@@ -180,21 +180,19 @@ def _export(format: str) -> Callable[[Trace, Path], None]:
 
 
 def _verified_rows(trace: Trace, out: Path) -> None:
-    from gym_trace.tools.replay.resimulate import observation_rows
+    from gym_trace.tools.replay.observations import ObservationRows
 
-    for index in range(len(trace)):
-        rows = observation_rows(trace, index)
-        for row in range(len(rows)):
-            rows.tree()[row]
+    rows = ObservationRows(trace, 0)
+    for row in range(len(rows)):
+        rows.tree()[row]
 
 
-def _viewed(trace: Trace, out: Path) -> None:
+def _viewed_rows(trace: Trace, out: Path) -> None:
+    from gym_trace.playback.leaf_rows import LeafRows
     from gym_trace.playback.opened import ChunkCache
-    from gym_trace.tools.viewer.bins import CurveStore
-    from gym_trace.tools.viewer.episode import ViewedEpisode
 
-    for index in range(len(trace)):
-        ViewedEpisode(trace, index, ChunkCache(1 << 20), CurveStore(1 << 20)).whole("rewards")
+    rows = LeafRows(*trace.place_of(0), ("rewards",), ChunkCache(1 << 20))
+    assert sum(count for _, count, _ in rows.parts(0, len(rows))) == len(trace[0])
 
 
 CONSUMERS: dict[str, Callable[[Trace, Path], None]] = {
@@ -210,8 +208,8 @@ CONSUMERS: dict[str, Callable[[Trace, Path], None]] = {
     "export jsonl": _export("jsonl"),
     "export npz": _export("npz"),
     "export parquet": _export("parquet"),
-    "verify": _verified_rows,
-    "viewer": _viewed,
+    "rows of verify": _verified_rows,
+    "rows of the viewer": _viewed_rows,
 }
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
@@ -318,3 +319,9 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
         mock.patch("gym_trace.format.ring.row_layout.DELTA_BYTES", frame),
     ):
         yield
+
+
+def small_windows(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Make scans in the order of episodes give windows of this number of steps, also of short episodes."""
+    monkeypatch.setattr("gym_trace.playback.ordered_scan._MOST_STEPS", steps)
+    monkeypatch.setattr("gym_trace.playback.ordered_scan._FEWEST", 1 << 30)

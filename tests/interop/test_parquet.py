@@ -27,7 +27,7 @@ from gym_trace.exchange.formats.conformance import (
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.parquet.exporter import ParquetExporter
 from gym_trace.exchange.formats.parquet.importer import ParquetImporter
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -212,7 +212,7 @@ def test_they_read_real_environments(
     monkeypatch.setattr(sys.modules[__name__], "IS_NARROW", True)
     export(record(name), tmp_path / "out", "parquet")
     for read in (with_pandas, with_ray) if name == "Pong" else (with_pandas, with_spark, with_ray):
-        problem = difference(Source(open_trace(record(name))), loader(read)(tmp_path / "out"), ())
+        problem = difference(ExportSource(open_trace(record(name))), loader(read)(tmp_path / "out"), ())
         assert not problem, f"{read.__name__}: {problem}"
 
 

@@ -31,7 +31,7 @@ from gym_trace import (
     verify_trace,
 )
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.tools.replay.resimulate import observation_rows
+from gym_trace.tools.replay.observations import ObservationRows
 
 LANES = 3
 
@@ -114,7 +114,7 @@ def test_a_running_scan_continues_across_a_refresh(tmp_path: Path) -> None:
     trace = open_trace(tmp_path)
     steps = trace.episodes["steps"].tolist()
     picked = np.flatnonzero(trace.episodes["lane"] != 1)
-    view, player, rows = trace[picked], ReplayEnv(trace), [observation_rows(trace, i) for i in range(len(trace))]
+    view, player, rows = trace[picked], ReplayEnv(trace), [ObservationRows(trace, i) for i in range(len(trace))]
     begun: list[Iterator[Episode]] = [
         trace.scan(),
         trace.scan(episodes=picked),

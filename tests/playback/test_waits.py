@@ -5,11 +5,6 @@ from pathlib import Path
 import pytest
 from round_trips import CONSUMERS, record_chunks, waits_of
 
-_NOT_YET = {
-    "verify",
-    "viewer",
-}
-
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
@@ -21,10 +16,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return record_chunks(tmp_path_factory.mktemp("long"), episodes=1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.xfail(strict=True)] if name in _NOT_YET else []) for name in CONSUMERS],
-)
+@pytest.mark.parametrize("name", CONSUMERS)
 def test_a_reader_of_21_chunks_waits_at_most_twice(
     name: str,
     short: dict[str, bytes],

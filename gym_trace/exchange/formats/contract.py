@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from gym_trace.exchange.formats.imported import Imported
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 
 
 class Loss(NamedTuple):
@@ -40,7 +40,7 @@ class Target(NamedTuple):
     final: Path
 
 
-class Plan(NamedTuple):
+class ExportPlan(NamedTuple):
     """The export of one trace.
 
     losses: what the format cannot store of the trace.
@@ -70,7 +70,7 @@ class Exporter(Protocol):
     name: ClassVar[str]
     makes: ClassVar[str]
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         """Check everything, and write nothing yet. Raises InvalidOption if the format cannot hold the trace."""
 
 
@@ -148,7 +148,7 @@ class ImportReport:
 # -- losses that most formats have ------------------------------------------------------------------------------------
 
 
-def losses(source: Source, *names: str) -> Iterator[Loss]:
+def losses(source: ExportSource, *names: str) -> Iterator[Loss]:
     """Yield those of these losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
@@ -161,12 +161,12 @@ def losses(source: Source, *names: str) -> Iterator[Loss]:
             yield Loss(name, sentence.format(count))
 
 
-def _mixed(source: Source) -> list[str]:
+def _mixed(source: ExportSource) -> list[str]:
     return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
 
 
 # By name: what is counted, the sentence, and what finds the number of them or their names.
-_USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
+_USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = {
     "annotations": (
         "",
         "annotations are not kept: {}",
@@ -180,7 +180,11 @@ _USUAL: dict[str, tuple[str, str, Callable[[Source], int | list[str]]]] = {
     ),
     "facts": ("", "facts of the trace are not kept: {}", lambda source: list(source.facts)),
     "final_observation": ("", "the final observation of each episode is not kept", lambda _: 1),
-    "flags": ("", "terminated and truncated flags before the end of an episode are not kept", Source.has_flags_within),
+    "flags": (
+        "",
+        "terminated and truncated flags before the end of an episode are not kept",
+        ExportSource.has_flags_within,
+    ),
     "identity": ("", "writer, id, times and generator state of an episode are not kept", lambda _: 1),
     "infos": ("", "infos are not kept", lambda source: int(("infos",) in source.forms)),
     "options": (

@@ -9,8 +9,8 @@ from typing import Any
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.exchange.formats.contract import Exporter, ExportReport, Loss, Target
 from gym_trace.exchange.formats.registry import exporter_named, format_for
-from gym_trace.exchange.formats.source import Progress, Source
-from gym_trace.exchange.formats.steps.windows import REPEATED
+from gym_trace.exchange.formats.source import ExportSource, Progress
+from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.staging import new_directory, new_file
 
@@ -48,7 +48,7 @@ def export(
     if options and not isinstance(format, str):
         raise InvalidOption("options: need a format name; configure the exporter itself")
     finals = getattr(exporter, "finals", REPEATED)
-    source = Source(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_repeated", False))
+    source = ExportSource(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_repeated", False))
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
     plan = exporter.plan(source)
     report.lost = list(plan.losses)

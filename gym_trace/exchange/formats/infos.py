@@ -15,8 +15,8 @@ import zstandard
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import Window, choose, step_windows
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.format import wire
 from gym_trace.playback.row_types import RowType
 
@@ -81,14 +81,13 @@ class InfoColumns(NamedTuple):
         return self.has_infos or bool(self.unlike)
 
 
-def info_columns(source: Source) -> InfoColumns:
+def info_columns(source: ExportSource) -> InfoColumns:
     """Return the infos and annotations that can be columns. Reads all infos once. Raises CorruptTrace."""
     typed, unlike = _annotations(source.forms)
     if ("infos",) not in source.forms:
         return InfoColumns(tuple(typed), unlike=tuple(unlike))
     tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}
-    choice = choose(source.trace, ["infos"])
-    for window in step_windows(source.trace, range(len(source.trace)), choice):
+    for window in source.survey("infos"):
         for path, kind, count in _counted(window.columns.get(("infos",), ()), ()):
             before, seen = tally.get(path, (kind, 0))
             tally[path] = _joined(before, kind), seen + count

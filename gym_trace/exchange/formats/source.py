@@ -12,41 +12,36 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Path
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
-from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.spaces import restore
-from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats import identity
 from gym_trace.exchange.formats.steps.windows import (
-    KEPT,
-    LEFT_OUT,
-    REPEATED,
-    Block,
     Window,
-    choose,
+    exported_episode,
     is_terminated,
-    step_blocks,
     step_windows,
     with_repeated_final,
-    without_unknown_end,
 )
 from gym_trace.format import wire
+from gym_trace.playback.column_selection import select_columns
 from gym_trace.playback.episode_columns import repeated_steps
-from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.episode_index import finished_view, having_episodes
 from gym_trace.playback.row_types import RowType, row_types
+from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
 
+_IDENTITIES = 1024  # that are made together
 Progress = Callable[[int, int], None]  # steps done, steps in all
 
 
-class Source:
+class ExportSource:
     """A trace or view to export: its finished episodes, in order.
 
     Attributes:
-        trace: these.
+        trace: the finished episodes.
         running: number of episodes still being recorded, which are skipped.
         steps: total number of steps.
-        layouts: of observations and actions, the same for all episodes.
+        layouts: layouts of observations and actions, the same for all episodes.
         finals: what the source gives for unknown final observations; see Exporter.
         repeated: (episodes,) number of steps at the beginning that are left out: they repeat the episode branched from.
     """
@@ -55,26 +50,15 @@ class Source:
         self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED, keeps_repeated: bool = False
     ):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
-        self.finals = finals
-        over = outcome_codes(trace.content) != Outcome.RUNNING
-        self.running = int(np.count_nonzero(~over))
-        self.trace = trace if over.all() else trace[over]
-        if not len(self.trace):
-            raise InvalidOption(f"{trace.directory}: no episodes to export")
-        for reader in self.trace.readers:
-            for damage in reader.damage:
-                raise damage.error()
-        try:
-            self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
-        except TraceError as error:
-            told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
-            raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
-        if any(reader.about.has_only_statistics for reader in self._having):
-            raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
+        self.finals, self._keeps_repeated = finals, keeps_repeated
+        self.trace = finished_view(trace)
+        self.running = len(trace) - len(self.trace)
+        self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
         self.layouts: Layouts = self._agreed[0].layouts
         self.repeated = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_repeated)
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
+        self._identities: tuple[int, list[str]] = -1, []  # of the episodes from this one on
 
     @cached_property
     def episodes(self) -> Array:
@@ -84,9 +68,9 @@ class Source:
             table = table.copy()
             table["first_step"] += self.repeated
             table["steps"] -= self.repeated
-            for place, episode in enumerate(self.trace.scan(columns=["rewards"])):
-                total = np.asarray(self.new_steps(episode).total_reward)
-                table["return"][place] = total if total.ndim == 0 else np.nan
+            for index, episode in enumerate(self.trace.scan(columns=["rewards"])):
+                total = np.asarray(episode[int(self.repeated[index]) :].total_reward)
+                table["return"][index] = total if total.ndim == 0 else np.nan
         if self.finals != LEFT_OUT or table["has_final_observation"].all():
             return table
         table = table.copy()
@@ -104,10 +88,6 @@ class Source:
             mine = writers == number
             found[mine] = is_terminated(self.trace.readers[number], rows[mine])
         return found
-
-    def new_steps(self, episode: Episode) -> Episode:
-        """Return an episode of the trace without its first steps if they are left out."""
-        return episode[episode.prefix :] if self.repeated[episode.index] else episode
 
     def repeated_lost(self) -> str:
         """Return the loss of steps that repeat the episode branched from; "" without any."""
@@ -128,10 +108,6 @@ class Source:
         return f"{told}: {'; '.join(filter(None, (left, kept)))}"
 
     @property
-    def _having(self) -> list[WriterReader]:
-        return [self.trace.readers[number] for number in np.unique(self.trace.content["writer"]).tolist()]
-
-    @property
     def observation_space(self) -> Any:
         """Return the gymnasium space; a StandIn if it cannot be rebuilt."""
         return restore(self._agreed[0].schema["observation_space"], stand_in=True)
@@ -149,7 +125,7 @@ class Source:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Facts of the environment: id, spec (JSON), wrappers, class; of the first writer."""
-        return self._having[0].env_spec
+        return having_episodes(self.trace)[0].env_spec
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -163,12 +139,20 @@ class Source:
 
     def identity(self, episode: Episode) -> str:
         """Return JSON text, from which an import restores the metadata of an episode. Raises CorruptTrace."""
-        return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
+        index = episode.index
+        if len(episode) != self.trace.content["steps"][index]:
+            return identity.identity(episode, self.episodes[index], bool(self.is_part[index]))
+        begin = index - index % _IDENTITIES
+        if self._identities[0] != begin:
+            places = np.arange(begin, min(begin + _IDENTITIES, len(self.trace)))
+            self._identities = begin, identity.identities(self.trace, places, self.is_part)
+        return self._identities[1][index - begin]
 
     def identities(self, places: Array) -> list[str]:
         """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
         if self.repeated[places].any():
-            return [self.identity(self.new_steps(self.trace[place])) for place in places.tolist()]
+            episodes = (self.trace[place][int(self.repeated[place]) :] for place in places.tolist())
+            return [self.identity(episode) for episode in episodes]
         return identity.identities(self.trace, places, self.is_part)
 
     # -- what there is ------------------------------------------------------------------------------------------------
@@ -196,7 +180,7 @@ class Source:
     def form_of_rewards(self) -> RowType | None:
         """Return the form of the rewards; numbers of several types are float64, as Episode.rewards gives them."""
         form = self.forms["rewards",]
-        columns = (window.columns["rewards",] for window in (self.windows("rewards") if form is None else ()))
+        columns = (window.columns["rewards",] for window in (self.survey("rewards") if form is None else ()))
         if form is None and all(rows.ndim == 1 and rows.dtype.kind in "biuf" for rows in columns):
             return RowType(np.dtype(np.float64), (), mixed=True)
         return form
@@ -216,33 +200,35 @@ class Source:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def windows(self, *columns: str) -> Iterator[Window]:
+    def windows(self, *columns: str, checked: bool = True) -> Iterator[Window]:
         """Yield the steps of all episodes in order, some at a time; each episode has at least one window.
 
         columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
         of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
-        have the structure of their space.
+        have the structure of their space, unless checked is False.
         """
-        choice = choose(self.trace, columns or None)
         leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
-        new = self.new_steps
-        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals, taken=new):
-            if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
+        for window in self.survey(*columns):
+            others = [path for path in window.columns if path[0] in ("observations", "actions") and path not in leaves]
+            if checked and others:
                 raise InvalidOption("some values lack the structure of their space; cannot export")
             yield window
             self.advance(window.steps)
 
-    def blocks(self, *columns: str) -> Iterator[Block]:
-        """Yield the steps of many episodes at once; the caller must call advance(). Raises CorruptTrace."""
-        taken = self.new_steps if self.repeated.any() else None
-        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals, taken=taken)
+    def survey(self, *columns: str) -> Iterator[Window]:
+        """Yield what windows() does, but values of any structure too, to look at columns before they are written."""
+        selection = select_columns(self.trace, columns or None)
+        return step_windows(self.trace, selection, finals=self.finals, prefix=self._keeps_repeated)
+
+    def runs(self, *columns: str) -> Scan:
+        """Return a scan of the steps, of many episodes at once; the caller must call advance()."""
+        selected = select_columns(self.trace, columns or None).columns
+        return Scan(self.trace.content, selected, order=EPISODE, finals=self.finals, prefix=self._keeps_repeated)
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
-        """Whole episodes with all columns, and their observations. Raises CorruptTrace."""
-        for place, episode in enumerate(self.trace.scan()):
-            episode = self.new_steps(episode)
-            if self.finals == LEFT_OUT:
-                episode = without_unknown_end(episode, *self.trace.place_of(place))
+        """Yield whole episodes with all columns, and their observations. Raises CorruptTrace."""
+        for index in range(len(self.trace)):
+            episode = exported_episode(self.trace, index, self.finals, self._keeps_repeated)
             observations = episode.observations
             if self.finals != KEPT and len(episode) and not episode.has_final_observation:
                 observations = with_repeated_final(observations)

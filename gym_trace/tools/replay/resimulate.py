@@ -17,7 +17,6 @@ import gymnasium
 import numpy as np
 
 from gym_trace.data.episode import Episode
-from gym_trace.data.layout import Leaf
 from gym_trace.data.values import EnumMember, Unstored, row_of
 from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.envs.autoreset import without_autoreset
@@ -25,16 +24,14 @@ from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.envs.states import can_restore, is_checked, least_compared, restore_state, states_of
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
-from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.tools.replay.lanes import Lane
+from gym_trace.tools.replay.observations import ObservationRows
 
 IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
 UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
 
-_ROOTS = frozenset(("observations",))
 _LONGEST = 4000  # characters of what an environment says
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
 _STEPS_LOST = "earlier steps were filtered out or lost"
@@ -85,52 +82,6 @@ class Verdict:
         if self.verdict != DIFFERS or self.difference is None:
             return math.inf
         return -1 if self.difference.step is None else self.difference.step
-
-
-class ObservationRows:
-    """The observations of an episode, row by row, in the memory of one chunk; fast in order.
-
-    row: of the episode in the writer's table.
-    """
-
-    def __init__(self, writer: WriterReader, row: int):
-        self.layout = writer.layouts.observations
-        self._writer = writer
-        self._pieces = writer.pieces(row)
-        counts = [piece.observations.stop - piece.observations.start for piece in self._pieces]
-        self._bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._number = -1  # of the chunk that is kept
-        self._chunk: Chunk | None = None
-
-    def __len__(self) -> int:
-        return int(self._bounds[-1])
-
-    def tree(self) -> Any:
-        """Return the structure of the observation space, with objects that give single rows in place of arrays."""
-        return self.layout.join(iter([_Column(self, leaf) for leaf in self.layout.leaves()]))
-
-    def value(self, leaf: Leaf, row: int) -> Any:
-        """Return the value of one leaf in a row. Raises CorruptTrace."""
-        number = int(np.searchsorted(self._bounds, row, side="right")) - 1
-        piece = self._pieces[number]
-        if self._chunk is None or self._number != piece.chunk_number:
-            self._chunk, self._number = self._writer.chunk(piece.chunk_number, _ROOTS), piece.chunk_number
-        if leaf.path not in self._chunk:
-            raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, leaf.path))}")
-        return self._chunk.array(leaf.path)[piece.observations.start + row - int(self._bounds[number])]
-
-
-class _Column:
-    def __init__(self, rows: ObservationRows, leaf: Leaf):
-        self._rows, self._leaf = rows, leaf
-
-    def __getitem__(self, row: int) -> Any:
-        return self._rows.value(self._leaf, row)
-
-
-def observation_rows(trace: Trace, index: int) -> ObservationRows:
-    """Return the observations of an episode, row by row."""
-    return ObservationRows(*trace.place_of(index))
 
 
 def _restored(env: gymnasium.Env[Any, Any], state: Any) -> None:
@@ -475,7 +426,7 @@ class LaneReplay:
         observations = None
         row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
         if row_size * len(episode) > _IN_MEMORY:
-            observations = observation_rows(self._trace, episode.index).tree()
+            observations = ObservationRows(self._trace, episode.index).tree()
         about = self._lane.writer.about
         in_arrays = about.is_vector or about.is_imported  # other formats keep infos in arrays, too
         seen = EpisodeComparison(

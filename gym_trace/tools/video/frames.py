@@ -21,7 +21,8 @@ from gym_trace.errors import RenderingError, told
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.making import Making, made_env, replays
-from gym_trace.tools.replay.resimulate import Verdict, observation_rows
+from gym_trace.tools.replay.observations import ObservationRows
+from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of
 
 _LONGEST = 60  # characters of a value in a caption
@@ -59,7 +60,7 @@ def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None
     Args:
         smallest: show images with sides of at least this many pixels, if any; None: show all values.
     """
-    rows, episode = observation_rows(trace, index), trace[index]
+    rows, episode = ObservationRows(trace, index), trace[index]
     end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
     viewer.fps = DEFAULT_FPS
     leaf = None if smallest is None else picture_leaf(rows.layout, smallest)

@@ -18,7 +18,8 @@ from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.local import refuse_url
 from gym_trace.tools.replay.making import Making, Played, replays
-from gym_trace.tools.replay.resimulate import Verdict, observation_rows
+from gym_trace.tools.replay.observations import ObservationRows
+from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.asciicast import CastWriter
 from gym_trace.tools.video.frames import Words, picture_leaf, rendered_frame
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of, warn_of
@@ -153,7 +154,7 @@ def _observed(trace: Trace, index: int, film: _Film) -> Rendered:
     """Render the recorded images of the episode."""
     if film.form == "cast":
         raise InvalidOption("observations: images cannot be rendered as an asciicast; use mp4, gif or png")
-    rows = observation_rows(trace, index)
+    rows = ObservationRows(trace, index)
     leaf = picture_leaf(rows.layout)
     if leaf is None:
         raise RenderingError(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -164,7 +165,24 @@ class ViewedEpisode:
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
+    def _expect_samples(self) -> None:
+        """Fetch what _sampled() and _numbers_in_infos() read together, where each read takes a round trip."""
+        if not self._writer.files.storage.ahead:
+            return
+        paths = [("rewards",), *self._stored("annotations"), *self._stored("infos")]
+        ranges = (range(start, start + _SAMPLED) for start in self._samples)
+        numbers = {piece.chunk_number for steps in ranges for piece in self._writer.pieces(self._row, steps)}
+        with suppress(CorruptTrace):  # raised again where they are read
+            self._writer.expect(sorted(numbers), frozenset(paths))
+
+    @property
+    def _samples(self) -> list[int]:
+        """Steps from which on some show what values a column has."""
+        steps = len(self.episode)
+        return sorted({0, steps // 2, max(0, steps - _SAMPLED)})
+
     def _found(self) -> Iterator[ViewColumn]:
+        self._expect_samples()
         steps, layouts = len(self.episode), self._writer.layouts
         seen = steps + 1 - (not self.episode.has_final_observation)
         for group, layout, rows in (("observations", layouts.observations, seen), ("actions", layouts.actions, steps)):
@@ -194,8 +212,7 @@ class ViewedEpisode:
 
     def _sampled(self, path: Path) -> tuple[str, tuple[int, ...]]:
         """Return dtype and shape of the numbers in a column whose kind is not declared; "" if it has others."""
-        steps = len(self.episode)
-        for start in sorted({0, steps // 2, max(0, steps - _SAMPLED)}):
+        for start in self._samples:
             for _, _, rows in self._leaf(path).parts(start, start + _SAMPLED):
                 if isinstance(rows, CorruptTrace):
                     continue
@@ -209,8 +226,7 @@ class ViewedEpisode:
     def _numbers_in_infos(self) -> list[str]:
         """Return the keys of infos that hold one number each, in the first and the last steps."""
         keys: dict[str, None] = {}
-        steps = len(self.episode)
-        for start in sorted({0, max(0, steps - _SAMPLED)}):
+        for start in sorted({self._samples[0], self._samples[-1]}):
             for _, _, rows in self._leaf(("infos",)).parts(start, start + _SAMPLED):
                 for info in () if isinstance(rows, CorruptTrace) else rows:
                     for key, value in info.items() if isinstance(info, dict) else ():

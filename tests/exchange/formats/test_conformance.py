@@ -28,7 +28,7 @@ from gym_trace.exchange.formats.conformance import (
     make_zoo,
 )
 from gym_trace.exchange.formats.contract import LOSSES, Target
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.trace import open_trace
 
 
@@ -46,7 +46,7 @@ def test_an_importer_that_makes_it_all_again_passes(tmp_path: Path) -> None:
 
 
 def test_each_defect_shows_in_a_trace_that_exporters_are_given(zoo: dict[str, Path], tmp_path: Path) -> None:
-    source = Source(open_trace(zoo["dict"]))
+    source = ExportSource(open_trace(zoo["dict"]))
     for number, what in enumerate(DEFECTS):
         assert plant(what, zoo["dict"], tmp_path / str(number)), what
         loaded = loaded_from(open_trace(tmp_path / str(number)))
@@ -75,7 +75,7 @@ def test_an_exporter_that_is_wrong_is_found_out(
 
 @pytest.mark.parametrize("missing", ["infos", "annotations", "identity"])
 def test_missing_content_must_be_reported_as_lost(zoo: dict[str, Path], tmp_path: Path, missing: str) -> None:
-    source = Source(open_trace(zoo["infos"]))
+    source = ExportSource(open_trace(zoo["infos"]))
     PlainExporter().plan(source).write(Target(tmp_path, tmp_path))
     loaded = [Loaded(**{**said, missing: None}) for said in read_plain(tmp_path)]
     assert missing in difference(source, loaded, ())

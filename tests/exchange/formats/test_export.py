@@ -35,8 +35,8 @@ from gym_trace.errors import (
 )
 from gym_trace.exchange.formats import registry
 from gym_trace.exchange.formats.conformance import make_zoo
-from gym_trace.exchange.formats.contract import Loss, Plan, Target
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.storage import staging
 
 
@@ -222,7 +222,7 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
         def how_to_load(self, path: Path) -> str:
             return ""
 
-        def write(self, source: Source, target: Target) -> None:
+        def write(self, source: ExportSource, target: Target) -> None:
             (target.staged / "some").write_text("some")
             raise OSError("the disk is gone")
 
@@ -236,7 +236,7 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
 
 def test_strict_refuses_what_would_be_lost_and_writes_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     class Losing(Forgetful):
-        def plan(self, source: Source) -> Plan:
+        def plan(self, source: ExportSource) -> ExportPlan:
             lost = [Loss("final_observation", "the final observation of each episode is not kept")]
             return super().plan(source)._replace(losses=lost)
 
@@ -535,7 +535,7 @@ def test_parts_of_episodes_are_known_as_such_in_a_view_of_another_order(tmp_path
     trace = open_trace(tmp_path)
     for view in (trace, trace.select(sort="-steps"), trace[::-1], trace[[4, 0, 4]]):
         expected = [bool(episode.writer == trace[0].writer) for episode in view]
-        assert Source(view).is_part.tolist() == expected
+        assert ExportSource(view).is_part.tolist() == expected
 
 
 def test_many_files_are_made_durable_at_once_or_not_there_at_all(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from camera_env import assert_same, record
 from long_tests import TRACES
+from scripted_env import small_windows
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -52,7 +53,7 @@ def test_every_kind_of_trace_comes_back(tmp_path: Path) -> None:
 
 def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
-    monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
+    small_windows(monkeypatch, 7)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_ROWS", 20)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_ENDS", 1)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._LONGEST", 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from camera_env import record
+from scripted_env import small_windows
 
 import gym_trace
 from gym_trace.errors import InvalidOption
@@ -13,7 +14,7 @@ mcap_reader = pytest.importorskip("mcap.reader")
 
 
 def test_long_episodes_are_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
+    small_windows(monkeypatch, 7)
     trace = record(tmp_path / "trace", length=35)
     report = gym_trace.export(trace, tmp_path / "out.mcap", "mcap", strict=True)
     assert (report.steps, report.lost) == (trace.episodes["steps"].sum(), [])

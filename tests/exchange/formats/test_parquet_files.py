@@ -17,8 +17,9 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.conformance import check_round_trip, make_zoo
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import Block, choose, step_blocks
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.column_selection import select_columns
+from gym_trace.playback.scan import EPISODE, Scan, StepRuns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -216,27 +217,23 @@ def test_files_have_row_groups_statistics_and_dictionaries(tmp_path: Path, monke
 
 def test_identities_of_many_episodes_equal_those_of_each(tmp_path: Path) -> None:
     for trace in make_zoo(tmp_path / "zoo", ["ends", "seeds", "infos", "parts", "flags-within"]).values():
-        source = Source(open_trace(trace))
+        source = ExportSource(open_trace(trace))
         many = source.identities(np.arange(len(source.trace))[::-1])
         assert [json.loads(text) for text in many[::-1]] == [json.loads(source.identity(e)) for e in source.trace]
 
 
-def _check_blocks(trace: Trace) -> list[Block]:
+def _check_blocks(trace: Trace) -> list[StepRuns]:
     """Check that blocks have what the episodes have. Return them."""
-    blocks = list(step_blocks(trace, choose(trace, None)))
-    for block in blocks:
-        ends = np.cumsum(block.steps)
-        for run, (place, start, steps) in enumerate(zip(block.episodes, block.starts, block.steps)):
-            part = trace[int(place)][int(start) : int(start + steps)]
-            begin = int(ends[run] - steps)
-            for column in ("actions", "rewards", "terminations", "truncations"):
-                if (column,) in block.columns:
-                    assert np.array_equal(block.columns[(column,)][begin : begin + steps], getattr(part, column))
-            if ("observations",) in block.columns:
-                first = int(block.first_observations[run])
-                rows = block.columns[("observations",)][first : first + int(steps) + 1]
-                assert rows.tobytes() == part.observations.tobytes()
-    assert [int(it) for block in blocks for it in block.episodes[block.closes]] == list(range(len(trace)))
+    blocks = list(Scan(trace.content, select_columns(trace, None).columns, order=EPISODE))
+    for run in (run for block in blocks for run in block.each()):
+        start = int(run.starts_at[0])
+        part = trace[int(run.episode[0])][start : start + run.size]
+        for column in ("actions", "rewards", "terminations", "truncations"):
+            if (column,) in run.columns:
+                assert np.array_equal(run.columns[(column,)], getattr(part, column))
+        if ("observations",) in run.columns:
+            assert run.columns[("observations",)].tobytes() == part.observations.tobytes()
+    assert [int(it) for block in blocks for it in block.episode[block.closes]] == list(range(len(trace)))
     return blocks
 
 

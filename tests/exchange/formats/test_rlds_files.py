@@ -10,7 +10,7 @@ import pytest
 from camera_env import assert_same, record
 from click.testing import CliRunner
 from gym_trace_cli.main import cli
-from scripted_env import CountingEnv
+from scripted_env import CountingEnv, small_windows
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -60,7 +60,7 @@ def test_an_annotation_of_none_at_every_step_differs_from_a_missing_one(tmp_path
 
 
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.exchange.formats.steps.windows._MOST_ROWS", 7)
+    small_windows(monkeypatch, 7)
     monkeypatch.setattr("gym_trace.exchange.formats.rlds.importer._MOST_ROWS", 5)
     monkeypatch.setattr("gym_trace.exchange.formats.rlds.exporter._SHARD", 1000)
     trace = record(tmp_path / "trace", length=35)

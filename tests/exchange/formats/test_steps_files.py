@@ -24,7 +24,8 @@ from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
 from gym_trace.exchange.formats.steps.jsonl import json_lines
 from gym_trace.exchange.formats.steps.jsonl_importer import JsonLinesImporter
-from gym_trace.exchange.formats.steps.windows import choose, step_windows
+from gym_trace.exchange.formats.steps.windows import step_windows
+from gym_trace.playback.column_selection import select_columns
 
 SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "ends", "parts", "seeds", "infos")
 
@@ -178,8 +179,8 @@ def test_csv_has_the_numbers_of_every_trace(tmp_path: Path) -> None:
 
 def test_the_output_of_cat_can_be_imported(tmp_path: Path) -> None:
     trace = open_trace(make_zoo(tmp_path, ["dict"])["dict"])
-    choice = choose(trace, None)
-    (tmp_path / "printed").write_text("".join(json_lines(step_windows(trace, range(len(trace)), choice), choice)))
+    selection = select_columns(trace, None)
+    (tmp_path / "printed").write_text("".join(json_lines(step_windows(trace, selection), selection)))
     report = import_trace(tmp_path / "printed", tmp_path / "back")
     assert "printed, not exported" in report.notes[0]
     for ours, theirs in zip(trace, open_trace(tmp_path / "back"), strict=True):

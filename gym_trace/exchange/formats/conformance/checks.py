@@ -18,8 +18,8 @@ from gym_trace.exchange.formats.conformance.zoo import make_zoo
 from gym_trace.exchange.formats.contract import LOSSES, Exporter, ExportReport, Importer
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import REPEATED
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace, open_trace
 
 _SAME_ROWS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time", "has_final_observation")
@@ -78,7 +78,7 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
     """
     told: list[tuple[int, int]] = []
     report = export(trace, out, exporter, on_progress=lambda done, total: told.append((done, total)))
-    source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
+    source = ExportSource(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     name = source.trace.directory.name
     problem = difference(source, load(report.path), {loss.what for loss in report.lost})
     _must(not problem, f"{exporter.name}, {name}: {problem}; reported losses: {[loss.what for loss in report.lost]}")
@@ -182,7 +182,7 @@ def check_round_trip(
 
     Raises AssertionError; InvalidOption if the exporter rejects the trace.
     """
-    source = Source(as_trace(trace))
+    source = ExportSource(as_trace(trace))
     name = source.trace.directory.name
     report = export(source.trace, out, exporter)
     lost = {loss.what for loss in report.lost}
@@ -200,7 +200,7 @@ def check_round_trip(
     return sorted(lost)
 
 
-def _check_identity(source: Source, made: Trace, lost: set[str], name: str) -> None:
+def _check_identity(source: ExportSource, made: Trace, lost: set[str], name: str) -> None:
     told = source.episodes
     if "empty_episode" in lost:
         told = told[told["steps"] > 0]
@@ -212,7 +212,7 @@ def _check_identity(source: Source, made: Trace, lost: set[str], name: str) -> N
     for column in _SAME_ROWS:
         one, other = told[column], made.episodes[column]
         _must(np.array_equal(one, other), f"{name}: {column} {other}, where it should be {one}")
-    spaces = Source(made).plain_spaces
+    spaces = ExportSource(made).plain_spaces
     _must(source.plain_spaces == spaces, f"{name}: other spaces: {spaces}")
     is_same = "facts" in lost or source.facts == made.facts
     _must(is_same, f"{name}: facts {made.facts}, where there should be {source.facts}")

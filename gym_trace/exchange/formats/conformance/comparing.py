@@ -14,8 +14,8 @@ from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.data.trees import cut, mapped
 from gym_trace.data.values import Array
 from gym_trace.exchange.formats.identity import read_identity
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import leaves_of
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.ordered_scan import leaves_of
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.trace import Trace
 
@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
         seed, options, reset_info, outcome: as the episode of the trace has them; where None, they are looked up in
             the identity.
         infos: N dicts. annotations: N rows, by name.
-        identity: the text that Source.identity() gave.
+        identity: the text that ExportSource.identity() gave.
     """
 
     observations: Any
@@ -52,7 +52,7 @@ class _Difference(Exception):
     """A difference from the trace."""
 
 
-def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], only_steps: bool = False) -> str:
+def difference(source: ExportSource, loaded: Iterable[Loaded], lost: Collection[str], only_steps: bool = False) -> str:
     """Return the first difference from the trace, in words; "" if they are equal.
 
     Args:
@@ -91,7 +91,9 @@ def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _compare_steps(source: Source, episode: Episode, observations: Any, one: Loaded, lost: Collection[str]) -> None:
+def _compare_steps(
+    source: ExportSource, episode: Episode, observations: Any, one: Loaded, lost: Collection[str]
+) -> None:
     count = len(episode)
     rows = {count + 1, count} if "final_observation" in lost else {count + 1}
     _compare_tree(source, source.layouts.observations, "observations", observations, one, lost, rows)
@@ -102,13 +104,13 @@ def _compare_steps(source: Source, episode: Episode, observations: Any, one: Loa
 
 
 def _compare_tree(
-    source: Source, layout: Layout, name: str, tree: Any, one: Loaded, lost: Collection[str], rows: set[int]
+    source: ExportSource, layout: Layout, name: str, tree: Any, one: Loaded, lost: Collection[str], rows: set[int]
 ) -> None:
     said = getattr(one, name)
     if "structure" not in lost or isinstance(layout, Leaf):
         pairs = list(_paired(layout, tree, said, lost))
     else:
-        expected = [(leaf, values) for leaf, (_, values) in zip(layout.leaves(), leaves_of(layout, tree, ()))]
+        expected = [(leaf, values) for leaf, values in zip(layout.leaves(), leaves_of(layout, tree, ()).values())]
         expected = [(leaf, values) for leaf, values in expected if leaf.dtype is not None or "text" not in lost]
         found: list[Any] = []
         mapped(found.append, said)
@@ -230,7 +232,7 @@ def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part
 # -- facts of an episode ----------------------------------------------------------------------------------------------
 
 
-def _compare_told(source: Source, episode: Episode, one: Loaded, lost: Collection[str]) -> None:
+def _compare_told(source: ExportSource, episode: Episode, one: Loaded, lost: Collection[str]) -> None:
     if "identity" not in lost and one.identity is None:
         raise _Difference("no identity, and no loss reported")
     known = {} if one.identity is None else read_identity(one.identity)

@@ -13,14 +13,15 @@ import numpy as np
 
 from gym_trace.data.layout import Leaf
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
 from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, new_file, new_group, text
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, packed
 from gym_trace.exchange.formats.rows import named
-from gym_trace.exchange.formats.source import Source, flags
-from gym_trace.exchange.formats.steps.windows import LEFT_OUT, Window
+from gym_trace.exchange.formats.source import ExportSource, flags
+from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
+from gym_trace.playback.scan import LEFT_OUT
 
 _FLAG = RowType(np.dtype(np.bool_), ())
 _FOR_IMPORT = "are stored for an import only"
@@ -34,7 +35,7 @@ class D4RLExporter:
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = LEFT_OUT
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         forms, infos = _forms(source), info_columns(source)
 
         def write(target: Target) -> None:
@@ -42,9 +43,9 @@ class D4RLExporter:
                 for _ in _Writing(file, source, forms, infos).write():
                     check()
 
-        return Plan(list(self._losses(source, forms, infos)), write, self._how_to_load)
+        return ExportPlan(list(self._losses(source, forms, infos)), write, self._how_to_load)
 
-    def _losses(self, source: Source, forms: dict[str, RowType], infos: InfoColumns) -> Iterator[Loss]:
+    def _losses(self, source: ExportSource, forms: dict[str, RowType], infos: InfoColumns) -> Iterator[Loss]:
         for name, form in forms.items():
             if form.mixed:
                 yield Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
@@ -65,7 +66,7 @@ class D4RLExporter:
         return f"import h5py\nwith h5py.File({str(path.resolve())!r}) as file:\n    {read}"
 
 
-def _forms(source: Source) -> dict[str, RowType]:
+def _forms(source: ExportSource) -> dict[str, RowType]:
     """Return the forms of observations, actions and rewards. Raises InvalidOption unless each is one numeric array."""
     found = {}
     for name, layout in zip(("observations", "actions"), source.layouts):
@@ -84,7 +85,7 @@ def _forms(source: Source) -> dict[str, RowType]:
     return {**found, "rewards": rewards}
 
 
-def _of_both_flags(source: Source) -> int:
+def _of_both_flags(source: ExportSource) -> int:
     """Count the episodes that ended terminated and truncated."""
     ended = source.trace[source.episodes["outcome"] == "terminated"]
     return sum(bool(len(e) and e.truncations[-1]) for e in ended.scan(columns=["truncations"])) if len(ended) else 0
@@ -93,7 +94,7 @@ def _of_both_flags(source: Source) -> int:
 class _Writing:
     """A file that is being written."""
 
-    def __init__(self, file: h5py.File, source: Source, forms: dict[str, RowType], infos: InfoColumns):
+    def __init__(self, file: h5py.File, source: ExportSource, forms: dict[str, RowType], infos: InfoColumns):
         self._source, self._file, self._root, self._infos = source, file, file.id, infos
         kinds = {
             "observations": forms["observations"],

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
 from gym_trace.exchange.formats.lerobot.features import (
     FINAL,
     TASK_INDEX,
@@ -23,8 +23,8 @@ from gym_trace.exchange.formats.lerobot.features import (
     timestamps,
 )
 from gym_trace.exchange.formats.lerobot.writer import DatasetWriter
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import KEPT
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.scan import KEPT
 
 _FPS = 30
 _MOST_FPS = 1000
@@ -59,15 +59,17 @@ class LeRobotExporter:
         if self.video and find_spec("av") is None:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         """As Exporter. An import restores everything that LeRobotDataset does not give."""
         if not source.steps:
             raise InvalidOption(f"{source.trace.directory}: no steps; LeRobot needs at least one")
         origin = Origin.of(source)
         features = features_of(source, self.video, origin)
-        return Plan(list(_losses(source, features)), partial(self._write, source, features, origin), self._how_to_load)
+        return ExportPlan(
+            list(_losses(source, features)), partial(self._write, source, features, origin), self._how_to_load
+        )
 
-    def _write(self, source: Source, features: list[Feature], origin: Origin, target: Target) -> None:
+    def _write(self, source: ExportSource, features: list[Feature], origin: Origin, target: Target) -> None:
         fps = self._fps(source)
         task = self.task or _text(source.facts.get("task")) or _text(source.environment.get("id")) or "gym-trace"
         tasks = [task] if self.task or not _has_tasks(source, origin) else list(origin.tasks)
@@ -86,12 +88,12 @@ class LeRobotExporter:
             f"dataset = LeRobotDataset({path.name!r}, root={str(path.resolve())!r})"
         )
 
-    def _fps(self, source: Source) -> int:
+    def _fps(self, source: ExportSource) -> int:
         said = [self.fps, source.facts.get("fps")]
         return int(next(filter(_is_fps, said), None) or _FPS)
 
 
-def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
+def _losses(source: ExportSource, features: list[Feature]) -> Iterator[Loss]:
     kept = f"not returned by LeRobotDataset; stored in {FINAL}"
     yield Loss("final_observation", f"final observations: {kept}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
@@ -105,26 +107,27 @@ def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
         yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
 
 
-def _has_tasks(source: Source, origin: Origin) -> bool:
+def _has_tasks(source: ExportSource, origin: Origin) -> bool:
     """Return True if each step names its task among those of the dataset that it was imported from."""
     form = source.forms.get(TASK_INDEX)
     if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
         return False
-    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
-    rows = (episode.annotations.get("task_index", _NONE) for episode in episodes)
     many = len(origin.tasks)
-    return all(found.dtype == np.int64 and bool(((found >= 0) & (found < many)).all()) for found in rows)
+    found = (window.columns.get(TASK_INDEX, _NONE) for window in source.survey("annotations") if window.steps)
+    return all(rows.dtype == np.int64 and bool(((rows >= 0) & (rows < many)).all()) for rows in found)
 
 
-def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
+def _is_counted(source: ExportSource, feature: Feature, tasks: list[str], fps: int) -> bool:
     """Return True if an annotation, imported from a column of every dataset, equals that column of this export."""
     if feature.path == TASK_INDEX:
         return len(tasks) > 1
     if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:
         return False
-    episodes = map(source.new_steps, source.trace.scan(columns=["annotations"]))
-    found = (episode.annotations.get("timestamp", _NONE) for episode in episodes)
-    return all(rows.tobytes() == timestamps(np.arange(len(rows)), fps).tobytes() for rows in found)
+    for window in source.survey("annotations"):
+        steps = np.arange(window.start, window.start + window.steps)
+        if window.columns.get(TIMESTAMP, _NONE).tobytes() != timestamps(steps, fps).tobytes():
+            return False
+    return True
 
 
 def _is_fps(fps: Any) -> bool:

@@ -19,7 +19,7 @@ from gym_trace.data.values import Array, dtype_from, is_utf8
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.foreign import Values
 from gym_trace.exchange.formats.parquet.tables import numbers_in
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -105,7 +105,7 @@ class Origin(NamedTuple):
     robot_type: str | None = None
 
     @classmethod
-    def of(cls, source: Source) -> Origin:
+    def of(cls, source: ExportSource) -> Origin:
         """Return the metadata if it has the form that an import gives it. Untrusted input."""
         found = [_origin(reader) for reader in source.trace.readers]
         return found[0] if found and all(one == found[0] for one in found) else cls()
@@ -165,7 +165,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] not in (1, 3)
 
 
-def features_of(source: Source, video: bool, origin: Origin) -> list[Feature]:
+def features_of(source: ExportSource, video: bool, origin: Origin) -> list[Feature]:
     """The columns of a trace, without flags and what LeRobot counts; those that an import took have their names."""
     found: dict[str, Feature] = {}
     spaces = zip(source.plain_spaces, ("observations", "actions"))

@@ -32,7 +32,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     schema_of,
     timestamps,
 )
-from gym_trace.exchange.formats.source import Source, flags
+from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 
 CHUNK = 1000  # files in a directory
@@ -133,7 +133,7 @@ class DatasetWriter:
 
     def __init__(
         self,
-        source: Source,
+        source: ExportSource,
         target: Path,
         features: list[Feature],
         counted: list[Feature],

@@ -15,12 +15,12 @@ import numpy as np
 
 from gym_trace.data.schema import Layouts
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Plan, Target
+from gym_trace.exchange.formats.contract import ExportPlan, Target
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.minari.arrow_out import ArrowEpisodes
 from gym_trace.exchange.formats.minari.hdf5_out import HDF5Episodes
 from gym_trace.exchange.formats.minari.plan import FILE, KINDS, MinariPlan, is_number, is_spec, plan_of
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 
 _VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
 _IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of datasets: NAMESPACE/NAME-v0
@@ -46,11 +46,11 @@ class MinariExporter:
         if self.id and not _IDS.fullmatch(self.id):
             raise InvalidOption(f"id={self.id!r}: invalid; pass an id such as cartpole/random-v0")
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         plan = plan_of(source, self.kind == "hdf5")
-        return Plan(plan.losses, partial(self._write, source, plan), self._how_to_load)
+        return ExportPlan(plan.losses, partial(self._write, source, plan), self._how_to_load)
 
-    def _write(self, source: Source, plan: MinariPlan, target: Target) -> None:
+    def _write(self, source: ExportSource, plan: MinariPlan, target: Target) -> None:
         data = target.staged / "data"
         data.mkdir()
         with self._episodes(data, plan, source.layouts) as episodes:
@@ -111,7 +111,7 @@ def _id_of(path: Path) -> str:
 # -- metadata.json ----------------------------------------------------------------------------------------------------
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: ExportSource) -> dict[str, Any]:
     """Metadata of the trace in Minari's words."""
     facts, said = source.facts, source.environment
     provenance = source.trace.readers[0].schema.get("provenance")

@@ -17,8 +17,8 @@ from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leaves
 from gym_trace.exchange.formats.rows import named
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import choose, name_of, step_windows
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.column_selection import name_of
 from gym_trace.playback.row_types import RowType
 from gym_trace.printable import printable
 
@@ -43,7 +43,7 @@ class MinariPlan(NamedTuple):
     losses: list[Loss]
 
 
-def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
+def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
     """Plan the export of a trace to one of Minari's kinds. Raises InvalidOption, CorruptTrace."""
     found: list[Loss] = []
     forms: dict[Path, RowType | None] = {}
@@ -72,7 +72,7 @@ def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
     return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, found)
 
 
-def _check_rows(source: Source, rewards: RowType) -> None:
+def _check_rows(source: ExportSource, rewards: RowType) -> None:
     """Raises InvalidOption for what only Minari's hdf5 can hold."""
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
@@ -101,7 +101,7 @@ def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
 
 
 class _Leaf(NamedTuple):
-    source: Source
+    source: ExportSource
     path: Path
     space: PlainSpace
     form: RowType | None
@@ -144,8 +144,7 @@ class _Leaf(NamedTuple):
     def _seen(self, is_hdf5: bool) -> tuple[int, set[str]]:
         """The length of the longest text that is there, and the characters. Raises InvalidOption if not all is text."""
         longest, characters = 0, set(" ")
-        choice = choose(self.source.trace, [name_of(self.path)])
-        for window in step_windows(self.source.trace, range(len(self.source.trace)), choice):
+        for window in self.source.survey(name_of(self.path)):
             for path, rows in window.columns.items():
                 are_text = path == self.path and set(map(type, rows.tolist())) <= {str}
                 if path == self.path[: len(path)] and not are_text:
@@ -177,7 +176,7 @@ def _of_infos(found: InfoColumns) -> Iterator[Loss]:
             yield Loss(what, f"{what}: {named(names)} {why}")
 
 
-def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
+def _of_resets(source: ExportSource, is_hdf5: bool) -> Iterator[Loss]:
     """Seeds and options that Minari cannot show."""
     elsewhere = np.flatnonzero(source.episodes["seed"] == -2).tolist() if is_hdf5 else ()
     large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)

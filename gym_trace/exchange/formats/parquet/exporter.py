@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.data.json_values import json_text
-from gym_trace.exchange.formats.arrow.columns import NUMBER, Column, columns_of
-from gym_trace.exchange.formats.arrow.rows import TableColumn, Tables
-from gym_trace.exchange.formats.contract import Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import KEPT, Block
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.scan import KEPT, StepRuns
+from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, columns_of
+from gym_trace.playback.tables.rows import TableColumn, Tables
 
 COLUMNS_KEY = "gym_trace.columns"
 _GROUP_ROWS, _GROUP_BYTES = 122_880, 32 << 20  # of a row group: whichever comes first
@@ -32,15 +32,15 @@ class ParquetExporter:
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 
-    def plan(self, source: Source) -> Plan:
-        return Plan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
+    def plan(self, source: ExportSource) -> ExportPlan:
+        return ExportPlan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
-    def _write(self, source: Source, target: Target) -> None:
+    def _write(self, source: ExportSource, target: Target) -> None:
         tables = _Tables(source, target.staged)
         try:
-            for block in source.blocks():
-                tables.add(block)
-                source.advance(block.size)
+            for runs in source.runs():
+                tables.add(runs)
+                source.advance(runs.size)
             tables.close()
         finally:
             tables.abandon()
@@ -57,14 +57,14 @@ class ParquetExporter:
 class _Tables:
     """The two tables of a trace."""
 
-    def __init__(self, source: Source, target: FilePath):
-        columns = columns_of(source)
-        tables = Tables(source, columns)
+    def __init__(self, source: ExportSource, target: FilePath):
+        columns = columns_of(source.trace)
+        tables = Tables(source.trace, columns, source.episodes)
         identity = TableColumn(
-            pa.field(KEY, pa.string(), nullable=False), (), lambda places, _: pa.array(tables.identities(places))
+            pa.field(KEY, pa.string(), nullable=False), (), lambda places, _: pa.array(source.identities(places))
         )
         self._step_columns, self._episode_columns = tables.steps, [*tables.episodes, identity]
-        said = {KEY: source.about, COLUMNS_KEY: json_text([column.told() for column in columns.values()])}
+        said = {KEY: source.about, COLUMNS_KEY: json_text([column.to_json() for column in columns.values()])}
         steps, episodes = (
             pa.schema([column.field for column in made], said) for made in (self._step_columns, self._episode_columns)
         )
@@ -80,12 +80,12 @@ class _Tables:
         self._steps.abandon()
         self._episodes.abandon()
 
-    def add(self, block: Block) -> None:
-        if block.size:
-            self._steps.add([column.make(block) for column in self._step_columns])
-        if block.closes.any():
-            places = block.episodes[block.closes]
-            self._episodes.add([column.make(places, block) for column in self._episode_columns])
+    def add(self, runs: StepRuns) -> None:
+        if runs.size:
+            self._steps.add([column.make(runs) for column in self._step_columns])
+        if runs.closes.any():
+            episodes = runs.episode[runs.closes]
+            self._episodes.add([column.make(episodes, runs) for column in self._episode_columns])
 
 
 class _Files:
@@ -144,7 +144,7 @@ class _Files:
             self._file.close()
 
 
-def _stored_as(column: Column) -> Iterator[str]:
+def _stored_as(column: ArrowColumn) -> Iterator[str]:
     """Yield Parquet's names for its values in the tables."""
     names = {"observations": ("observation", "final_observation"), "actions": ("action",), "rewards": ("reward",)}
     for name in names.get(str(column.path[0]), (str(column.path[0]),)):

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from gym_trace.data.layout import Layout, Leaf, Path
-from gym_trace.exchange.formats.arrow.columns import Column, table_column, tree_rows
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
+from gym_trace.exchange.formats.parquet.decoding import decoded, tree_rows
 from gym_trace.exchange.formats.parquet.exporter import COLUMNS_KEY
 from gym_trace.exchange.formats.parquet.tables import Table, located
 from gym_trace.exchange.formats.rows import RowQueue, first_writer, led_to
 from gym_trace.format.manifest import json_of
+from gym_trace.playback.tables.columns import ArrowColumn, table_column
 
 _FOLDERS = ("steps", "episodes")
 _MOST_SAID = 64 << 20  # bytes of a text in the metadata
@@ -39,7 +40,9 @@ class ParquetImporter:
         with located(episodes.path):
             about = _said(episodes, KEY)
             schema, (observations, actions, _) = first_writer(about)
-            columns = {column.path: column for column in map(Column.read, json_of(_said(episodes, COLUMNS_KEY)))}
+            columns = {
+                column.path: column for column in map(ArrowColumn.from_json, json_of(_said(episodes, COLUMNS_KEY)))
+            }
             lists = sum(column.list_bytes for column in columns.values())
             rows = _rows_of(steps, _of_steps(columns, observations, actions), lists)
             ends = _rows_of(episodes, _of_episodes(columns, observations), lists)
@@ -61,7 +64,7 @@ def _said(table: Table, key: str) -> str:
 # -- what is read of the tables ---------------------------------------------------------------------------------------
 
 
-def _of_steps(columns: dict[Path, Column], observations: Layout, actions: Layout) -> dict[str, _Read]:
+def _of_steps(columns: dict[Path, ArrowColumn], observations: Layout, actions: Layout) -> dict[str, _Read]:
     found = {
         "episode": (pa.int64(), _numbers),
         "observation": _tree(columns, observations, "observations"),
@@ -79,7 +82,7 @@ def _of_steps(columns: dict[Path, Column], observations: Layout, actions: Layout
     return found
 
 
-def _of_episodes(columns: dict[Path, Column], observations: Layout) -> dict[str, _Read]:
+def _of_episodes(columns: dict[Path, ArrowColumn], observations: Layout) -> dict[str, _Read]:
     return {
         "episode": (pa.int64(), _numbers),
         "steps": (pa.int64(), _numbers),
@@ -88,7 +91,7 @@ def _of_episodes(columns: dict[Path, Column], observations: Layout) -> dict[str,
     }
 
 
-def _tree(columns: dict[Path, Column], layout: Layout, root: str) -> _Read:
+def _tree(columns: dict[Path, ArrowColumn], layout: Layout, root: str) -> _Read:
     found = table_column(root, layout, columns, (root,))
     kind = None if found is None else found[0].type
     return kind, lambda array, count: tree_rows(layout, columns, array, count, (root,))
@@ -98,8 +101,8 @@ def _numbers(array: pa.Array, count: int) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _annotations(notes: dict[str, Column], array: pa.Array, count: int) -> dict[str, Any]:
-    return {name: column.decoded(array.field(name)) for name, column in notes.items()}
+def _annotations(notes: dict[str, ArrowColumn], array: pa.Array, count: int) -> dict[str, Any]:
+    return {name: decoded(column, array.field(name)) for name, column in notes.items()}
 
 
 def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> RowQueue:
@@ -119,8 +122,8 @@ def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterat
     for batch in table.batches(there, table.row_bytes(there) + list_bytes):
         with located(table.path):
             rows = {
-                name: decoded(None if kind is None else batch.column(name), batch.num_rows)
-                for name, (kind, decoded) in columns.items()
+                name: decode(None if kind is None else batch.column(name), batch.num_rows)
+                for name, (kind, decode) in columns.items()
             }
         yield batch.num_rows, rows
 

@@ -18,13 +18,13 @@ from gym_trace.data.layout import Path as LeafPath
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.images import is_image
 from gym_trace.exchange.formats.rlds.examples import LARGEST, ExampleWriter, RecordWriter
 from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.exchange.formats.rlds.values import packed
-from gym_trace.exchange.formats.source import Source, flags
+from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 
 IMAGES = ("png", "raw")
@@ -63,7 +63,7 @@ class RldsExporter:
         if self.images not in IMAGES:
             raise InvalidOption(f"images={self.images!r}: pass one of {', '.join(IMAGES)}")
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         """As Exporter. Only mixed dtypes are lost."""
         columns = _Columns(source, self.images)
         longest = int(source.episodes["steps"].max()) + 1
@@ -74,10 +74,10 @@ class RldsExporter:
             )
         splits: dict[str, _Split] = {}
         write = partial(_write, source, columns, splits)
-        return Plan(list(losses(source, "dtype")), write, partial(_how_to_load, splits))
+        return ExportPlan(list(losses(source, "dtype")), write, partial(_how_to_load, splits))
 
 
-def _write(source: Source, columns: _Columns, splits: dict[str, _Split], target: Target) -> None:
+def _write(source: ExportSource, columns: _Columns, splits: dict[str, _Split], target: Target) -> None:
     """Write the records of each split into shards, then the files that describe them."""
     directory, name = target.staged, _dataset_name(source)
     example = ExampleWriter()
@@ -114,7 +114,7 @@ class _Columns:
     and an action, reward and discount that mean nothing and are 0 here.
     """
 
-    def __init__(self, source: Source, images: str):
+    def __init__(self, source: ExportSource, images: str):
         self._source, self._images = source, images
         self.features: Features = {**_MARKS, **_FLAGS}
         self._leaves: dict[LeafPath, tuple[str, Feature]] = {}
@@ -226,7 +226,7 @@ def key_of(name: str) -> str:
     return name.replace("%2F", "/").replace("%25", "%")
 
 
-def _add_metadata(example: ExampleWriter, window: Window, source: Source) -> None:
+def _add_metadata(example: ExampleWriter, window: Window, source: ExportSource) -> None:
     episode = window.episode
     seed = -1 if episode.seed is None or not episode.seed < 1 << 63 else episode.seed
     numbers = {"episode_id": episode.episode_id, "first_step": episode.first_step, "lane": episode.lane, "seed": seed}
@@ -271,7 +271,7 @@ class _Split:
         return self._directory / f"{self.name}.{number}.part"
 
 
-def _dataset_info(source: Source, name: str, splits: Iterable[_Split]) -> str:
+def _dataset_info(source: ExportSource, name: str, splits: Iterable[_Split]) -> str:
     info: dict[str, Any] = {
         "name": name,
         "version": "1.0.0",
@@ -291,7 +291,7 @@ def _dataset_info(source: Source, name: str, splits: Iterable[_Split]) -> str:
     return json.dumps(info, indent=2)
 
 
-def _dataset_name(source: Source) -> str:
+def _dataset_name(source: ExportSource) -> str:
     """Return the name of the environment in letters, digits and underscores."""
     name = re.sub(r"\W+", "_", str(source.environment.get("id") or ""), flags=re.ASCII).strip("_").lower()
     return name if re.match("[a-z]", name) else "gym_trace"

@@ -15,7 +15,8 @@ from gym_trace.data.json_values import NUMBERS, Form, json_text, rows_of, tagged
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.steps.windows import Choice, Window, name_of, names_in
+from gym_trace.exchange.formats.steps.windows import Window
+from gym_trace.playback.column_selection import ColumnSelection, name_of, names_in
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
@@ -69,7 +70,9 @@ def _number(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def csv_lines(windows: Iterator[Window], trace: Trace, choice: Choice, spreadsheet: bool = False) -> Iterator[str]:
+def csv_lines(
+    windows: Iterator[Window], trace: Trace, selection: ColumnSelection, spreadsheet: bool = False
+) -> Iterator[str]:
     """Yield blocks of lines with their ends, the heading first. windows: of the chosen columns of this trace.
 
     A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
@@ -84,13 +87,13 @@ def csv_lines(windows: Iterator[Window], trace: Trace, choice: Choice, spreadshe
         first.append(window)
         if window.steps:
             break
-    cells = _heading(trace, choice, first, spreadsheet)
+    cells = _heading(trace, selection, first, spreadsheet)
     yield _text([[*_FACTS, *(name for leaf in cells.values() for name in leaf.names)]])
     for window in chain(first, windows):
-        yield _text(_rows(window, choice, cells))
+        yield _text(_rows(window, selection, cells))
 
 
-def _heading(trace: Trace, choice: Choice, windows: list[Window], spreadsheet: bool) -> dict[Path, _Cells]:
+def _heading(trace: Trace, selection: ColumnSelection, windows: list[Window], spreadsheet: bool) -> dict[Path, _Cells]:
     shapes: dict[Path, tuple[int, ...] | None] = {}
     for window in windows:
         declared = {leaf.path: leaf for layout in window.writer.layouts[:2] for leaf in layout.leaves()}
@@ -102,7 +105,7 @@ def _heading(trace: Trace, choice: Choice, windows: list[Window], spreadsheet: b
                 shapes[path] = rows.shape[1:] if _are_numbers(rows) else None
     for name in names_in(trace) if windows else ():  # which the first steps may have no value for
         path = tuple(name.split("/", 1))
-        if path[0] == "annotations" and len(path) > 1 and choice.takes(path):
+        if path[0] == "annotations" and len(path) > 1 and selection.takes(path):
             shapes.setdefault(path, None)
     return {path: _cells(path, shape, spreadsheet) for path, shape in shapes.items()}
 
@@ -115,7 +118,7 @@ def _cells(path: Path, shape: tuple[int, ...] | None, spreadsheet: bool) -> _Cel
     return _Cells(tuple(names), shape, spreadsheet)
 
 
-def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator[list[str]]:
+def _rows(window: Window, selection: ColumnSelection, cells: dict[Path, _Cells]) -> Iterator[list[str]]:
     filled: dict[Path, list[list[str]]] = {}
     for path, rows in window.columns.items():
         # Rows without the structure of their space go to the first column of that space.
@@ -137,7 +140,7 @@ def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator
             columns.append([*filled[path][:-1], leaf.blank] if unknown else filled[path])
     index, before = str(window.episode.index), window.first_step - 1
     for i, parts in enumerate(zip(*columns)):
-        if i or (window.opens and "observations" in choice.roots):
+        if i or (window.opens and "observations" in selection.roots):
             yield [index, str(before + i), *chain.from_iterable(parts)]
 
 

@@ -12,22 +12,16 @@ import numpy as np
 
 from gym_trace.data.json_values import json_text
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Loss, Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.csv_rows import csv_lines
 from gym_trace.exchange.formats.steps.jsonl import json_lines
 from gym_trace.exchange.formats.steps.npz import columns_in, write_npz
-from gym_trace.exchange.formats.steps.windows import KEPT, Window, choose, name_of, step_windows
+from gym_trace.playback.column_selection import name_of, select_columns
+from gym_trace.playback.scan import KEPT
 
 _MANY = 4096  # episodes
-
-
-def _windows(source: Source) -> Iterator[Window]:
-    """Like Source.windows(), and also rows without the structure of their space."""
-    for window in step_windows(source.trace, range(len(source.trace)), choose(source.trace, None)):
-        yield window
-        source.advance(window.steps)
 
 
 @dataclass(frozen=True)
@@ -39,13 +33,15 @@ class JsonLinesExporter:
     finals: ClassVar[str] = KEPT
     keeps_repeated: ClassVar[bool] = True
 
-    def plan(self, source: Source) -> Plan:
-        return Plan((), partial(self._write, source), self._how_to_load)
+    def plan(self, source: ExportSource) -> ExportPlan:
+        return ExportPlan((), partial(self._write, source), self._how_to_load)
 
-    def _write(self, source: Source, target: Target) -> None:
+    def _write(self, source: ExportSource, target: Target) -> None:
         with open(target.staged, "w", encoding="ascii", newline="\n") as file:
             file.write(json_text({"type": "trace", KEY: source.about}) + "\n")
-            file.writelines(json_lines(_windows(source), choose(source.trace, None), identity=source.identity))
+            file.writelines(
+                json_lines(source.windows(checked=False), select_columns(source.trace, None), identity=source.identity)
+            )
 
     def _how_to_load(self, path: Path) -> str:
         return (
@@ -69,10 +65,10 @@ class CsvExporter:
     finals: ClassVar[str] = KEPT
     keeps_repeated: ClassVar[bool] = True
 
-    def plan(self, source: Source) -> Plan:
-        return Plan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
+    def plan(self, source: ExportSource) -> ExportPlan:
+        return ExportPlan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
 
-    def _losses(self, source: Source) -> Iterator[Loss]:
+    def _losses(self, source: ExportSource) -> Iterator[Loss]:
         yield Loss("dtype", "numbers have no dtype, but all digits needed to read the same value")
         if any(form is None for form in source.forms.values()):
             marked = "; text that a spreadsheet would run as a formula gets a leading '" if self.spreadsheet else ""
@@ -81,10 +77,12 @@ class CsvExporter:
             yield Loss("outcome", "cut, closed and lost episodes cannot be distinguished")
         yield from losses(source, "seed", "options", "reset_info", "parts", "facts", "identity")
 
-    def _write(self, source: Source, target: Target) -> None:
+    def _write(self, source: ExportSource, target: Target) -> None:
         trace = source.trace
         with open(target.staged, "w", encoding="utf-8", newline="") as file:
-            file.writelines(csv_lines(_windows(source), trace, choose(trace, None), self.spreadsheet))
+            file.writelines(
+                csv_lines(source.windows(checked=False), trace, select_columns(trace, None), self.spreadsheet)
+            )
 
     def _how_to_load(self, path: Path) -> str:
         return f"import pandas\nsteps = pandas.read_csv({str(path)!r})"
@@ -99,16 +97,16 @@ class NpzExporter:
     finals: ClassVar[str] = KEPT
     keeps_repeated: ClassVar[bool] = True
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]
         if mixed:
             raise InvalidOption(f"{mixed[0]} has rows of several dtypes, and npz has one of a column: export to jsonl")
-        return Plan((), partial(self._write, source), self._how_to_load)
+        return ExportPlan((), partial(self._write, source), self._how_to_load)
 
-    def _write(self, source: Source, target: Target) -> None:
+    def _write(self, source: ExportSource, target: Target) -> None:
         trace = source.trace
-        choice, places = choose(trace, None), np.arange(len(trace))
-        columns, done = [name_of(path) for path in columns_in(trace, places, choice)], 0
+        selection, places = select_columns(trace, None), np.arange(len(trace))
+        columns, done = [name_of(path) for path in columns_in(trace, places, selection)], 0
 
         def on_progress(column: str, rows: int, of: int) -> None:
             nonlocal done
@@ -118,7 +116,7 @@ class NpzExporter:
 
         with open(target.staged, "wb") as file:
             beside: dict[str, Iterable[str]] = {f"{KEY}.json": [source.about], f"{KEY}.jsonl": _identities(source)}
-            write_npz(trace, places, choice, file, on_progress=on_progress, beside=beside)
+            write_npz(trace, places, selection, file, on_progress=on_progress, beside=beside)
         source.advance(source.steps - done)
 
     def _how_to_load(self, path: Path) -> str:
@@ -129,6 +127,6 @@ class NpzExporter:
         )
 
 
-def _identities(source: Source) -> Iterator[str]:
+def _identities(source: ExportSource) -> Iterator[str]:
     for begin in range(0, len(source.trace), _MANY):
         yield from source.identities(np.arange(begin, min(begin + _MANY, len(source.trace))))

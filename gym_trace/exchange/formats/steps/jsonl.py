@@ -13,19 +13,21 @@ from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.steps.windows import Choice, OnDamage, Window
+from gym_trace.exchange.formats.steps.windows import Window
+from gym_trace.playback.column_selection import ColumnSelection
 from gym_trace.playback.episode_columns import MOST_OBJECTIVES
 
 _Read = TypeVar("_Read")
+OnError = Callable[[CorruptTrace], None]
 
 
 def json_lines(
     windows: Iterable[Window],
-    choice: Choice,
-    on_damage: OnDamage | None = None,
+    selection: ColumnSelection,
+    on_error: OnError | None = None,
     identity: Callable[[Episode], str] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines with their ends: strict JSON, ASCII. windows: of the chosen columns, with the same on_damage.
+    """Yield the lines with their ends: strict JSON, ASCII. windows: of the chosen columns, with the same on_error.
 
     identity: returns the text of an episode for its key "gym_trace".
     """
@@ -33,9 +35,9 @@ def json_lines(
     index = None
     for window in windows:
         forms, rows = {}, {}
-        for root in choice.roots:
+        for root in selection.roots:
             if root != "infos" or ("infos",) in window.columns:
-                forms[root], rows[root] = _column(window, root, choice)
+                forms[root], rows[root] = _column(window, root, selection)
         changed = {root: form for root, form in forms.items() if form is not None and declared.get(root) != form}
         if changed:
             declared |= changed
@@ -43,21 +45,21 @@ def json_lines(
         if window.episode.index != index:
             index = window.episode.index
             known = {} if identity is None else {KEY: identity(window.episode)}
-            yield _line(_episode(window.episode, on_damage) | known)
-        yield from _steps(window, rows, on_damage)
+            yield _line(_episode(window.episode, on_error) | known)
+        yield from _steps(window, rows, on_error)
 
 
 def _line(value: Any) -> str:
     return f"{json_text(value)}\n"
 
 
-def _steps(window: Window, rows: dict[str, list[Any]], on_damage: OnDamage | None) -> Iterator[str]:
+def _steps(window: Window, rows: dict[str, list[Any]], on_error: OnError | None) -> Iterator[str]:
     number, first = window.episode.index, window.first_step
     observations = rows.pop("observations", None)
     if window.opens:
         before = {} if observations is None else {"observations": observations[0]}
         if first == 0 and "infos" in rows:
-            info = _unless_damaged(lambda: window.episode.reset_info, on_damage)
+            info = _unless_damaged(lambda: window.episode.reset_info, on_error)
             before |= {} if info is None else {"infos": tagged(info)}
         if before:
             yield _line({"type": "start", "episode": number, "step": first, **before})
@@ -79,7 +81,7 @@ def _return(episode: Episode) -> float | list[float] | None:
     return known if isinstance(known, float) else np.ravel(known).astype(np.float64).tolist()
 
 
-def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
+def _episode(episode: Episode, on_error: OnError | None) -> dict[str, Any]:
     facts = {
         "type": "episode",
         "episode": episode.index,
@@ -92,19 +94,19 @@ def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
         "end_time": _time(episode.end_time),
     }
     started = _unless_damaged(
-        lambda: {"seed": episode.seed, "options": episode.options, "rng_state": episode.rng_state}, on_damage
+        lambda: {"seed": episode.seed, "options": episode.options, "rng_state": episode.rng_state}, on_error
     )
     return facts | {name: tagged(value) for name, value in (started or {}).items()}
 
 
-def _unless_damaged(read: Callable[[], _Read], on_damage: OnDamage | None) -> _Read | None:
-    """Return what is read; None after a call of on_damage, if there is one and it is damaged."""
+def _unless_damaged(read: Callable[[], _Read], on_error: OnError | None) -> _Read | None:
+    """Return what is read; None after a call of on_error, if there is one and it is damaged."""
     try:
         return read()
     except CorruptTrace as error:
-        if on_damage is None:
+        if on_error is None:
             raise
-        on_damage(error)
+        on_error(error)
         return None
 
 
@@ -115,13 +117,13 @@ def _time(nanoseconds: int | None) -> str | None:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _column(window: Window, root: str, choice: Choice) -> tuple[Any, list[Any]]:
+def _column(window: Window, root: str, selection: ColumnSelection) -> tuple[Any, list[Any]]:
     """The declaration of a column, None if it has no rows to infer it from, and its rows."""
     layouts, count, columns = window.writer.layouts, window.steps, window.columns
     if root == "observations":
-        return _tree(layouts.observations, columns, (root,), choice, count + 1)
+        return _tree(layouts.observations, columns, (root,), selection, count + 1)
     if root == "actions":
-        declared, rows = _tree(layouts.actions, columns, (root,), choice, count)
+        declared, rows = _tree(layouts.actions, columns, (root,), selection, count)
     elif root == "annotations":
         parts = {path[1]: _values(values, None) for path, values in columns.items() if path[0] == root}
         declared, rows = _joined(parts, count)
@@ -130,18 +132,20 @@ def _column(window: Window, root: str, choice: Choice) -> tuple[Any, list[Any]]:
     return declared if count else None, rows
 
 
-def _tree(layout: Layout, columns: dict[Path, Array], path: Path, choice: Choice, count: int) -> tuple[Any, list[Any]]:
+def _tree(
+    layout: Layout, columns: dict[Path, Array], path: Path, selection: ColumnSelection, count: int
+) -> tuple[Any, list[Any]]:
     """The declaration of the chosen parts of a space, and their rows, if there are any in columns."""
     if isinstance(layout, Leaf):
         return _values(columns.get(path), layout)
     if path in columns:  # rows without the structure of the space, and all others of the window
-        declared, _ = _tree(layout, {}, path, choice, 0)
+        declared, _ = _tree(layout, {}, path, selection, 0)
         return declared, [{"$value": tagged(value)} for value in columns[path]]
     keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
     parts = {
-        key: _tree(child, columns, (*path, key), choice, count)
+        key: _tree(child, columns, (*path, key), selection, count)
         for key, child in zip(keys, layout.children)
-        if any(map(choice.takes, (leaf.path for leaf in child.leaves())))
+        if any(map(selection.takes, (leaf.path for leaf in child.leaves())))
     }
     if layout.keys is None:
         parts = {key: parts.get(key, (None, [None] * count)) for key in keys}

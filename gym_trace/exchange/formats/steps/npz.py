@@ -13,7 +13,8 @@ from gym_trace.data.json_values import json_text, rows_of
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
-from gym_trace.exchange.formats.steps.windows import Choice, name_of, names_in, step_blocks, step_windows
+from gym_trace.playback.column_selection import ColumnSelection, name_of, names_in
+from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
@@ -24,7 +25,7 @@ _VALUES = ".jsonl"  # how the name of a column ends that NumPy has no dtype for
 def write_npz(
     trace: Trace,
     places: Sequence[int] | Array,
-    choice: Choice,
+    selection: ColumnSelection,
     file: BinaryIO,
     steps: slice = slice(None),
     on_progress: Callable[[str, int, int], None] | None = None,
@@ -52,7 +53,7 @@ def write_npz(
         chosen = range(int(row["steps"]))[steps]
         row["has_final_observation"] |= chosen.stop < row["steps"]
         row["steps"], row["first_step"] = len(chosen), int(row["first_step"]) + chosen.start
-    paths = columns_in(trace, places, choice)
+    paths = columns_in(trace, places, selection)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         with archive.open("episodes.npy", "w") as member:
             np.lib.format.write_array(member, table)
@@ -64,25 +65,31 @@ def write_npz(
                 member.writelines(f"{line}\n".encode() for line in lines)
 
 
-def columns_in(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[Path]:
-    """Return the chosen leaves: those of the first episode, and all annotations."""
-    window = next(step_windows(trace, places[:1], choice, slice(0, 1)), None)
-    if window is None:
+def columns_in(trace: Trace, places: Sequence[int] | Array, selection: ColumnSelection) -> list[Path]:
+    """Return the selected columns of the writer of the first episode, and all annotations."""
+    if not len(places):
         return []
-    paths = [path for path in window.columns if path[0] != "annotations"]
+    reader = trace.writer_of(int(places[0]))
+    leaves = [leaf.path for layout in reader.layouts[:2] for leaf in layout.leaves()]
+    has_infos = any(("infos",) in batch.totals for batch in reader.read_batches)
+    paths: list[Path] = []
+    for root in selection.roots:
+        if root in ("observations", "actions"):
+            paths += [path for path in leaves if path[0] == root and selection.takes(path)]
+        elif root != "annotations" and (root != "infos" or has_infos):
+            paths.append((root,))
     notes = [tuple(name.split("/", 1)) for name in names_in(trace) if name.startswith("annotations/")]
-    return [*paths, *(path for path in notes if choice.takes(path))]
+    return [*paths, *(path for path in notes if selection.takes(path))]
 
 
 def _column(trace: Trace, places: Sequence[int] | Array, path: Path, steps: slice) -> Iterator[Array]:
     """The rows of one leaf, of all episodes."""
-    choice = Choice((str(path[0]),), frozenset((name_of(path),)))
-    for block in step_blocks(trace[places], choice, steps=steps):
-        rows = block.columns.get(path)
+    for runs in Scan(trace.content, [path], np.asarray(places), order=EPISODE, steps=steps):
+        rows = runs.columns.get(path)
         if rows is not None:
-            yield rows[1:] if path[0] == "observations" and not block.opens[0] else rows
-        elif block.size:
-            raise _misfit(path, f"episode {int(block.episodes[0])} does not have it for all steps")
+            yield rows[1:] if path[0] == "observations" and not runs.opens[0] else rows
+        elif runs.size:
+            raise _misfit(path, f"episode {int(runs.episode[0])} does not have it for all steps")
 
 
 def _write_column(

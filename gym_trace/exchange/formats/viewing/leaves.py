@@ -9,7 +9,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array, objects
 from gym_trace.exchange.formats.images import is_image
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
 
@@ -39,7 +39,7 @@ FLAGS = tuple(
 )
 
 
-def columns_in(source: Source) -> list[Column]:
+def columns_in(source: ExportSource) -> list[Column]:
     """Return all columns of a trace but FLAGS."""
     layouts, forms = source.layouts, source.forms
     leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]

@@ -19,9 +19,9 @@ from gym_trace.data.json_values import rows_of as plain_rows
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 
@@ -55,12 +55,12 @@ class McapExporter:
         if isinstance(self.fps, bool) or not isinstance(self.fps, (int, float)) or not 1e-3 <= self.fps <= 1e6:
             raise InvalidOption(f"fps={self.fps!r}: pass steps per second, such as 30")
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         """As Exporter. Only mixed dtypes are lost."""
         write = partial(self._write, source, _begin(source, self._spacing))
-        return Plan(list(losses(source, "dtype")), write, self._how_to_load)
+        return ExportPlan(list(losses(source, "dtype")), write, self._how_to_load)
 
-    def _write(self, source: Source, begin: int, target: Target) -> None:
+    def _write(self, source: ExportSource, begin: int, target: Target) -> None:
         """Write the metadata of each episode, then its messages in the order of their times."""
         columns = [*columns_in(source), *FLAGS]
         with target.staged.open("xb") as file:
@@ -90,7 +90,7 @@ class McapExporter:
         return round(_SECOND / self.fps)
 
 
-def _begin(source: Source, spacing: int) -> int:
+def _begin(source: ExportSource, spacing: int) -> int:
     """Return the start of the time line, ns. Raises InvalidOption if the time line is too long."""
     first = source.trace[0].start_time
     begin = 0 if first is None else max(0, first)
@@ -124,7 +124,7 @@ def _schema(column: Column) -> dict[str, Any]:
     return {"title": f"{KEY}.{column.name}", "type": "object", "properties": said}
 
 
-def _episode(source: Source, window: Window, begin: int, spacing: int) -> dict[str, str]:
+def _episode(source: ExportSource, window: Window, begin: int, spacing: int) -> dict[str, str]:
     episode = window.episode
     known = {
         "episode": episode.index,

@@ -18,10 +18,10 @@ from rerun.error_utils import catch_and_log_exceptions
 from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
-from gym_trace.exchange.formats.contract import Plan, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.rlds.values import packed
-from gym_trace.exchange.formats.source import Source
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
 from gym_trace.printable import printable
@@ -38,11 +38,11 @@ class RerunExporter:
     name: ClassVar[str] = "rerun"
     makes: ClassVar[str] = "file"
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: ExportSource) -> ExportPlan:
         """As Exporter. Only mixed dtypes are lost."""
-        return Plan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
+        return ExportPlan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
-    def _write(self, source: Source, target: Target) -> None:
+    def _write(self, source: ExportSource, target: Target) -> None:
         """Send some thousand rows of all columns at a time."""
         columns = [*columns_in(source), *FLAGS]
         name = str(source.environment.get("id") or KEY)
@@ -87,7 +87,7 @@ class _Sender:
     row, what the action brought has the next one, as the next observation has.
     """
 
-    def __init__(self, source: Source, columns: list[Column]):
+    def __init__(self, source: ExportSource, columns: list[Column]):
         self._source, self._columns = source, columns
         self._episodes: list[tuple[int, int, int, str, str]] = []
         self._clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,14 +19,12 @@ import pyarrow.dataset as ds
 from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
-from gym_trace.data.vocabulary import COLUMNS, Outcome
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.exchange.formats.arrow.columns import JSON, Column, columns_of
-from gym_trace.exchange.formats.arrow.rows import TableColumn, Tables
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import KEPT, Choice, step_blocks
-from gym_trace.playback.episode_table import outcome_codes
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_table import finished
+from gym_trace.playback.scan import EPISODE, Scan
+from gym_trace.playback.tables.columns import JSON, ArrowColumn, columns_of
+from gym_trace.playback.tables.rows import TableColumn, Tables
 
 STEPS, EPISODES = "steps", "episodes"
 TRACE = "trace"  # the column with the name of the trace, if there are several
@@ -38,15 +36,26 @@ _ROW = "row"  # beside the columns of a condition, which are called otherwise
 class Share(NamedTuple):
     """Episodes to read.
 
-    name: of their trace. open: returns them as a trace; must be picklable if the dataset must.
-    first: the number of the first of them in the table.
-    columns: the forms of the leaves, the same in each share of a trace; None: those of its own rows.
+    Attributes:
+        name: name of their trace.
+        open: returns them as a trace; must be picklable if the dataset must.
+        first: number of the first of them in the table.
+        columns: columns of the leaves, the same in each share of a trace. None: those of its own rows.
     """
 
     name: str
-    open: Callable[[], Trace]
+    open: Callable[[], RecordedEpisodes]
     first: int = 0
-    columns: Mapping[Path, Column] | None = None
+    columns: Mapping[Path, ArrowColumn] | None = None
+
+
+def share_of(trace: RecordedEpisodes) -> Share:
+    """Return all episodes of a trace or view."""
+    return Share(str(trace.directory), partial(_itself, trace))
+
+
+def _itself(trace: RecordedEpisodes) -> RecordedEpisodes:
+    return trace
 
 
 class TraceDataset(ds.Dataset):
@@ -105,12 +114,12 @@ class TraceDataset(ds.Dataset):
             for damage in chain.from_iterable(reader.damage for reader in trace.readers):
                 raise damage.error()
             for places in _alike(trace):
-                source = Source(trace if len(places) == len(trace) else trace[places], finals=KEPT, keeps_repeated=True)
-                columns = columns_of(source) if share.columns is None else share.columns
-                found.append((share, source, columns, places + share.first))
+                view = trace if len(places) == len(trace) else trace[places]
+                columns = columns_of(view) if share.columns is None else share.columns
+                found.append((share, view, columns, places + share.first))
         readers = [
-            _Reader(self._table, share.name if self._has_names else None, source, columns, numbers)
-            for (share, source, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
+            _Reader(self._table, share.name if self._has_names else None, view, columns, numbers)
+            for (share, view, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
         ]
         schema, self.left_out = _joined([reader.schema for reader in readers])
         for reader in readers:
@@ -189,14 +198,18 @@ class _Scanner:
 
 
 class _Reader:
-    """One of the tables of one trace.
+    """One of the tables of one trace, or of episodes with the same spaces.
 
-    name: in the column "trace"; None: without one. numbers: the number of each episode of the source.
+    Args:
+        name: value of the column "trace". None: there is no such column.
+        numbers: (episodes,) number of each episode.
     """
 
-    def __init__(self, table: str, name: str | None, source: Source, columns: Mapping[Path, Column], numbers: Array):
-        self._source, self._trace, self._is_steps = source, source.trace, table == STEPS
-        tables = Tables(source, columns, numbers, has_next=True)
+    def __init__(
+        self, table: str, name: str | None, trace: RecordedEpisodes, columns: Mapping[Path, ArrowColumn], numbers: Array
+    ):
+        self._trace, self._is_steps = trace, table == STEPS
+        tables = Tables(trace, columns, numbers=numbers, has_next=True)
         made = tables.steps if self._is_steps else tables.episodes
         self._columns = {column.field.name: column for column in made}
         if name is not None:
@@ -205,7 +218,7 @@ class _Reader:
     def _constant(self, field: pa.Field, value: Any) -> TableColumn:
         scalar = pa.scalar(value, field.type)
         if self._is_steps:
-            return TableColumn(field, (), lambda block: pa.repeat(scalar, block.size))
+            return TableColumn(field, (), lambda runs: pa.repeat(scalar, runs.size))
         return TableColumn(field, (), lambda places, _: pa.repeat(scalar, len(places)))
 
     @property
@@ -296,24 +309,20 @@ class _Reader:
         if not self._is_steps and not needs:
             yield from (batch(page, None) for page in self._groups(places))
             return
-        view = self._trace if len(places) == len(self._trace) else self._trace[places]
-        for block in step_blocks(view, Choice(tuple(root for root in COLUMNS if root in needs)), KEPT):
-            block = block._replace(episodes=places[block.episodes])
+        for runs in Scan(self._trace.content, needs, places, order=EPISODE):
             if not self._is_steps:
-                yield from (batch(ended, block) for ended in (block.episodes[block.closes],) if len(ended))
-            elif block.size:
-                yield batch(block)
+                ended = runs.episode[runs.closes]
+                if len(ended):
+                    yield batch(ended, runs)
+            elif runs.size:
+                yield batch(runs)
 
 
-def finished(trace: Trace) -> Array:
-    """Return (episodes,) bool: False for those that are being recorded."""
-    found: Array = outcome_codes(trace.content) != Outcome.RUNNING
-    return found
-
-
-def _alike(trace: Trace) -> list[Array]:
-    """Return the places of the finished episodes, of each pair of spaces by themselves."""
-    over, writers = np.flatnonzero(finished(trace)), trace.content["writer"]
+def _alike(trace: RecordedEpisodes) -> list[Array]:
+    """Return the indices of the finished episodes, those of each pair of spaces by themselves. Raises InvalidOption."""
+    over, writers = np.flatnonzero(finished(trace.content)), trace.content["writer"]
+    if any(trace.readers[number].about.has_only_statistics for number in np.unique(writers[over]).tolist()):
+        raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     groups: dict[bytes, list[int]] = {}
     for number, reader in enumerate(trace.readers):
         spaces = [reader.schema.get(name) for name in ("observation_space", "action_space")]
@@ -345,9 +354,9 @@ def _named_in(expression: Any, schema: pa.Schema) -> list[str]:
 # -- the columns of several traces ------------------------------------------------------------------------------------
 
 
-def _agreed(forms: Sequence[Mapping[Path, Column]]) -> list[dict[Path, Column]]:
+def _agreed(forms: Sequence[Mapping[Path, ArrowColumn]]) -> list[dict[Path, ArrowColumn]]:
     """Return the columns of each trace, with the same annotations and infos in all of them where they agree."""
-    joined: dict[Path, Column] = {}
+    joined: dict[Path, ArrowColumn] = {}
     disputed: set[Path] = set()
     for path in dict.fromkeys(path for columns in forms for path in columns):
         found = [columns[path] for columns in forms if path in columns]

@@ -5,35 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.playback.trace import TraceLike, as_trace
+from gym_trace.playback.episode_index import RecordedEpisodes
 
 try:
     import duckdb
 
-    from gym_trace.exchange.formats.arrow.dataset import EPISODES, STEPS, Share, TraceDataset
+    from gym_trace.playback.tables.dataset import EPISODES, STEPS, TraceDataset, share_of
 except ImportError as missing:
     raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
 _ROWS = 1000  # fetched at a time
 
 
-def connection(traces: Sequence[TraceLike]) -> Any:
+def connection(traces: Sequence[RecordedEpisodes]) -> Any:
     """Return a duckdb connection with the views steps and episodes of these traces.
 
-    If there are several, both have a column "trace" with the directory of each. Raises InvalidOption, TraceNotFound,
-    CorruptTrace.
+    If there are several, both have a column "trace" with the directory of each. Raises InvalidOption, CorruptTrace.
     """
     return _connected(_tables_of(traces))
 
 
-def query(text: str, traces: Sequence[TraceLike]) -> tuple[list[str], Iterator[list[Any]]]:
+def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Iterator[list[Any]]]:
     """Run a query. Return the names of its columns, and its rows as plain values; NaN and infinities are None.
 
-    Raises InvalidOption, which has DuckDB's error; TraceNotFound, CorruptTrace.
+    Raises InvalidOption, which has DuckDB's error; CorruptTrace.
     """
     tables = _tables_of(traces)
     with _own_errors(tables, text):
@@ -41,9 +39,8 @@ def query(text: str, traces: Sequence[TraceLike]) -> tuple[list[str], Iterator[l
         return [column[0] for column in result.description or ()], _rows(result, tables)
 
 
-def _tables_of(traces: Sequence[TraceLike]) -> dict[str, TraceDataset]:
-    opened = [as_trace(trace) for trace in traces]
-    shares = [Share(str(trace.directory), partial(as_trace, trace)) for trace in opened]
+def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
+    shares = [share_of(trace) for trace in traces]
     tables = {name: TraceDataset(name, shares) for name in (STEPS, EPISODES)}
     for table in tables.values():
         table.schema  # noqa: B018 - raises what is wrong with the traces, which DuckDB would make text of

@@ -1,4 +1,4 @@
-"""The columns of a trace in tables: what its values really are decides which, not what the spaces say.
+"""Columns of Arrow tables. Their types follow the recorded values, not the declared spaces.
 
 A leaf is numbers, text, or JSON text (docs/reference/steps.md).
 """
@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gym_trace.data.json_values import NUMBERS, json_text, tagged
 from gym_trace.data.layout import Branch, Layout, Path
 from gym_trace.data.values import Array, dtype_from, is_utf8
-from gym_trace.data.vocabulary import COLUMNS
-from gym_trace.exchange.formats.foreign import Values
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import Choice, name_of, step_blocks
+from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.row_types import row_types
+from gym_trace.playback.scan import EPISODE, Scan
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row
@@ -32,15 +30,15 @@ def list_of(kind: pa.DataType, size: int = -1) -> pa.DataType:
     return pa.list_(pa.field(_ELEMENT, kind, nullable=False), size)
 
 
-class Column(NamedTuple):
-    """A leaf as it is in a table.
+class ArrowColumn(NamedTuple):
+    """A leaf of a space, or another column of a trace, in a table.
 
     Attributes:
-        path: of the leaf; that of a whole space, where some rows have not its structure.
+        path: path of the leaf; that of the whole space if some rows do not have its structure.
         kind: "numbers", "text" or "json".
-        dtype, shape: of a row of numbers.
-        optional: whether there are rows without a value.
-        is_python: whether, among rows without a value, the others are numbers of Python.
+        dtype, shape: dtype and shape of a row of numbers.
+        optional: True if some rows have no value.
+        is_python: True if some rows have no value, and the others are Python's numbers.
     """
 
     path: Path
@@ -70,16 +68,17 @@ class Column(NamedTuple):
             return of_one
         if self.optional:
             return list_of(of_one)
-        return pa.fixed_shape_tensor(of_one, self.shape) if len(self.shape) > 1 else list_of(of_one, self._size)
+        return pa.fixed_shape_tensor(of_one, self.shape) if len(self.shape) > 1 else list_of(of_one, self.size)
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Number of numbers in a row."""
         return math.prod(self.shape)
 
     @property
     def list_bytes(self) -> int:
-        """Bytes of a row whose type does not say how many it takes; 0 if it does."""
-        return self._size * self.stored.itemsize if self.shape and self.optional and self.kind == NUMBER else 0
+        """Bytes of a row of lists of variable size, otherwise 0."""
+        return self.size * self.stored.itemsize if self.shape and self.optional and self.kind == NUMBER else 0
 
     def field(self, name: str) -> pa.Field:
         return pa.field(name, self.type, nullable=self.optional or self.kind == JSON)
@@ -109,59 +108,23 @@ class Column(NamedTuple):
         kind = self.type
         if self.optional:
             there = np.ones(len(rows), np.bool_) if missing is None else ~missing
-            ends = np.cumsum(np.append(0, there * self._size), dtype=np.int32)
-            given = pa.array(flat.reshape(-1, self._size)[there].reshape(-1))
+            ends = np.cumsum(np.append(0, there * self.size), dtype=np.int32)
+            given = pa.array(flat.reshape(-1, self.size)[there].reshape(-1))
             return pa.ListArray.from_arrays(pa.array(ends), given, type=kind, mask=pa.array(~there))
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         lists = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=storage)
         return lists if storage is kind else pa.ExtensionArray.from_storage(kind, lists)
 
-    # -- and back -----------------------------------------------------------------------------------------------------
-
-    def decoded(self, array: pa.Array) -> Any:
-        """The rows: an array, or a list of values of any kind. Raises UnreadableRecording."""
-        if self.kind == NUMBER:
-            rows = self._numbers(array)
-            if not array.null_count:
-                return rows
-            given = rows.tolist() if self.is_python else list(rows)
-            return [value if there else None for value, there in zip(given, array.is_valid().to_pylist())]
-        if not isinstance(array, pa.DictionaryArray):
-            array = array.dictionary_encode()
-        indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        used, places = np.unique(indices, return_inverse=True)
-        texts = array.dictionary.take(pa.array(used[used >= 0])).to_pylist()
-        values = [*[None] * bool(len(used) and used[0] < 0), *(texts if self.kind == TEXT else map(Values().of, texts))]
-        return [values[place] for place in places.tolist()]
-
-    def _numbers(self, array: pa.Array) -> Array:
-        rows: Array
-        storage = array.storage if isinstance(array, pa.ExtensionArray) else array
-        if pa.types.is_list(storage.type):
-            if pc.any(pc.not_equal(pc.list_value_length(storage), self._size)).as_py():
-                raise ValueError(f"a list has not {self._size} elements")
-            rows = np.zeros((len(array), *self.shape), self.dtype)
-            rows[storage.is_valid()] = storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *self.shape)
-            return rows
-        if self.shape:
-            size = self._size
-            storage = storage.values[storage.offset * size : (storage.offset + len(storage)) * size]
-        elif storage.null_count:
-            storage = storage.fill_null(False if storage.type == pa.bool_() else 0)
-        flat = storage.to_numpy(zero_copy_only=False)
-        rows = flat.astype(self.dtype, copy=True).reshape(len(array), *self.shape)
-        return rows
-
     # -- as text ------------------------------------------------------------------------------------------------------
 
-    def told(self) -> list[Any]:
-        """Return the column as JSON, for the metadata of a file."""
+    def to_json(self) -> list[Any]:
+        """Return a JSON value, for the metadata of a file."""
         return [list(self.path), self.kind, self.dtype.str, list(self.shape), self.optional, self.is_python]
 
     @classmethod
-    def read(cls, told: Any) -> Column:
-        """Read the result of told(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
-        path, kind, dtype, shape, optional, is_python = told
+    def from_json(cls, value: Any) -> ArrowColumn:
+        """Read the result of to_json(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
+        path, kind, dtype, shape, optional, is_python = value
         if kind not in (TEXT, JSON, NUMBER) or not path or not all(type(part) in (str, int) for part in path):
             raise ValueError("invalid kind of column")
         if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
@@ -175,7 +138,7 @@ class Column(NamedTuple):
 # -- spaces -----------------------------------------------------------------------------------------------------------
 
 
-def _parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
+def parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
     """Yield the name, the key and the layout of each part; the names are unique for readers that ignore case."""
     taken: set[str] = set()
     for key, child in branch.parts():
@@ -189,7 +152,7 @@ def _parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
 
 
 def table_column(
-    name: str, layout: Layout, columns: Mapping[Path, Column], root: Path, rows: Mapping[Path, Array] | None = None
+    name: str, layout: Layout, columns: Mapping[Path, ArrowColumn], root: Path, rows: Mapping[Path, Array] | None = None
 ) -> tuple[pa.Field, pa.Array | None] | None:
     """Return a space as a field, and its rows where they are given; None if it has nothing to store in a table.
 
@@ -201,30 +164,13 @@ def table_column(
         return (column.field(name), array) if column.is_there else None
     if not isinstance(layout, Branch):
         raise LookupError(f"{root} has no column")
-    parts = [table_column(part, child, columns, (*root, key), rows) for part, key, child in _parts_of(layout)]
+    parts = [table_column(part, child, columns, (*root, key), rows) for part, key, child in parts_of(layout)]
     there = [part for part in parts if part is not None]
     if not there:
         return None
     fields = [field for field, _ in there]
     field = pa.field(name, pa.struct(fields), nullable=False)
     return field, None if rows is None else pa.StructArray.from_arrays([array for _, array in there], fields=fields)
-
-
-def tree_rows(layout: Layout, columns: Mapping[Path, Column], array: Any, count: int, root: Path) -> Any:
-    """Return the rows that table_column() encoded. array: None if it returned None.
-
-    Raises UnreadableRecording, LookupError.
-    """
-    if root in columns:
-        column = columns[root]
-        return np.empty((count, *column.shape), column.dtype) if array is None else column.decoded(array)
-    if not isinstance(layout, Branch):
-        raise LookupError(f"{root} has no column")
-    rows = []
-    for name, key, child in _parts_of(layout):
-        is_there = table_column(name, child, columns, (*root, key)) is not None
-        rows.append(tree_rows(child, columns, array.field(name) if is_there else None, count, (*root, key)))
-    return tuple(rows) if layout.keys is None else dict(zip(layout.keys, rows))
 
 
 # -- which there are --------------------------------------------------------------------------------------------------
@@ -239,35 +185,33 @@ _OF_PYTHON: dict[_Kind, np.dtype[Any]] = {
 }
 
 
-def columns_of(source: Source) -> dict[Path, Column]:
-    """The column of each leaf; of a space with values of another structure one for all of it. Raises CorruptTrace."""
-    columns: dict[Path, Column] = {}
+def columns_of(trace: RecordedEpisodes) -> dict[Path, ArrowColumn]:
+    """Return a column for each leaf, or for a whole space if values have another structure. Raises CorruptTrace."""
+    columns: dict[Path, ArrowColumn] = {}
     unclear: list[Path] = []
-    for path, form in source.forms.items():
+    for path, form in row_types(trace).items():
         if path == ("infos",):
-            columns[path] = Column(path, JSON)
+            columns[path] = ArrowColumn(path, JSON)
         elif form is None:
             unclear.append(path)
         else:
             is_number = form.dtype.str[1:] in NUMBERS
-            columns[path] = Column(path, NUMBER, form.dtype, form.shape) if is_number else Column(path, JSON)
+            columns[path] = ArrowColumn(path, NUMBER, form.dtype, form.shape) if is_number else ArrowColumn(path, JSON)
     if unclear:
-        kinds = _kinds_in(source, unclear)
+        kinds = _kinds_in(trace, unclear)
         for path in unclear:
             columns[path] = _of_kinds(path, kinds[path])
         for root in {path[0] for path in unclear}:
             if (root,) in kinds and (root,) not in unclear:  # values without the structure of their space
                 columns = {path: column for path, column in columns.items() if path[0] != root}
-                columns[(root,)] = Column((root,), JSON)
+                columns[(root,)] = ArrowColumn((root,), JSON)
     return columns
 
 
-def _kinds_in(source: Source, paths: list[Path]) -> dict[Path, set[_Kind]]:
-    """Return the kinds of rows of some leaves; type(None) if some are missing. Reads all of them."""
-    roots = tuple(root for root in COLUMNS if any(path[0] == root for path in paths))
-    choice = Choice(roots, frozenset(map(name_of, paths)))
+def _kinds_in(trace: RecordedEpisodes, paths: list[Path]) -> dict[Path, set[_Kind]]:
+    """Return the kinds of rows of some columns; type(None) if some are missing. Reads all of them."""
     found: dict[Path, set[_Kind]] = {path: set() for path in paths}
-    for block in step_blocks(source.trace, choice):
+    for block in Scan(trace.content, paths, order=EPISODE):
         for path, rows in block.columns.items():
             if path in found or path == path[:1]:
                 found.setdefault(path, set()).update(_kinds_of(rows))
@@ -297,19 +241,19 @@ def _kinds_of(rows: Array) -> Iterable[_Kind]:
     return kinds - scalars - {np.ndarray} | ({np.generic} if scalars else set())
 
 
-def _of_kinds(path: Path, kinds: set[_Kind]) -> Column:
+def _of_kinds(path: Path, kinds: set[_Kind]) -> ArrowColumn:
     optional = type(None) in kinds
     kinds = kinds - {type(None)}
     if optional and path[0] != "annotations":
-        return Column(path, JSON)
+        return ArrowColumn(path, JSON)
     if kinds == {str}:
-        return Column(path, TEXT, optional=optional)
+        return ArrowColumn(path, TEXT, optional=optional)
     of_python = {kind for kind in kinds if kind in _OF_PYTHON}
     arrays = [kind for kind in kinds if isinstance(kind, tuple)]
     if of_python and optional and len(of_python) == 1:  # rows of which some are missing are not arrays
         dtype = _OF_PYTHON[of_python.pop()]
         if len(kinds) == 1 or (len(kinds) == 2 and arrays == [(dtype, ())]):
-            return Column(path, NUMBER, dtype, (), optional, is_python=True)
+            return ArrowColumn(path, NUMBER, dtype, (), optional, is_python=True)
     elif len(kinds - {np.generic}) == 1 and arrays and arrays[0][0].str[1:] in NUMBERS:
-        return Column(path, NUMBER, *arrays[0], optional=optional)
-    return Column(path, JSON)
+        return ArrowColumn(path, NUMBER, *arrays[0], optional=optional)
+    return ArrowColumn(path, JSON)

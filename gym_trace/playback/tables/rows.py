@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -11,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gym_trace.data.json_values import json_text, tagged, untagged
+from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Layout, Path, put_together
 from gym_trace.data.values import Array, objects, row_of
-from gym_trace.exchange.formats.arrow.columns import NUMBER, Column, list_of, table_column
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import Block
+from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.scan import StepRuns
+from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, list_of, table_column
 
 TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds, and DuckDB needs a package more for a time zone
 
@@ -24,9 +23,11 @@ TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds, and DuckDB needs a p
 class TableColumn(NamedTuple):
     """A column of one of the tables.
 
-    needs: columns of the trace that it is made of.
-    make: returns the rows: of the steps of a Block; or of the episodes at some places, with the Block that closes them
-    if the column needs observations, else None.
+    Attributes:
+        field: name and type.
+        needs: columns of the trace that it is made of.
+        make: returns the rows: those of the steps in StepRuns; or those of the episodes at some indices, which are
+            passed with the StepRuns that close them if the column needs observations, otherwise with None.
     """
 
     field: pa.Field
@@ -37,15 +38,25 @@ class TableColumn(NamedTuple):
 class Tables:
     """The columns of both tables of a trace.
 
-    columns: the form of each leaf. numbers: the number of the episode at each place of the source; None: the place.
-    has_next: whether steps have next_observation, which files do without: it is in the next row, or the last one.
+    Args:
+        trace: finished episodes with the same spaces.
+        columns: of each leaf.
+        episodes: table of the episodes, with the steps that the tables have. None: trace.episodes.
+        numbers: (episodes,) number of each episode in the tables. None: its index.
+        has_next: add next_observation to steps; files do without, as it is in the next row.
     """
 
     def __init__(
-        self, source: Source, columns: Mapping[Path, Column], numbers: Array | None = None, has_next: bool = False
+        self,
+        trace: RecordedEpisodes,
+        columns: Mapping[Path, ArrowColumn],
+        episodes: Array | None = None,
+        numbers: Array | None = None,
+        has_next: bool = False,
     ):
-        self._source, self._columns, self._numbers = source, columns, numbers
-        self._identified: tuple[Array, list[str]] | None = None
+        self._trace, self._columns, self._numbers = trace, columns, numbers
+        self._episodes = trace.episodes if episodes is None else episodes
+        self._layouts = trace.writer_agreed_on("observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
         self.steps = list(self._of_steps(has_next))
@@ -55,68 +66,62 @@ class Tables:
 
     def _of_steps(self, has_next: bool) -> Iterator[TableColumn]:
         episode = pa.field("episode", pa.int64(), nullable=False)
-        yield TableColumn(episode, (), lambda block: pa.array(np.repeat(self._number(block.episodes), block.steps)))
-        yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), self._step)
+        yield TableColumn(episode, (), lambda runs: pa.array(np.repeat(self._number(runs.episode), runs.lengths)))
+        yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), lambda runs: pa.array(runs.step))
         yield from self._of_space("observation", "observations", _before)
-        yield from self._of_space("action", "actions", lambda block: slice(None))
+        yield from self._of_space("action", "actions", lambda runs: slice(None))
         rewards = self._columns[("rewards",)]
         if rewards.is_there:
             yield TableColumn(
-                rewards.field("reward"), ("rewards",), lambda block: rewards.encoded(block.columns[("rewards",)])
+                rewards.field("reward"), ("rewards",), lambda runs: rewards.encoded(runs.columns[("rewards",)])
             )
         for name, root in (("terminated", "terminations"), ("truncated", "truncations")):
             yield TableColumn(pa.field(name, pa.bool_(), nullable=False), (root,), partial(_flags, root))
         if has_next:
             yield from self._of_space("next_observation", "observations", _after)
         if (infos := self._columns.get(("infos",))) is not None:
-            yield TableColumn(infos.field("info"), ("infos",), lambda block: infos.encoded(_given(block, infos.path)))
+            yield TableColumn(infos.field("info"), ("infos",), lambda runs: infos.encoded(_given(runs, infos.path)))
         notes = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_there)
         if notes:
             fields = [column.field(str(column.path[1])) for column in notes]
             field = pa.field("annotations", pa.struct(fields), nullable=False)
             yield TableColumn(field, ("annotations",), partial(_notes, notes, fields))
 
-    def _of_space(self, name: str, root: str, which: Callable[[Block], Any]) -> Iterator[TableColumn]:
+    def _of_space(self, name: str, root: str, which: Callable[[StepRuns], Any]) -> Iterator[TableColumn]:
         layout, columns = self._layout(root), self._columns
         made = table_column(name, layout, columns, (root,), None)
         if made is not None:  # arrays without elements are not written
-            yield TableColumn(made[0], (root,), lambda block: self._rows_of_space(name, root, block, which(block)))
+            yield TableColumn(made[0], (root,), lambda runs: self._rows_of_space(name, root, runs, which(runs)))
 
-    def _rows_of_space(self, name: str, root: str, block: Block, which: Any) -> pa.Array:
+    def _rows_of_space(self, name: str, root: str, runs: StepRuns, which: Any) -> pa.Array:
         layout = self._layout(root)
         whole: Path = (root,)
-        if whole in self._columns and whole not in block.columns:  # JSON of what has the structure of its space
-            tree = put_together(layout, [block.columns[leaf.path] for leaf in layout.leaves()])
-            places = range(block.size + len(block.steps) * (root == "observations"))
+        if whole in self._columns and whole not in runs.columns:  # JSON of what has the structure of its space
+            tree = put_together(layout, [runs.columns[leaf.path] for leaf in layout.leaves()])
+            places = range(int(runs.offsets(whole)[-1]))
             rows = {whole: objects([row_of(tree, place) for place in places])[which]}
         else:
-            rows = {path: rows[which] for path, rows in block.columns.items() if path[0] == root}
+            rows = {path: rows[which] for path, rows in runs.columns.items() if path[0] == root}
         made = table_column(name, layout, self._columns, whole, rows)
         assert made is not None
         return made[1]
 
     def _layout(self, root: str) -> Layout:
-        return self._source.layouts.observations if root == "observations" else self._source.layouts.actions
+        return self._layouts.observations if root == "observations" else self._layouts.actions
 
     def _number(self, places: Array) -> Array:
         return places if self._numbers is None else self._numbers[places]
-
-    def _step(self, block: Block) -> pa.Array:
-        places, source = block.episodes, self._source
-        first = source.trace.content["first_step"][places] + source.repeated[places] + block.starts
-        ends = np.cumsum(block.steps)
-        return pa.array(np.repeat(first - (ends - block.steps), block.steps) + np.arange(block.size))
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def _of_episodes(self) -> Iterator[TableColumn]:
         whole, text = pa.int64(), pa.string()
-        readers = self._source.trace.readers
-        has_large_seeds = bool((self._source.trace.content["seed"] < -1).any())
+        readers = self._trace.readers
+        has_large_seeds = bool((self._trace.content["seed"] < -1).any())
 
         def column(name: str, kind: pa.DataType, make: Callable[[Array], Any], nullable: bool = True) -> TableColumn:
             field = pa.field(name, kind, nullable=nullable)
-            return TableColumn(field, (), lambda places, block: pa.array(make(places), kind))
+            return TableColumn(field, (), lambda places, runs: pa.array(make(places), kind))
 
         def of_writers(name: str, texts: list[str | None], nullable: bool = True) -> TableColumn:
             return column(
@@ -135,7 +140,7 @@ class Tables:
         yield column("seed", text if has_large_seeds else whole, seeds)
         yield column("options", text, self._options)
         for made in self._of_space("final_observation", "observations", _last):
-            yield made._replace(make=lambda _, block, make=made.make: make(block))
+            yield made._replace(make=lambda _, runs, make=made.make: make(runs))
         yield column("has_final_observation", pa.bool_(), lambda at: self._table(at)["has_final_observation"], False)
         yield of_writers("environment", [reader.about.environment.get("id") for reader in readers])
         yield of_writers("split", [reader.split for reader in readers], False)
@@ -151,55 +156,64 @@ class Tables:
         return np.asarray(self._table(places)[name], dtype)
 
     def _table(self, places: Array) -> Array:
-        return self._source.episodes[places]
+        return self._episodes[places]
 
     def _returns(self, places: Array) -> pa.Array:
         if not self._objectives:
             return pa.array(self._table(places)["return"], from_pandas=True)  # which has NULL for NaN
-        scanned = map(self._source.new_steps, self._source.trace.scan(columns=["rewards"], episodes=places))
-        totals = [np.ravel(episode.total_reward) for episode in scanned]
+        steps, totals = self._table(places)["steps"].tolist(), []
+        for count, episode in zip(steps, self._trace.scan(columns=["rewards"], episodes=places)):
+            exported = episode[len(episode) - count :] if count < len(episode) else episode
+            totals.append(np.ravel(exported.total_reward))
         known = [total.tolist() if len(total) == self._objectives else None for total in totals]
         return pa.array(known, list_of(pa.float64()))
-
-    def identities(self, places: Array) -> list[str]:
-        """Return the texts of Source.identities(), made once where several columns ask for them."""
-        if self._identified is None or self._identified[0] is not places:
-            self._identified = places, self._source.identities(places)
-        return self._identified[1]
 
     def _seeds(self, places: Array) -> list[int | None]:
         return [None if seed < 0 else seed for seed in self._table(places)["seed"].tolist()]
 
     def _large_seeds(self, places: Array) -> list[str | None]:
-        given = (untagged(json.loads(text).get("seed")) for text in self.identities(places))
-        return [None if seed is None else str(seed) for seed in given]
+        seeds = self._seeds(places)
+        large = [start.get("seed") for start in self._starts(places)]
+        return [
+            str(seed) if seed is not None else str(found) if isinstance(found, int) else None
+            for seed, found in zip(seeds, large)
+        ]
 
     def _options(self, places: Array) -> list[str | None]:
-        identities = self.identities(places)
-        options = (json.loads(text).get("options") if '"options"' in text else None for text in identities)
-        return [None if given is None else json_text(given) for given in options]
+        options = [start.get("options") for start in self._starts(places)]
+        return [None if given is None else json_text(tagged(given)) for given in options]
+
+    def _starts(self, places: Array) -> list[dict[str, Any]]:
+        """Return the reset records of episodes; {} of one whose start was dropped."""
+        found: list[dict[str, Any]] = [{} for _ in places]
+        writers, rows = self._trace.content["writer"][places], self._trace.rows[places]
+        for number in np.unique(writers).tolist():
+            mine = np.flatnonzero(writers == number)
+            for index, start in self._trace.readers[number].starts_of(rows[mine]):
+                found[int(mine[index])] = start
+        return found
 
 
-def _before(block: Block) -> Any:
-    return slice(0, -1) if len(block.steps) == 1 else block.before
+def _before(runs: StepRuns) -> Any:
+    return slice(0, -1) if len(runs) == 1 else runs.rows_after - 1
 
 
-def _after(block: Block) -> Any:
-    return slice(1, None) if len(block.steps) == 1 else block.before + 1
+def _after(runs: StepRuns) -> Any:
+    return slice(1, None) if len(runs) == 1 else runs.rows_after
 
 
-def _last(block: Block) -> Any:
-    return block.last_observations[block.closes]
+def _last(runs: StepRuns) -> Any:
+    return runs.observation_offsets[1:][runs.closes] - 1
 
 
-def _flags(root: str, block: Block) -> pa.Array:
-    return pa.array(block.columns[(root,)])
+def _flags(root: str, runs: StepRuns) -> pa.Array:
+    return pa.array(runs.columns.get((root,), np.empty(0, np.bool_)))
 
 
-def _given(block: Block, path: Path) -> Array:
-    return block.columns[path] if path in block.columns else objects([None] * block.size)
+def _given(runs: StepRuns, path: Path) -> Array:
+    return runs.columns[path] if path in runs.columns else objects([None] * runs.size)
 
 
-def _notes(notes: list[Column], fields: list[pa.Field], block: Block) -> pa.Array:
-    arrays = [column.encoded(_given(block, column.path)) for column in notes]
+def _notes(notes: list[ArrowColumn], fields: list[pa.Field], runs: StepRuns) -> pa.Array:
+    arrays = [column.encoded(_given(runs, column.path)) for column in notes]
     return pa.StructArray.from_arrays(arrays, fields=fields)

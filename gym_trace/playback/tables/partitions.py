@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +13,16 @@ import pyarrow as pa
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.arrow.columns import Column, columns_of
-from gym_trace.exchange.formats.arrow.dataset import STEPS, Share, TraceDataset, finished
-from gym_trace.exchange.formats.source import Source
-from gym_trace.exchange.formats.steps.windows import KEPT
-from gym_trace.playback.trace import Trace, TraceHandle, as_trace, handle_of
+from gym_trace.playback.episode_index import RecordedEpisodes, finished_view
+from gym_trace.playback.episode_table import finished
+from gym_trace.playback.tables.columns import ArrowColumn, columns_of
+from gym_trace.playback.tables.dataset import STEPS, Share, TraceDataset, share_of
+
+
+class Handle(Protocol):
+    """Some episodes of a trace, picklable; see gym_trace.playback.trace.TraceHandle."""
+
+    def open(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,11 @@ class Partition:
     first: int
     episodes: int
     steps: int
-    _handle: TraceHandle = field(repr=False)
-    _columns: Mapping[Path, Column] = field(repr=False)
+    _handle: Handle = field(repr=False)
+    _columns: Mapping[Path, ArrowColumn] = field(repr=False)
 
-    def open(self) -> Trace:
-        """Return these episodes, as they were when the partition was made: a view of the trace.
+    def open(self) -> Any:
+        """Return these episodes, as they were when the partition was made: a Trace, a view.
 
         Raises TraceNotFound; TraceError if they were changed or removed.
         """
@@ -53,14 +57,14 @@ class Partition:
         return Share(self.directory, self.open, self.first, self._columns)
 
 
-def partitions_of(trace: Trace, count: int) -> list[Partition]:
+def partitions_of(trace: RecordedEpisodes, count: int, handle_of: Callable[[Any], Handle]) -> list[Partition]:
     """Return the finished episodes of a trace in about equal parts; see Trace.partitions. Raises InvalidOption."""
     if count < 1:
         raise InvalidOption(f"partitions({count!r}): pass 1 or more")
-    over = finished(trace)
+    over = finished(trace.content)
     if not over.any():
         return []
-    columns = columns_of(Source(trace, finals=KEPT))
+    columns = columns_of(finished_view(trace))
     steps = np.where(over, trace.content["steps"], 0)
     cuts = np.unique([0, *_cuts(trace, np.cumsum(steps), count).tolist(), len(trace)]).tolist()
     return [
@@ -77,7 +81,7 @@ def partitions_of(trace: Trace, count: int) -> list[Partition]:
     ]
 
 
-def _cuts(trace: Trace, ends: Array, count: int) -> Array:
+def _cuts(trace: RecordedEpisodes, ends: Array, count: int) -> Array:
     """Return where parts begin: after about the same number of steps, with a chunk where one begins near.
 
     ends: (episodes,) number of steps up to the end of each.
@@ -100,9 +104,9 @@ def _cuts(trace: Trace, ends: Array, count: int) -> Array:
     return chosen
 
 
-def dataset_of(trace: Trace, table: str) -> TraceDataset:
+def dataset_of(trace: RecordedEpisodes, table: str) -> TraceDataset:
     """Return a table of a trace; see Trace.to_dataset. Raises InvalidOption."""
-    return TraceDataset(table, [Share(str(trace.directory), partial(as_trace, trace))])
+    return TraceDataset(table, [share_of(trace)])
 
 
 def to_arrow(dataset: TraceDataset, columns: Sequence[str] | None, where: Any) -> pa.RecordBatchReader:
