@@ -222,33 +222,32 @@ def test_options_of_a_type_that_is_unknown_are_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_compressed_chunks_are_decompressed_once(
+def test_the_cache_holds_the_chunks_of_the_next_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """Whatever the size of chunks: those of HDF5's own cache are too small, and episodes are short."""
+    """Each chunk is then decompressed once, although episodes are short."""
     from gym_trace.exchange.formats.hdf5 import reading
 
     monkeypatch.setattr(reading, "_CACHE", 64)
     monkeypatch.setattr(reading, "_BLOCK", 64)
     values = np.random.default_rng(0).normal(size=(1000, 3))
-    path, kept = transitions(tmp_path / "file.hdf5"), []
+    path = transitions(tmp_path / "file.hdf5")
     with h5py.File(path, "w") as file:
         for name, width in {"observations": 3, "actions": 3, "rewards": 1, "terminals": 1}.items():
             chosen = options | ({"chunks": (100, *options["chunks"][1:])[:2]} if "chunks" in options else {})
             rows = values[:, :width] if width > 1 else np.arange(1000) % 7 == 6
             chosen = chosen if width > 1 else {**chosen, "chunks": (100,)}
             file.create_dataset(name, data=rows, **chosen)
-    keep = reading._Bands.keep
-    monkeypatch.setattr(reading._Bands, "keep", lambda bands, of, *block: kept.append(of) or keep(bands, of, *block))
     gym_trace.import_trace(path, tmp_path / "again")
     trace = gym_trace.open_trace(tmp_path / "again")
     assert len(trace) == 143
     assert np.array_equal(np.concatenate([episode.actions for episode in trace]), values)
     assert np.array_equal(np.concatenate([episode.observations[:-1] for episode in trace]), values)
-    for name in ("/observations", "/actions", "/rewards"):
-        with h5py.File(path) as file:
-            bands = -(-1000 // file[name].chunks[0])
-        assert sum(of.name == name for of in kept) == bands
+    with reading.H5File(path) as file:
+        for name in ("observations", "actions", "rewards"):
+            rows = file.root.rows(name)
+            _, size, _ = rows._found.id.get_access_plist().get_chunk_cache()
+            assert size >= rows._found.chunks[0] * rows.row_size
 
 
 def test_chunks_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +259,21 @@ def test_chunks_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pyte
     gym_trace.import_trace(path, tmp_path / "again")
     monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._MOST_BAND", 1 << 22)
     assert "are too large to be decompressed" in refusal(path, "d4rl")
+
+
+def test_chunks_that_are_too_large_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_trace.exchange.formats.hdf5 import reading
+
+    path = transitions(tmp_path / "file.hdf5")
+    with h5py.File(path, "a") as file:
+        file.create_dataset("large", data=np.zeros((10, 3)), maxshape=(None, 3), chunks=(1 << 18, 3), compression="lzf")
+    monkeypatch.setattr(reading, "_MOST_BAND", 8 << 20)
+    with reading.H5File(path) as opened:
+        kept = [opened.root.rows("large") for _ in range(2)]
+        with pytest.raises(UnreadableRecording, match="too large to be read together"):
+            opened.root.rows("large")
+        del kept[0]
+        assert opened.root.rows("large").read().shape == (10, 3)
 
 
 def test_filters_that_are_not_usual_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections import OrderedDict
+import weakref
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -28,8 +28,9 @@ _SLACK = 1 << 20
 _MOST_TEXT, _TEXT_ROW, _FEWEST_TEXTS = 64 << 20, 64 << 10, 8
 _BLOCK = 8 << 20  # bytes that are read ahead
 _CACHE = 1 << 20  # bytes of decoded chunks that HDF5 keeps per array
-_MOST_BAND = 1 << 29  # bytes of rows in decompressed chunks, one band and all kept ones
-_MOST_AGAIN = 8  # times that texts, and rows of bands that were not kept, may be read
+_MOST_BAND = 1 << 29  # bytes of the rows that decompressed chunks hold
+_SLOTS = 521  # chunks in a cache, at least: HDF5's default
+_MOST_AGAIN = 8  # times that texts may be read
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 
 
@@ -45,7 +46,8 @@ class H5File:
             self._file = h5py.File(self.path, "r", rdcc_nbytes=_CACHE)
             size = os.path.getsize(self.path)
             self.texts_at_once = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, size))
-            self.bands = _Bands(2 * (_SLACK + size * _MOST_RATIO))  # some arrays are opened twice
+            self._unopened = 2 * (_SLACK + size * _MOST_RATIO)  # bytes of arrays; some are opened twice
+            self._cache_left = 2 * _MOST_BAND  # the arrays of the episode before may still be open
             self._text_left = _MOST_TEXT + _MOST_AGAIN * size  # a file has the bytes of each text
             self.root = H5Group(self, self._file["/"], "")
         except _ERRORS as error:
@@ -60,6 +62,22 @@ class H5File:
     def fault(self, name: str, problem: str) -> UnreadableRecording:
         """An error about something in the file."""
         return UnreadableRecording(f"{self.path}: {printable(name) or '/'}: {problem}")
+
+    def count_array(self, name: str, size: int) -> None:
+        """Count the bytes of an array. Raises UnreadableRecording if groups with many names have too many."""
+        self._unopened -= size
+        if self._unopened < 0:
+            raise self.fault(name, "the arrays have more bytes than a file of this size can hold")
+
+    def reserve(self, rows: H5Rows, band: int) -> None:
+        """Reserve memory for decompressed chunks while an array is open. Raises UnreadableRecording."""
+        if band > self._cache_left:
+            raise rows.fault("its chunks are too large to be read together with others; write it with smaller ones")
+        self._release(-band)
+        weakref.finalize(rows, self._release, band)
+
+    def _release(self, size: int) -> None:
+        self._cache_left += size
 
     def count_text(self, name: str, size: int) -> None:
         """Count text that was read. Raises UnreadableRecording if it is more than a file of this size has."""
@@ -137,10 +155,10 @@ class H5Group:
 
     def rows(self, key: str) -> H5Rows:
         """Return an array of the group."""
-        found = self._at(key)
-        if not isinstance(found, h5py.Dataset):
-            raise self._file.fault(f"{self.name}/{key}", "not an array")
-        return H5Rows(self._file, found, f"{self.name}/{key}")
+        name = f"{self.name}/{key}"
+        if not isinstance(self._at(key), h5py.Dataset):
+            raise self._file.fault(name, "not an array")
+        return H5Rows(self._file, self._group, key, name)
 
     def is_node(self, key: str) -> bool:
         return isinstance(self._at(key), h5py.Group)
@@ -190,10 +208,10 @@ class H5Rows:
         dtype: of a row; of objects for text, and for values that are bytes of any number.
     """
 
-    def __init__(self, file: H5File, found: h5py.Dataset, name: str):
-        self.name = name
-        self._file, self._found = file, found
+    def __init__(self, file: H5File, group: h5py.Group, key: str, name: str):
+        self.name, self._file = name, file
         with file.located(name):
+            self._found = found = group[key]
             self.shape: tuple[int, ...] = tuple(found.shape or ())
             self.dtype: np.dtype[Any] = found.dtype
             string = h5py.check_string_dtype(self.dtype)
@@ -208,26 +226,35 @@ class H5Rows:
         size = max(1, self.dtype.itemsize * math.prod(self.shape[1:])) * (self.shape[0] if self.shape else 1)
         if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
             raise self.fault(f"shape {self.shape}, but only {stored} bytes stored")
-        self._band = self._rows_of_chunks(stored)
-        file.bands.expect(self, size)
+        file.count_array(name, size)
+        band, tiles = self._band(stored)
+        if band > _CACHE:
+            file.reserve(self, band)
+            del found, self._found  # the first one that is open decides the cache
+            with file.located(name):
+                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+                access.set_chunk_cache(max(_SLOTS, 2 * tiles + 1), band, 1.0)
+                self._found = h5py.Dataset(h5py.h5d.open(group.id, key.encode(), access))
 
-    def _rows_of_chunks(self, stored: int) -> int:
-        """Return the number of rows that compressed chunks hold, to be read together; 0: any. Checks the filters."""
+    def _band(self, stored: int) -> tuple[int, int]:
+        """Return the bytes of the rows that one row of compressed chunks holds, and the number of these chunks.
+
+        They are decompressed together; (0, 0) without compression. Raises UnreadableRecording for other filters.
+        """
         with self._file.located(self.name):
             layout = self._found.id.get_create_plist()
             filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
         if unknown := [number for number in filters if number not in _FILTERS]:
             raise self.fault(f"filter {unknown[0]} is not supported; use {', '.join(_FILTERS.values())}")
         if not filters:
-            return 0
+            return 0, 0
         rows, *inner = chunks = self._found.chunks
-        itemsize = 16 if self.dtype == object else self.dtype.itemsize
-        tiles = math.prod(-(-size // chunk) * chunk for size, chunk in zip(self.shape[1:], inner))
-        band = rows * max(1, tiles) * itemsize
+        tiles = math.prod(-(-size // chunk) for size, chunk in zip(self.shape[1:], inner))
+        band = rows * math.prod(inner) * max(1, tiles) * (16 if self.dtype == object else self.dtype.itemsize)
         most = _CACHE if self.dtype == object else min(_MOST_BAND, _SLACK + stored * _MOST_RATIO)
         if band > most:
             raise self.fault(f"chunks of shape {chunks} are too large to be decompressed; write it with smaller ones")
-        return int(rows) if band > _CACHE else 0
+        return band, tiles
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 0
@@ -248,24 +275,11 @@ class H5Rows:
         with self._file.located(self.name):
             if self.dtype == object:
                 return self._objects(begin, end) if self.shape else self._counted(self._found[()])
-            found = self._rows(begin, end) if self.shape else self._found[()]
+            found = self._found[begin:end] if self.shape else self._found[()]
             if self.is_text:
                 return list(map(self._decoded, np.ravel(found).tolist())) if self.shape else self._decoded(found)
             array = np.asarray(found)
             return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-    def _rows(self, begin: int, end: int) -> Any:
-        """Read rows, of compressed chunks all that a chunk holds: the next ones are of it, too."""
-        if not self._band or begin >= end:
-            return self._found[begin:end]
-        found = []
-        for first in range(begin - begin % self._band, end, self._band):
-            block = self._file.bands.rows(self, first)
-            if block is None:
-                last = min(len(self), first + self._band)
-                block = self._file.bands.keep(self, first, self._found[first:last])
-            found.append(block[max(0, begin - first) : end - first])
-        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _objects(self, begin: int, end: int) -> list[Any] | Array:
         """Read some at a time: many rows may refer to one text, which is kept once."""
@@ -302,39 +316,6 @@ def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
     most = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), most):
         yield begin, min(steps, begin + most)
-
-
-class _Bands:
-    """H5Rows of decompressed chunks, the last ones of which are kept."""
-
-    def __init__(self, most: int) -> None:
-        """most: bytes of all arrays that may be opened: groups may have many names."""
-        self._kept: OrderedDict[tuple[H5Rows, int], Array] = OrderedDict()
-        self._size, self._left, self._unopened = 0, _MOST_BAND, most
-
-    def expect(self, of: H5Rows, size: int) -> None:
-        """Allow an array of this many bytes to be read. Raises UnreadableRecording."""
-        self._left += _MOST_AGAIN * size
-        self._unopened -= size
-        if self._unopened < 0:
-            raise of.fault("the arrays have more bytes than a file of this size can hold")
-
-    def rows(self, of: H5Rows, first: int) -> Any:
-        """Return the kept rows that begin at this one, or None."""
-        return self._kept.get((of, first))
-
-    def keep(self, of: H5Rows, first: int, block: Any) -> Any:
-        """Keep rows, instead of others of this array. Raises UnreadableRecording if they are read again and again."""
-        self._left -= block.nbytes
-        if self._left < 0:
-            raise of.fault("its chunks are too large to be read together with others; write it with smaller ones")
-        for key in [key for key in self._kept if key[0] is of]:
-            self._size -= self._kept.pop(key).nbytes
-        self._kept[of, first] = block
-        self._size += block.nbytes
-        while self._size > _MOST_BAND and len(self._kept) > 1:
-            self._size -= self._kept.popitem(last=False)[1].nbytes
-        return block
 
 
 class ReadAhead:
