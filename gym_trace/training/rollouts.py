@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.playback.trace import Trace
-from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
+from gym_trace.training.network.forms import ActionForm, SpaceLeaf, leaves_of, picked
 from gym_trace.training.proof.trace_checks import lanes_of
 
 WRITER = "S64"
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     steps: int
     lanes: int
-    leaves: list[Leaf]
+    leaves: list[SpaceLeaf]
     actions: ActionForm
     state: int  # size of the recurrent state of a lane, or 0
 

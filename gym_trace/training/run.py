@@ -14,7 +14,7 @@ from gym_trace.errors import CorruptRun, InvalidOption, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.storage.local import open_regular, refuse_url
 from gym_trace.storage.staging import new_file
-from gym_trace.training.proof.chain import END, START, UPDATE, Chain, ChainWriter, Entry
+from gym_trace.training.proof.chain import END, START, UPDATE, Chain, ChainWriter, LogEntry
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 
@@ -81,7 +81,7 @@ class Log:
     end: dict[str, Any] | None = None
     chained: bool = True
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         """Raises ValueError, TypeError, OverflowError."""
         content = entry.content
         self.end = None

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from gym_trace.envs.clipping import clipped
 from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption
 from gym_trace.playback.trace import open_trace
-from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
+from gym_trace.training.network.forms import ActionForm, SpaceLeaf, leaves_of, picked
 from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.network.model import ActorCritic, set_weights, tensors
 from gym_trace.training.rollouts import RecordedRollouts
@@ -179,14 +179,14 @@ class RunPolicies:
         return RunPolicy(self._model, here, form, action_space, self._sample)
 
 
-def _shapes(leaves: list[Leaf]) -> list[Any]:
+def _shapes(leaves: list[SpaceLeaf]) -> list[Any]:
     return [(leaf.path, leaf.dtype, leaf.shape, getattr(leaf.space, "n", None)) for leaf in leaves]
 
 
 class RunPolicy:
     """A policies.Policy. The state of a recurrent network starts from zero in each episode."""
 
-    def __init__(self, model: ActorCritic, leaves: list[Leaf], form: ActionForm, action_space: Any, sample: bool):
+    def __init__(self, model: ActorCritic, leaves: list[SpaceLeaf], form: ActionForm, action_space: Any, sample: bool):
         self._model, self._leaves, self._form, self._space = model, leaves, form, action_space
         self._batched = batch_space(action_space)
         self._generator = torch.Generator() if sample else None

@@ -15,7 +15,7 @@ Path = tuple[Any, ...]
 MASK = "action_mask"  # leaf of a Dict observation that marks the allowed discrete actions
 
 
-class Leaf(NamedTuple):
+class SpaceLeaf(NamedTuple):
     """Part of a space with one dtype and one shape."""
 
     path: Path
@@ -28,12 +28,12 @@ class Leaf(NamedTuple):
         return self.path[-1:] == (MASK,)
 
 
-def leaves_of(space: Any, what: str = "observation") -> list[Leaf]:
+def leaves_of(space: Any, what: str = "observation") -> list[SpaceLeaf]:
     """Return the leaves of a space. Raises InvalidOption for unsupported ones. what: observation or action."""
     return list(_leaves(space, (), what))
 
 
-def _leaves(space: Any, path: Path, what: str) -> Iterator[Leaf]:
+def _leaves(space: Any, path: Path, what: str) -> Iterator[SpaceLeaf]:
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
             yield from _leaves(inner, (*path, name), what)
@@ -41,7 +41,7 @@ def _leaves(space: Any, path: Path, what: str) -> Iterator[Leaf]:
         for index, inner in enumerate(space.spaces):
             yield from _leaves(inner, (*path, index), what)
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        yield Leaf(path, space, np.dtype(space.dtype), tuple(space.shape or ()))
+        yield SpaceLeaf(path, space, np.dtype(space.dtype), tuple(space.shape or ()))
     else:
         name = "/".join(map(str, path))
         raise InvalidOption(
@@ -68,7 +68,7 @@ class ActionForm:
         self.choices: list[int] = []
         self.normals = 0
         self._space = space
-        self._parts: list[tuple[Leaf, slice]] = []  # each leaf and its columns of the row
+        self._parts: list[tuple[SpaceLeaf, slice]] = []  # each leaf and its columns of the row
         for leaf in sorted(leaves_of(space, "action"), key=lambda leaf: isinstance(leaf.space, spaces.Box)):
             begin = self.columns
             if isinstance(leaf.space, spaces.Discrete):

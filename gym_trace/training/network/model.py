@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, told
-from gym_trace.training.network.forms import ActionForm, Leaf
+from gym_trace.training.network.forms import ActionForm, SpaceLeaf
 from gym_trace.training.settings import Settings
 
 _ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
@@ -26,7 +26,7 @@ _LOG_STD = (-5.0, 2.0)
 _FORBIDDEN = -1e9  # logit of an action that is masked out
 
 
-class Running(nn.Module):
+class RunningMoments(nn.Module):
     """Mean and variance of all rows so far, in float64, merged batch by batch (Chan et al., 1979)."""
 
     mean: Tensor
@@ -63,7 +63,7 @@ class Running(nn.Module):
 class Encoder(nn.Module):
     """InlineProcesses observations, one tensor per leaf, into rows of features."""
 
-    def __init__(self, leaves: Sequence[Leaf], settings: Settings):
+    def __init__(self, leaves: Sequence[SpaceLeaf], settings: Settings):
         super().__init__()
         self._leaves = leaves
         self._pictures = nn.ModuleDict()
@@ -80,7 +80,7 @@ class Encoder(nn.Module):
                 features += size
         if not features:
             raise InvalidOption("observation: empty except for masks; a network needs at least one number")
-        self.running = Running(vector) if vector and settings.normalize_observations else None
+        self.running = RunningMoments(vector) if vector and settings.normalize_observations else None
         self.features = features
 
     def vectors(self, observations: Sequence[Tensor]) -> Tensor | None:
@@ -107,19 +107,19 @@ class Encoder(nn.Module):
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
-def is_picture(leaf: Leaf) -> bool:
+def is_picture(leaf: SpaceLeaf) -> bool:
     return leaf.dtype == np.uint8 and len(leaf.shape) == 3
 
 
-def _is_channels_first(leaf: Leaf) -> bool:
+def _is_channels_first(leaf: SpaceLeaf) -> bool:
     return leaf.shape[0] < leaf.shape[2]
 
 
-def _channels_first(leaf: Leaf, rows: Tensor) -> Tensor:
+def _channels_first(leaf: SpaceLeaf, rows: Tensor) -> Tensor:
     return rows if _is_channels_first(leaf) else rows.permute(0, 3, 1, 2)
 
 
-def _picture_encoder(leaf: Leaf) -> nn.Module:
+def _picture_encoder(leaf: SpaceLeaf) -> nn.Module:
     """Return the network of Mnih et al. (2015) for large images, or smaller strides for smaller images."""
     channels, *size = leaf.shape if _is_channels_first(leaf) else (leaf.shape[2], *leaf.shape[:2])
     if min(size) >= _LARGE:
@@ -134,12 +134,12 @@ def _picture_encoder(leaf: Leaf) -> nn.Module:
     return nn.Sequential(*parts, nn.Flatten())
 
 
-def _features(encoder: nn.Module, leaf: Leaf) -> int:
+def _features(encoder: nn.Module, leaf: SpaceLeaf) -> int:
     with torch.no_grad():
         return int(encoder(_channels_first(leaf, torch.zeros(1, *leaf.shape))).shape[1])
 
 
-def _vector_size(leaf: Leaf) -> int:
+def _vector_size(leaf: SpaceLeaf) -> int:
     if isinstance(leaf.space, spaces.Discrete):
         return int(leaf.space.n)
     if isinstance(leaf.space, spaces.MultiDiscrete):
@@ -147,7 +147,7 @@ def _vector_size(leaf: Leaf) -> int:
     return int(np.prod(leaf.shape))
 
 
-def _numbers(leaf: Leaf, rows: Tensor) -> Tensor:
+def _numbers(leaf: SpaceLeaf, rows: Tensor) -> Tensor:
     """Turn integers into rows of features: one-hot for categories, scaled for bytes."""
     space = leaf.space
     if isinstance(space, spaces.Discrete):
@@ -217,7 +217,7 @@ class Distribution:
 class ActorCritic(nn.Module):
     """Policy and value. Values are in units of the standard deviation of returns, see value()."""
 
-    def __init__(self, leaves: Sequence[Leaf], form: ActionForm, settings: Settings):
+    def __init__(self, leaves: Sequence[SpaceLeaf], form: ActionForm, settings: Settings):
         super().__init__()
         self.form = form
         self._masks = [number for number, leaf in enumerate(leaves) if leaf.is_mask]
@@ -244,7 +244,7 @@ class ActorCritic(nn.Module):
         has_own = hasattr(self.encoder, "policy")
         self.policy = None if has_own else nn.Linear(size, sum(form.choices) + means)
         self.baseline = nn.Linear(size, 1)
-        self.returns = Running(1) if settings.normalize_returns else None
+        self.returns = RunningMoments(1) if settings.normalize_returns else None
         self.log_std: Any = None
         self._adaptive, self._initial = settings.adaptive_std, math.log(settings.initial_std)
         if form.normals and not settings.adaptive_std:
@@ -332,7 +332,7 @@ def _layers(size: int, hidden: Sequence[int], activation: Any) -> nn.Module:
     return nn.Sequential(*parts)
 
 
-def _encoder(leaves: Sequence[Leaf], form: ActionForm, settings: Settings) -> Any:
+def _encoder(leaves: Sequence[SpaceLeaf], form: ActionForm, settings: Settings) -> Any:
     if settings.model is None:
         return Encoder(leaves, settings)
     module, _, name = settings.model.partition(":")

@@ -36,7 +36,7 @@ def directory_of(place: str | os.PathLike[str]) -> Path:
     return path.with_name(path.name + ".proof") if is_trace else path
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """Entry of a log.
 
     Attributes:
@@ -83,7 +83,7 @@ class Chain:
             raise ValueError("nested too deep") from error
         return found if isinstance(found, dict) else {}
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[LogEntry]:
         """Yield the entries. An unfinished last one is skipped.
 
         Raises CorruptTrace for a damaged one, and for one that does not follow the one before.
@@ -105,7 +105,7 @@ class Chain:
                         changed if is_first else f"the entry at byte {at} does not follow the one before"
                     )
             head = digest(head, body)
-            yield Entry(str(kind), content, at, at + len(body), head)
+            yield LogEntry(str(kind), content, at, at + len(body), head)
 
     def kinds(self) -> Counter[str]:
         """Return the number of entries of each kind. Raises CorruptTrace, also for entries without a start."""

@@ -21,7 +21,7 @@ from gym_trace.training.proof.chain import (
     START,
     UPDATE,
     Chain,
-    Entry,
+    LogEntry,
     chain_in,
     count_entries,
     directory_of,
@@ -122,7 +122,7 @@ class _Relearning:
         self._arrays = Counter[str]()  # arguments other than Steps, and in how many updates
         self._settings: dict[str, list[Any]] = {}  # arguments that are one number or text
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: LogEntry) -> None:
         """Take an entry. Raises ReplayDiverged, CorruptTrace, InvalidOption."""
         content = entry.content
         try:
