@@ -207,35 +207,35 @@ class BatchFiles:
             self._manifest.write(line({"type": "closed", "episodes": self.episodes, "steps": self.steps, **extra}))
             self._manifest.close()
         finally:
-            self.abandon()
+            self.detach()
 
     def fail(self, problem: str) -> None:
         """Close all files as they are; the manifest gets the problem, if the disk has room for it."""
-        self._abandon_batch()  # whose torn end leaves room
+        self._detach_batch()  # whose torn end leaves room
         with contextlib.suppress(OSError):
             self._manifest.write(line({"type": FAILED, "problem": problem}))
-        self.abandon()
+        self.detach()
 
     def discard(self) -> None:
         """Remove the batch that is being written."""
         if self._batch is not None:
             name = self._batch.name + PART
-            self._abandon_batch()
+            self._detach_batch()
             self._storage.remove(name)
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """Close all files without sealing the batch. Never raises OSError: unwritten data is lost."""
-        self._abandon_batch()
+        self._detach_batch()
         if self._reserve is not None:
             self._reserve.release()
         with contextlib.suppress(OSError):
             self._manifest.close()
 
-    def _abandon_batch(self) -> None:
+    def _detach_batch(self) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
             with contextlib.suppress(OSError):
-                batch.abandon()
+                batch.detach()
 
     def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[Column, Sequence[Piece]]:
         if isinstance(rows, tuple):

@@ -28,9 +28,10 @@ from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.parity import HealedReader, stored_parity
 from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
 from gym_trace.format.restoring import heal
+from gym_trace.storage import staging
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
-PART = ".part"
+PART = staging.PART
 MISSING = "this batch is missing"
 FOREIGN = "this batch is of another recording"
 PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored from it"

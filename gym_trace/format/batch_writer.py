@@ -18,6 +18,7 @@ from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspa
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, parity_of, parity_record, record_for, shape_for, stored_parity
 from gym_trace.storage.protocol import Storage
+from gym_trace.storage.staging import staged_file
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
@@ -60,16 +61,10 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
                 raise UnstorableValue(f"{batch.path}: its parity does not fit; its chunks are copied one by one")
             tail = parity + stored.footer
             crc = crc32(tail, size_and_crc(content, end)[1])
-        copy = target.create(name + PART)
-        try:
+        with staged_file(target, name) as copy:
             copy.write(new)
             copy.copy(file, len(new), end - len(new))
             copy.write(tail)
-            copy.sync()
-        finally:
-            copy.close()
-    target.rename(name + PART, name)
-    target.sync()
     return crc
 
 
@@ -108,7 +103,7 @@ class BatchWriter:
             self._append([wire.pack_file_header(self._file_id, number, features_of(schema))])
             self._record(wire.SCHEMA, pack(schema), [])
         except OSError:
-            self.abandon()
+            self.detach()
             raise
 
     def _go_on(self, begun: BatchReader) -> None:
@@ -208,7 +203,7 @@ class BatchWriter:
         """Sync to disk: on return, all written data survives a power loss."""
         self._file.sync()
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """Close the file without sealing it."""
         self._file.close()
 

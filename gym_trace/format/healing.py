@@ -8,12 +8,13 @@ import stat
 from dataclasses import dataclass, field
 
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PARITY_CONTRADICTS, PART, BatchReader, Damage, restored_ranges, size_and_crc
+from gym_trace.format.batch_reader import PARITY_CONTRADICTS, BatchReader, Damage, restored_ranges, size_and_crc
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, is_right, parity_of, record_for, stored_parity
 from gym_trace.format.restoring import heal
 from gym_trace.storage.local import LocalAppender, LocalReader
 from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.staging import staged_file
 
 
 @dataclass
@@ -76,32 +77,29 @@ def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport
 
 def _replace(storage: Storage, name: str, before: Reader, file: Reader, length: int, end: bytes) -> bool:
     """Write the restored file in place of the one that was read; return False if that is another one now."""
-    part = name + PART
-    with contextlib.suppress(FileNotFoundError):
-        storage.remove(part)  # left by a killed restoration
-    copy = storage.create(part)
     try:
-        try:
+        with staged_file(storage, name) as copy:
             if isinstance(copy, LocalAppender) and isinstance(before, LocalReader) and os.name == "posix":
                 with contextlib.suppress(OSError):  # a file system without permissions
                     os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(before.fileno()).st_mode))
             copy.copy(file, 0, length)
             copy.write(end)
             copy.sync()
-        finally:
-            copy.close()
-        with storage.open(name) as now:
-            is_same = now.size == before.size and all(
-                now.read(at, wire.HEADER_SIZE) == before.read(at, wire.HEADER_SIZE)
-                for at in (0, wire.HEADER_SIZE, now.size - wire.HEADER_SIZE)
-            )
-        if is_same:
-            storage.rename(part, name)
-            storage.sync()
-        else:  # an edit has replaced the trace
-            storage.remove(part)
-        return is_same
-    except BaseException:
-        with contextlib.suppress(OSError):
-            storage.remove(part)
-        raise
+            if not _is_same(storage, name, before):
+                raise _Replaced
+    except _Replaced:
+        return False
+    return True
+
+
+class _Replaced(Exception):
+    """An edit in place has replaced the trace since the batch was read."""
+
+
+def _is_same(storage: Storage, name: str, before: Reader) -> bool:
+    """Return True if a batch is still the one that was read."""
+    with storage.open(name) as now:
+        return now.size == before.size and all(
+            now.read(at, wire.HEADER_SIZE) == before.read(at, wire.HEADER_SIZE)
+            for at in (0, wire.HEADER_SIZE, now.size - wire.HEADER_SIZE)
+        )

@@ -156,7 +156,7 @@ class SlabWriter:
     def abandon(self) -> None:
         """Close the files without writing, in a forked child: the parent owns them."""
         if self._chunks.writer is not None:
-            self._chunks.writer.abandon()
+            self._chunks.writer.detach()
 
     def fail(self, error: Exception) -> None:
         """Stop recording: written steps stay in the files, unwritten ones in the slabs."""

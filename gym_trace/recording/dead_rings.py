@@ -1,4 +1,4 @@
-"""Rings of writers that died, written into their batches: rings are not readable after a reboot, nor elsewhere."""
+"""Write the rings of dead writers into their batches: rings are lost at a reboot, and not copied to other machines."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Appender, Storage
 
-_PATIENCE = 2.0  # seconds, with readers who ask for a moment whether the writer lives
+_LOCK_SECONDS = 2.0  # readers hold the lock for a moment, to find out whether the writer is alive
 _REPAIR = "'gym-trace repair' keeps what can be read of it while this machine runs"
 
 
 def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
-    """Writes what the rings of dead writers hold into batches of these writers, and removes the rings.
+    """Write the rings of dead writers into batches of these writers, and remove the rings.
 
-    The writer's last batch goes on and is sealed, under the writer's lock; its open episodes stay "lost". Killed at any
-    moment, the trace reads as before or as after, and the next call goes on. Writers that are alive and rings of
-    another start of the system are left alone.
+    The writer's last batch is continued and sealed, under the writer's lock; its open episodes stay "lost". After a
+    kill at any moment, the trace reads as before or as after, and the next call continues. Writers that are alive, and
+    rings of another start of the system, are left alone.
 
     Returns:
-        The ids of the writers whose rings were taken in, and what is wrong with those that could not be.
+        The ids of the writers whose rings were written, and the problems of the others.
 
     Raises:
         TraceNotFound
@@ -65,7 +65,7 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
         files = files.listed_again()  # another process may have done the same since
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
-        last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
+        last: dict[int, BatchReader] = {}  # up to the last batch with slab numbers
         for number, name in sorted(files.batches.items(), reverse=True):
             if _is_empty(files, name):
                 storage.remove(name)
@@ -84,7 +84,7 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
 
 def _locked(storage: Storage, files: WriterFiles) -> Appender | None:
     assert files.manifest is not None
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _LOCK_SECONDS
     while (manifest := reopened(storage, files.manifest)) is None and time.monotonic() < until:
         time.sleep(0.01)
     return manifest
@@ -108,7 +108,7 @@ def _write(
     begun = last.get(tail.number)
     if begun is not None:
         if not begun.name.endswith(PART) or begun.ended or tail.number != max(files.batches):
-            raise CorruptTrace("it goes on a batch that others follow", begun.path)
+            raise CorruptTrace("it continues a batch that others follow", begun.path)
         begun = _cut(storage, begun, tail.counts[tail.number])
     schema = begun.schema if begun is not None else _schema(files)
     if schema is None:
@@ -120,11 +120,11 @@ def _write(
         _add(writer, tail)
         writer.seal()
     finally:
-        writer.abandon()
+        writer.detach()
 
 
 def _cut(storage: Storage, batch: BatchReader, chunks: int) -> BatchReader:
-    """The batch without a torn end, and without chunks of a slab that the ring has whole."""
+    """Return the batch without a torn end, and without chunks of a slab that the ring has whole."""
     if batch.damage:
         raise batch.damage[0].error()
     end = int(batch.chunks["offset"][chunks]) if chunks < len(batch.chunks) else batch.size - batch.torn

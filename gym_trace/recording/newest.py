@@ -1,4 +1,4 @@
-"""Files of a writer that keeps its newest bytes, and for ever the episodes that the user wants."""
+"""Files of a writer that keeps its newest bytes, and the episodes that the user wants."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gym_trace.storage.protocol import Reader, Storage
 NAN = "nan"
 KeepIf = Callable[[dict[str, Any]], bool]
 
-_SHARE = 8  # of keep_bytes that a batch takes
+_BATCHES_KEPT = 8  # a batch takes keep_bytes / _BATCHES_KEPT
 _LEAST_BATCH = 1 << 20  # bytes
-_LOOKED_AT = ("observations", "actions", "rewards")
-_ROWS = 64  # of large values that are looked at together
+_SEARCHED = ("observations", "actions", "rewards")
+_LARGE_ROWS_AT_ONCE = 64
 _EPISODE = np.dtype(
     [
         *(("episode", "<i8"), ("lane", "<i8"), ("steps", "<i8"), ("return", "<f8"), ("outcome", "<i8")),
@@ -42,10 +42,9 @@ _log = logging.getLogger("gym_trace")
 class NewestBatches(BatchFiles):
     """Drops the oldest sealed batches, so that the others take about keep_bytes.
 
-    Batches are dropped in their order, each in one step: it is removed, or replaced by one with the wanted episodes. An
-    episode whose beginning is in a dropped batch is gone for readers, wherever the rest of it is. So a batch stays
-    while an episode is open that began in it or before. The newest sealed batch stays, too: it says which part of the
-    ring is in batches.
+    Batches are dropped in their order, each atomically: it is removed, or replaced by one with the wanted episodes.
+    Readers skip an episode whose beginning was dropped. So a batch stays while an episode is open that began in it or
+    before. The newest sealed batch also stays: it says which part of the ring is in batches.
 
     Args:
         keep_if: see RecordingOptions.
@@ -62,17 +61,21 @@ class NewestBatches(BatchFiles):
     ):
         super().__init__(storage, schema, level, fsync)
         self._level, self._keep_if = level, keep_if
-        self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _SHARE))
-        self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # in sealed batches, of which one may be in excess
+        self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _BATCHES_KEPT))
+        self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # bytes in sealed batches; one more batch may be there
         self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
         self._open = np.empty(0, _EPISODE)
-        self._wanted: list[Array] = []  # the wanted episodes that have ended, and are in batches that were not dropped
-        self._fed_nans: dict[Path, list[Array]] = {}  # of the next chunk: which rows have one
+        self._wanted: list[Array] = []  # ended ones in batches that were not dropped
+        self._fed_nans: dict[Path, list[Array]] = {}  # by column of the next chunk: rows with a NaN
 
     def feed(self, path: Path, rows: Array | DeltaRows, as_before: bool = False) -> None:
         super().feed(path, rows, as_before)
-        if self._keep_if is not None and path[0] in _LOOKED_AT and rows.dtype.kind in "fc":
-            arrays = [rows] if not isinstance(rows, DeltaRows) else (a.view(rows.dtype) for a in rows.arrays(_ROWS))
+        if self._keep_if is not None and path[0] in _SEARCHED and rows.dtype.kind in "fc":
+            arrays = (
+                [rows]
+                if not isinstance(rows, DeltaRows)
+                else (a.view(rows.dtype) for a in rows.arrays(_LARGE_ROWS_AT_ONCE))
+            )
             self._fed_nans.setdefault(path, []).extend(map(_has_nan, arrays))
 
     def write(
@@ -99,7 +102,7 @@ class NewestBatches(BatchFiles):
         found = {path: np.concatenate(arrays) for path, arrays in self._fed_nans.items()}
         self._fed_nans.clear()
         for path, rows in columns.items():
-            if path[0] in _LOOKED_AT and isinstance(rows, np.ndarray) and rows.dtype.kind in "fc":
+            if path[0] in _SEARCHED and isinstance(rows, np.ndarray) and rows.dtype.kind in "fc":
                 found[path] = _has_nan(rows)
         steps = fragments["steps"].astype(np.int64)
         result = np.zeros(len(fragments), np.bool_)
@@ -138,14 +141,14 @@ class NewestBatches(BatchFiles):
             return np.compress(ended["has_nan"], ended)
         names = ("episode", "lane", "steps", "return", "has_nan", "outcome")
         columns = zip(*(ended[name].tolist() for name in names))
-        return np.compress([self._asked(*row) for row in columns], ended)
+        return np.compress([self._is_wanted(*row) for row in columns], ended)
 
-    def _asked(self, episode: int, lane: int, steps: int, total: float, has_nan: bool, outcome: int) -> bool:
-        told = {"episode_id": episode, "lane": lane, "steps": steps, "return": total, "outcome": OUTCOMES[outcome]}
+    def _is_wanted(self, episode: int, lane: int, steps: int, total: float, has_nan: bool, outcome: int) -> bool:
+        facts = {"episode_id": episode, "lane": lane, "steps": steps, "return": total, "outcome": OUTCOMES[outcome]}
         assert callable(self._keep_if)
         try:
-            return bool(self._keep_if({**told, "has_nan": has_nan}))
-        except BaseException as error:  # code of the user; SystemExit would end the thread, and others wait for it
+            return bool(self._keep_if({**facts, "has_nan": has_nan}))
+        except BaseException as error:  # user code; SystemExit would end the thread that others wait for
             raise TraceError(f"keep_if raised {error!r:.200} for episode {episode}") from error
 
     # -- dropping -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from pathlib import Path
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.storage.exchange import exchange, sync_file_system
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, open_to_others, refuse_url
+from gym_trace.storage.protocol import Appender, Storage
 
+PART = ".part"  # suffix of a file that is being written
 _LONGEST = 200  # bytes of a name, before the suffix
 _AT_ONCE = 8  # processes that make the same, whose names the next one knows
 # In each work directory: locked by its process, and git ignores what is beside it.
@@ -37,6 +39,30 @@ class _Staged(LocalAppender):
         """Start writing to the disk, so that the sync at the end is short."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def staged_file(storage: Storage, name: str) -> Iterator[Appender]:
+    """Yield a file to write; at the end it gets its name, atomically and durably, and replaces a file of that name.
+
+    If the block raises, nothing of it is left. The file of a killed process, NAME.part, is replaced.
+    """
+    part = name + PART
+    with contextlib.suppress(FileNotFoundError):
+        storage.remove(part)
+    file = storage.create(part)
+    try:
+        try:
+            yield file
+            file.sync()
+        finally:
+            file.close()
+        storage.rename(part, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            storage.remove(part)
+        raise
+    storage.sync()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, small
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
 from gym_trace.format.columns import parse_column
-from gym_trace.format.ring.chunk_builder import readable
+from gym_trace.format.ring.chunk_builder import split_to_limits
 from gym_trace.format.ring.segment import Segment
 
 LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
@@ -199,7 +199,7 @@ def test_split_segments_hold_the_same_data(runs: Any, table: int, values: int) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "MAX_TABLE", table)
         patch.setattr(wire, "MAX_VALUES", values)
-        parts = list(readable(segment))
+        parts = list(split_to_limits(segment))
         assert all(len(part.fragments) <= table // 2 for part in parts)
     for path, rows in segment.columns.items():
         pieces = [part.columns[path] for part in parts if path in part.columns]

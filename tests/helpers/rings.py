@@ -173,7 +173,7 @@ class Writer:
         self.chunks.write_slab(slab.sequence, segments, [action.described() for action in pending])
 
     def die(self) -> None:
-        self.files.abandon()
+        self.files.detach()
 
 
 def killed(directory: Path, run: Run, written: int = 0, name: str = "w", **fields: Any) -> Run:

@@ -116,7 +116,7 @@ class _Import:
                 self._end()
         finally:
             for writer, _ in self._open.values():
-                writer.abandon()
+                writer.detach()
             if isinstance(found.segments, Generator):
                 found.segments.close()  # closes the files that it reads
 

@@ -23,7 +23,7 @@ from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMI
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
 _SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # least raw bytes of a group of lanes, without and with large values
 _CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
-_DIMENSIONS = 32  # dimensions of a row
+_ROW_DIMENSIONS = 32
 PACKED_ABSENT = pack(ABSENT)
 
 
@@ -57,7 +57,7 @@ class ChunkWriter:
 
     def add(self, segment: Segment) -> None:
         """Add a segment; write the chunk when it is full. Raises OSError."""
-        for part in [segment] if self._is_edit else readable(segment):
+        for part in [segment] if self._is_edit else split_to_limits(segment):
             self._add(part)
 
     def _add(self, segment: Segment) -> None:
@@ -116,7 +116,7 @@ class ChunkWriter:
         pending: descriptions of the actions that are still running, for the metadata.
         """
         self._slab = sequence
-        for number, group in enumerate(lane_groups(segments)):
+        for number, group in enumerate(split_by_lanes(segments)):
             if number:
                 self.write(more=True)
             self._is_more = number > 0
@@ -245,7 +245,7 @@ def rows_in(segment: Segment) -> int:
     return len(segment.fragments) + max(map(len, segment.columns.values()), default=0)
 
 
-def lane_groups(segments: list[Segment]) -> list[list[Segment]]:
+def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
     """Split the segments of a slab by lanes, each group for chunks of its own, so that episodes are read alone.
 
     A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that a scan does not become slower.
@@ -284,9 +284,9 @@ def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
     return parts
 
 
-def readable(segment: Segment) -> Iterator[Segment]:
+def split_to_limits(segment: Segment) -> Iterator[Segment]:
     """Split a segment into segments that each fit a chunk; yield it unchanged if it is small enough."""
-    if any(isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 for rows in segment.columns.values()):
+    if any(isinstance(rows, np.ndarray) and rows.ndim > _ROW_DIMENSIONS + 1 for rows in segment.columns.values()):
         columns = {path: _as_values(rows) for path, rows in segment.columns.items()}
         segment = segment._replace(columns=columns)
     if decoded_bytes(segment) <= most_bytes() and rows_in(segment) <= most_rows():
@@ -296,7 +296,7 @@ def readable(segment: Segment) -> Iterator[Segment]:
 
 
 def _as_values(rows: AnyRows) -> AnyRows:
-    return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 else rows
+    return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _ROW_DIMENSIONS + 1 else rows
 
 
 class _Splitter:
@@ -313,7 +313,7 @@ class _Splitter:
         first = self._within == 0
         lead = first & (self._leads != 0)[self._owners]
         step = ~lead & (table["steps"] != 0)[self._owners]
-        # Number of rows of each kind before each atom.
+        # Number of rows of each kind before each part.
         self._starts = _before(first & (table["flags"] & STARTS != 0)[self._owners])
         self._observations, self._steps = _before(lead | step), _before(step)
         sizes = first * wire.FRAGMENT.itemsize
@@ -322,7 +322,7 @@ class _Splitter:
         self._sizes = _before(sizes)
 
     def segments(self) -> Iterator[Segment]:
-        """Yield segments of as many atoms as fit."""
+        """Yield segments of as many parts as fit."""
         begin, count = 0, len(self._owners)
         while begin < count:
             end = int(np.searchsorted(self._sizes, self._sizes[begin] + most_bytes(), "right")) - 1

@@ -195,7 +195,7 @@ def rewrite(
             rewriter.finish(list(_pending_of(output.sources).values()))
             _close(files, into, output.entries)
         finally:
-            files.abandon()
+            files.detach()
         report.files, report.chunks = report.files + rewriter.batches, report.chunks + rewriter.copied
         report.encoded += rewriter.encoded
         report.writers += dict.fromkeys(one.reader.writer for one in output.selections)

@@ -58,7 +58,7 @@ class ManifestCheck:
         try:
             for number, line in enumerate(read_lines(storage, name)):
                 if not line.whole:
-                    self.remarks.append(f"{path}: its last line is torn; the writer died, or is still at it")
+                    self.remarks.append(f"{path}: its last line is torn; the writer died, or is still recording")
                 elif problem := self._problem(line, number):
                     self._damaged(Damage(path, line.start, line.end, problem))
         except CorruptTrace as error:

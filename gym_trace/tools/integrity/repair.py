@@ -36,7 +36,7 @@ from gym_trace.tools.integrity.scan import (
     examinations,
 )
 
-_MOST_TOLD = 1000  # runs of steps
+_MOST_SALVAGED_RUNS = 1000
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
 _LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
 
@@ -49,10 +49,10 @@ class RepairReport:
 
     Attributes:
         destination: the repaired trace; not there if writers is empty.
-        found: what was found in the damaged one; what of it can be read is what was kept, but for `orphans`.
-        losses: damage that has cost steps, or may have. Damage in `found` that is not here cost nothing.
-        salvaged: steps that were kept without some of their columns, if that was asked for.
-        orphans: steps that could be read and were left out, because the observation before them is lost.
+        found: what was found in the damaged trace. All that is readable of it was kept, except `orphans`.
+        losses: damage that cost steps, or may have. Other damage in `found` cost nothing.
+        salvaged: steps that were kept without some of their columns, with salvage=True.
+        orphans: readable steps that were skipped, because the observation before them is lost.
         writers: ids of the writers that were kept; none if no episode was.
     """
 
@@ -70,7 +70,7 @@ class RepairReport:
 
 
 def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> CheckReport:
-    """Reads every byte of a trace and compares all checksums. Never changes anything.
+    """Read every byte of a trace and compare all checksums. Never changes anything.
 
     Args:
         directory: of the trace, its storage, or the trace; of a view, all of it is read. It may still be written to.
@@ -96,7 +96,7 @@ def repair_trace(
     *,
     salvage: bool = False,
 ) -> RepairReport:
-    """Writes a clean copy of a trace, with all that can be read. Never changes the original.
+    """Write a clean copy of a trace, with all that is readable. Never changes the original.
 
     Every writer keeps its id and its episodes keep theirs. What a dead writer left open is sealed; its open episodes
     keep the outcome "lost". Memory does not grow with the trace's steps.
@@ -115,7 +115,7 @@ def repair_trace(
         TraceNotFound: there is no trace in directory.
         TraceExists: destination is not empty.
         InvalidOption: destination lies in directory.
-        TraceError: a writer is still at it.
+        TraceError: a writer is still recording.
         UnsupportedTrace: it needs a newer gym-trace.
         RecordingError: the copy could not be written.
     """
@@ -131,7 +131,7 @@ def repair_trace(
             storage = StagedStorage(staged)
             for examination in writers:
                 _copy(examination, storage, report)
-            if facts := _facts(source, found) | _told(report.salvaged):
+            if facts := _facts(source, found) | _salvage_facts(report.salvaged):
                 write_facts(storage, facts)
             if not found.episodes:
                 report.writers.clear()
@@ -143,17 +143,17 @@ def repair_trace(
     return report
 
 
-def _told(salvaged: list[SalvagedSteps]) -> Facts:
+def _salvage_facts(salvaged: list[SalvagedSteps]) -> Facts:
     """Return the facts of the new trace about lost values."""
     runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
     if not runs:
         return {}
-    more = {"more": len(runs) - _MOST_TOLD} if len(runs) > _MOST_TOLD else {}
-    return {"salvaged": {"note": _SALVAGED, "steps": runs[:_MOST_TOLD], **more}}
+    more = {"more": len(runs) - _MOST_SALVAGED_RUNS} if len(runs) > _MOST_SALVAGED_RUNS else {}
+    return {"salvaged": {"note": _SALVAGED, "steps": runs[:_MOST_SALVAGED_RUNS], **more}}
 
 
 class _NothingKept(Exception):
-    """No episode can be read, so that there is no trace to be left."""
+    """No episode is readable, so no trace is written."""
 
 
 def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
@@ -190,7 +190,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
             report.writers += [origin.writer for origin in examination.origins if origin] or [writer.writer]
     finally:
         if writer is not None:
-            writer.abandon()
+            writer.detach()
     report.losses += examination.losses
     report.orphans += mender.orphans
     report.salvaged += examination.salvaged
@@ -205,25 +205,25 @@ def _closing_fields(files: WriterFiles) -> dict[str, Any]:
 
 
 class _Run(NamedTuple):
-    """The run of steps that an episode is in: the index of its next step, and whether it goes on."""
+    """Open run of steps of an episode: the index of its next step, and whether it continues."""
 
     next_step: int
     lane: int
-    goes_on: bool
+    continues: bool
 
 
 class _Mender:
-    """Makes the chunks that are left consistent with each other.
+    """Makes the readable chunks consistent with each other.
 
-    A fragment that went on where the fragment before it is lost has no leading observation: its first observation
-    becomes the leading one, and its first step is left out.
+    A fragment whose predecessor is lost has no observation before its first step: its first observation becomes that
+    one, and its first step is skipped.
     """
 
     def __init__(self, examination: Examination):
         self.orphans: list[LostSteps] = []
         self._examination = examination
-        self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
-        self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
+        self._runs: dict[int, _Run] = {}  # by episode that has not ended
+        self._ended: dict[int, tuple[int, int]] = {}  # by lane: the last episode that has ended, and its next step
 
     def mended(self, fragments: Array, chunk: Chunk) -> SourceChunk:
         """Return a chunk to write, consistent with those before it."""
@@ -239,32 +239,31 @@ class _Mender:
         if not self._examination.origins:
             return _whole(np.concatenate([_bare_stops(broken), fragments]), chunk, changed)
         numbers = fragments["episode"] >> np.uint64(ID_BITS)
-        over = [
-            (episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < int(numbers.max(initial=0))
-        ]
-        for episode, _ in over:
+        last = int(numbers.max(initial=0))
+        ended = [(episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < last]
+        for episode, _ in ended:
             del self._runs[episode]
-        over = [(episode, run) for episode, run in over if run.goes_on]
-        # Fragments of an origin lie together: what ends with it comes before those of the next one.
-        joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(over)])
+        ended = [(episode, run) for episode, run in ended if run.continues]
+        # Fragments of an origin lie together: its stops come before the fragments of the next one.
+        joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(ended)])
         return _whole(joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], chunk, changed)
 
     def stops(self) -> Array:
-        """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
-        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.goes_on])
+        """Return fragments that end the runs that continue: their episodes stay without an outcome."""
+        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.continues])
 
     def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
-        """The runs that end here because what follows them is lost, and the fragments whose predecessors are lost."""
+        """Return the runs that end here without their next steps, and fragments whose predecessors are lost."""
         broken, orphans = [], []
         facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
         for i, (episode, first, steps, lane, flags) in enumerate(facts):
             run = self._runs.get(episode)
-            goes_on = run is not None and run.goes_on
+            continues = run is not None and run.continues
             follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
             if steps and not flags & wire.LEADS and not follows and not self._examination.is_headless(episode):
                 orphans.append(i)
-                self._tell_gap(episode, run, first)
-            if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):
+                self._report_gap(episode, run, first)
+            if run is not None and continues and (flags & wire.LEADS or i in orphans[-1:]):
                 broken.append((episode, run))
             if flags & wire.ENDS:
                 self._runs.pop(episode, None)
@@ -272,11 +271,11 @@ class _Mender:
             elif steps or flags & wire.LEADS:
                 self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
             elif run is not None and flags & wire.STOPS:
-                self._runs[episode] = run._replace(goes_on=False)
+                self._runs[episode] = run._replace(continues=False)
         return broken, orphans
 
-    def _tell_gap(self, episode: int, run: _Run | None, end: int) -> None:
-        """Adds steps that are missing to the last damage of which it is not known what it has cost."""
+    def _report_gap(self, episode: int, run: _Run | None, end: int) -> None:
+        """Add missing steps to the last damage whose cost is unknown."""
         loss = self._examination.last_inexact
         start = 0 if run is None else run.next_step
         if loss is not None and start < end:
@@ -291,17 +290,17 @@ class _Mender:
         fragments["steps"][orphans] -= 1
         fragments["reward_sum"][orphans] = reward_sums
         empty = [i for i in orphans if not fragments["steps"][i]]
-        fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # said at the step that is left out
+        fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # flags of the step that is skipped
         return fragments
 
 
 def _whole(table: Array, chunk: Chunk, changed: dict[ColumnPath, RowsOrEncoded]) -> SourceChunk:
     """Return a chunk that was read, to be rewritten with another table."""
-    return SourceChunk(table, lambda wanted: chunk.only(wanted), changed=changed)
+    return SourceChunk(table, chunk.only, changed=changed)
 
 
 def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
-    """Fragments without rows that say that a run of steps is complete."""
+    """Return fragments without rows that mark runs of steps as complete."""
     stops = np.zeros(len(runs), wire.FRAGMENT)
     stops["flags"] = wire.STOPS
     for i, (episode, run) in enumerate(runs):
@@ -311,11 +310,11 @@ def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
 
 
 def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
-    """The rows of a column but for those dropped."""
+    """Return the rows of a column without the dropped ones."""
     if column.dtype != MSGPACK:
         return np.delete(decode(column, blob), dropped, axis=0)
-    gone = set(dropped.tolist())
-    return [value for i, value in enumerate(packed_values(column, blob)) if i not in gone]
+    is_dropped = set(dropped.tolist())
+    return [value for i, value in enumerate(packed_values(column, blob)) if i not in is_dropped]
 
 
 def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:

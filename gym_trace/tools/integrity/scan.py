@@ -1,4 +1,4 @@
-"""Every byte of a trace read, writer by writer: the chunks that check, and what is damaged or lost."""
+"""Read every byte of a trace, writer by writer: valid chunks, damage, and lost steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STARTS: ColumnPath = ("starts",)
 
 
 class LostSteps(NamedTuple):
-    """Steps of one episode that are not there any more."""
+    """Lost steps of one episode."""
 
     writer: str
     episode_id: int
@@ -63,7 +63,7 @@ class LostSteps(NamedTuple):
 class Loss(NamedTuple):
     """Cost of damage.
 
-    exact: whether steps lists all of it. Otherwise it lists what the steps around the damage reveal.
+    exact: True if steps lists all lost steps. Otherwise it lists those that the steps around the damage reveal.
     """
 
     damage: Damage
@@ -74,7 +74,7 @@ class Loss(NamedTuple):
 class SalvagedSteps(NamedTuple):
     """Steps that are kept without some of their columns.
 
-    columns: those that are lost, such as "observations/position": NaN stands for floats, ABSENT for other values.
+    columns: the lost columns, such as "observations/position": NaN stands for floats, ABSENT for other values.
     """
 
     damage: Damage
@@ -88,11 +88,11 @@ class CheckReport:
 
     Attributes:
         files, bytes: batches, and their bytes.
-        chunks, episodes, steps: what can be read.
-        damages: ranges of bytes that do not check, each with its file and the problem.
+        chunks, episodes, steps: how many are readable.
+        damages: damaged ranges of bytes, each with its file and the problem.
         healed: damaged ranges of bytes that are read as they were recorded, because parity restores them; heal_trace()
             writes them back.
-        remarks: what is worth knowing and no damage, such as the torn end that a killed writer leaves.
+        remarks: notes that are not damage, such as the torn end that a killed writer leaves.
     """
 
     files: int = 0
@@ -131,8 +131,8 @@ class Unclosed(NamedTuple):
     """A dead writer that did not close.
 
     Attributes:
-        failure: what stopped it, if it said so; otherwise it was killed.
-        steps: those in its ring.
+        failure: why it stopped, if its manifest says so; otherwise it was killed.
+        steps: number of steps in its ring.
         actions: texts of the actions that were never answered.
     """
 
@@ -166,7 +166,7 @@ def _rest(one: Unclosed, rings: str = "its ring") -> str:
 def _size(storage: ReadStorage, name: str) -> int:
     try:
         return storage.size(name)
-    except FileNotFoundError:  # sealed under its other name since we saw it
+    except FileNotFoundError:  # sealed, and so renamed, since it was listed
         return 0
 
 
@@ -180,7 +180,7 @@ class BatchInspector(BatchReader):
     """
 
     def __init__(self, storage: ReadStorage, name: str):
-        self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
+        self.has_end_name = not name.endswith(PART)  # its name says that it is sealed
         super().__init__(storage, name, warns=False)
         if self.index is not None and not self._agrees(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
@@ -198,7 +198,7 @@ class BatchInspector(BatchReader):
         self.index: Index | None = None
         self.without_table: set[int] = set()
         self._data_start = wire.HEADER_SIZE
-        self._data_end: int | None = None  # where the index begins, once that is known
+        self._data_end: int | None = None  # offset of the index, once known
         self._padding: set[Damage] = set()
         super()._load(file)
 
@@ -208,7 +208,7 @@ class BatchInspector(BatchReader):
         return before or behind or damage in self._padding
 
     def lost_fragments(self, damage: Damage) -> Array | None:
-        """The fragments of the chunks in a damaged range, as the index tells; None if there is no index."""
+        """Return the fragments of the chunks in a damaged range, from the index; None without an index."""
         if self.index is None:
             return None
         chunks, bounds, is_lost = self._in_the_index
@@ -220,7 +220,7 @@ class BatchInspector(BatchReader):
 
     @cached_property
     def _in_the_index(self) -> tuple[Array, Array, Array]:
-        """The chunks of the index, where their fragments begin in it, and which of them were not found."""
+        """Return the chunks of the index, where their fragments begin in it, and which of them were not found."""
         assert self.index is not None
         chunks = self.index.chunks
         bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
@@ -229,7 +229,7 @@ class BatchInspector(BatchReader):
     def _read_index(self, file: Reader) -> bool:
         is_known = super()._read_index(file)  # names a footer that is damaged
         self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if is_known else None
-        self._count_afresh()  # records and index say the same rows
+        self._reset_row_limit()  # records and index have the same rows
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
         self.fragments, self.chunks = Fragments(), np.empty(0, wire.CHUNK_ENTRY)
@@ -250,7 +250,7 @@ class BatchInspector(BatchReader):
                 raise
             self._damaged(header.offset, header.end, error.problem)
         if header.type == wire.INDEX:
-            self._count_afresh()
+            self._reset_row_limit()
             self.index = self._index(file, header)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
@@ -282,7 +282,7 @@ class BatchInspector(BatchReader):
         has_table = int(self.chunks["offset"][number]) not in self.without_table
         return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
 
-    def _count_afresh(self) -> None:
+    def _reset_row_limit(self) -> None:
         self._room = TableRoom()
         self._room.grant(self.size)
 
@@ -322,7 +322,7 @@ class Examination:
     Attributes:
         losses: damage that cost steps, or may have.
         salvaged: steps that are kept without some of their columns.
-        last_inexact: the last loss whose steps are not all known.
+        last_inexact: the last loss with unknown steps.
         origins: the writers of the episodes in compacted files, known once chunks() begins.
         pending: actions that were never answered.
         unclosed: how the writer ended, if it is dead and did not close; known after finish().
@@ -410,7 +410,7 @@ class Examination:
             return
         try:
             image = read_ring(self._storage, self.files.writer, self._alive)
-            last: dict[int, BatchReader] = {}  # those that say which slabs of the ring are in them
+            last: dict[int, BatchReader] = {}  # up to the last batch with slab numbers
             for number, name in sorted(self.files.batches.items(), reverse=True):
                 with suppress(CorruptTrace, FileNotFoundError):
                     last[number] = BatchReader(self._storage, name, warns=False)
@@ -443,7 +443,7 @@ class Examination:
         try:
             batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
-            return  # sealed under its other name since we saw it, or removed
+            return  # sealed, and so renamed, or removed since it was listed
         except CorruptTrace as error:
             self._unreadable(name, error.problem)
             return
@@ -451,13 +451,13 @@ class Examination:
             self._walk_damage(batch, damage)
         if batch.torn:
             where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
-            self._report.remarks.append(f"{where}; the writer died, or is still at it")
+            self._report.remarks.append(f"{where}; the writer died, or is still recording")
         elif not batch.has_end_name and not self._alive:
             self._unsealed.append(batch.path)
         is_clean = not batch.damage
         for number, fragments in enumerate(_tables_of(batch)):
             if number >= self._tail.counts.get(which, len(batch.chunks)):
-                break  # of a slab that is in the ring
+                break  # the chunk belongs to a slab that is in the ring
             self.pending = pending_in(batch.slabs.pending)
             offset, length = batch.chunks[["offset", "length"]][number].tolist()
             try:

@@ -162,7 +162,7 @@ def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[
         chunks.write_slab(sequence, segments, [])
     if chunks.writer is None:
         return []
-    chunks.writer.abandon()
+    chunks.writer.detach()
     return parts_in(directory)
 
 
