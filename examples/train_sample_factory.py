@@ -24,7 +24,7 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
 import gym_trace
-from gym_trace.recording.dead_rings import take_in_rings
+from gym_trace.recording import take_in_rings
 
 ARGUMENTS = [
     "--env=CartPole-v1",

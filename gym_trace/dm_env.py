@@ -26,7 +26,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["record"]
+__all__ = ["RecordedEnvironment", "record"]
 
 
 class RecordedEnvironment(dm_env.Environment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gym_trace.format.facts import fact_from_text
 from gym_trace.tools.editing.annotate import annotate_trace as annotate
 from gym_trace.tools.editing.columns import add_columns as add
 from gym_trace.tools.editing.columns import drop_columns as drop
@@ -13,4 +14,16 @@ from gym_trace.tools.editing.episodes import merge_traces as merge
 from gym_trace.tools.editing.episodes import split_trace as split
 from gym_trace.tools.editing.rewrite import EditReport
 
-__all__ = ["EditReport", "add", "annotate", "compact", "drop", "filter", "map", "merge", "rename", "split"]
+__all__ = [
+    "EditReport",
+    "add",
+    "annotate",
+    "compact",
+    "drop",
+    "fact_from_text",
+    "filter",
+    "map",
+    "merge",
+    "rename",
+    "split",
+]

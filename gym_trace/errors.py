@@ -27,9 +27,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gym_trace.printable import printable, printable_lines
+from gym_trace.printable import error_text, printable, printable_lines
 
 __all__ = [
+    "CorruptRun",
     "CorruptTrace",
     "EnvironmentUnavailable",
     "InvalidOption",
@@ -41,10 +42,14 @@ __all__ = [
     "TraceError",
     "TraceExists",
     "TraceNotFound",
+    "TrainingFailed",
     "UnreadableRecording",
     "UnstorableValue",
     "UnsupportedTrace",
 ]
+
+
+told = error_text
 
 
 class TraceError(Exception):
@@ -166,13 +171,6 @@ class MissingExtra(TraceError, ImportError):
 
 
 _SIGNALS = tuple(map(int, signal.valid_signals()))  # and _signal.getsignal() make no enums, which take 0.3 ms
-
-
-def told(error: BaseException) -> str:
-    """Return a foreign error on one line with its type, such as "pygame.error: No available video device"."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return " ".join(f"{name}: {error}".split())
 
 
 def raise_if_of_signal(error: BaseException) -> None:

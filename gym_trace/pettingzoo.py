@@ -31,7 +31,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["record", "replay"]
+__all__ = ["RecordedAEC", "RecordedParallel", "record", "replay"]
 
 
 @takes_recording_options

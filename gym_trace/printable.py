@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+__all__ = ["error_text", "integer", "key_text", "printable", "shown"]
+
 _MAX_DIGITS = 4000  # Python converts integers of up to 4300 digits to text
 
 
@@ -15,6 +17,7 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: str) -> str:
+    """Return text with each of its lines escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -35,6 +38,13 @@ def shown(value: Any, most: int = 200) -> str:
     except Exception:  # a nested integer with too many digits, or an error in foreign code
         text = integer(value) if isinstance(value, int) else f"<{type(value).__name__}: repr failed>"
     return text[:most]
+
+
+def error_text(error: BaseException) -> str:
+    """Return a foreign error on one line with its type, such as "pygame.error: No available video device"."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return " ".join(f"{name}: {error}".split())
 
 
 def key_text(key: object) -> str:

@@ -11,6 +11,7 @@ from gym_trace.on_first_use import on_first_use
 from gym_trace.training.proof.result import Proof
 
 if TYPE_CHECKING:
+    from gym_trace.training.proof.anchors import write_anchor
     from gym_trace.training.proof.steps import Steps
     from gym_trace.training.proof.update_log import UpdateLog
     from gym_trace.training.proof.verifying import verify
@@ -19,9 +20,10 @@ _HOMES = {
     "Steps": "gym_trace.training.proof.steps",
     "UpdateLog": "gym_trace.training.proof.update_log",
     "verify": "gym_trace.training.proof.verifying",
+    "write_anchor": "gym_trace.training.proof.anchors",
 }
 
-__all__ = ["Proof", "Steps", "UpdateLog", "verify"]
+__all__ = ["Proof", "Steps", "UpdateLog", "verify", "write_anchor"]
 
 if not TYPE_CHECKING:
     __getattr__ = on_first_use(__name__, _HOMES)

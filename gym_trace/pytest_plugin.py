@@ -23,6 +23,8 @@ _ASKED = "golden"  # in the metadata: what the test asked for
 _UNKNOWN = "an unknown value"
 _WRITER = "golden"  # id of the writer: files keep their names from one recording to the next
 
+__all__ = ["GoldenTrace"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gym-trace")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gym_trace.tools.viewer.api import serve
-from gym_trace.tools.viewer.saving import SavedPage, save_page
+from gym_trace.tools.viewer.saving import MOST_BYTES, SavedPage, save_page
 
-__all__ = ["SavedPage", "save_page", "serve"]
+__all__ = ["MOST_BYTES", "SavedPage", "save_page", "serve"]

@@ -28,7 +28,10 @@ PACKAGES = [
     {"tools"},
     {"training"},
     {"exchange"},
-    {"wrappers", "replay_env", "edit", "pettingzoo", "dm_env", "pytest_plugin", "viewer", "proof"},  # public paths
+    {  # public paths
+        *("dm_env", "edit", "formats", "linting", "pettingzoo", "proof", "pytest_plugin", "replay", "replay_env"),
+        *("results", "targets", "testing", "viewer", "wrappers"),
+    },
 ]
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "format.ring.memory", "format.ring.log", "format.ring.row_slab"}
@@ -70,7 +73,7 @@ def imports_of(path: Path) -> list[str]:
 
 @functools.cache
 def modules() -> set[str]:
-    return {module_of(source) for source in sources()} - {""}
+    return {module_of(path) for path in (*sources(), *HOUSE.rglob("*.pyi"))} - {""}  # .pyi: those in C
 
 
 @functools.cache

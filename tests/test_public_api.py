@@ -1,10 +1,11 @@
-"""Names, signatures, commands and options change on purpose only: what there is, against tests/public_api.txt."""
+"""Public names change on purpose only, and documents, examples and the command line import nothing else."""
 
+import ast
 import difflib
-import importlib.util
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import gymnasium
 import public_api
 import pytest
 
@@ -13,18 +14,14 @@ HINT = "if this is meant, say so in CHANGELOG.md and run: python tests/helpers/p
 
 
 def lines_of(text: str) -> list[str]:
-    """Without the vector wrapper where gymnasium has no such environments, and training where there is no PyTorch."""
-    sections = text.split("\n\n")
-    if not hasattr(gymnasium.vector, "AutoresetMode"):
-        sections = [section for section in sections if not section.startswith(f"class {public_api.NEEDS_VECTORS}")]
-    if importlib.util.find_spec("torch") is None:
-        needing = tuple(f"{kind} {name}(" for name in public_api.NEED_TORCH for kind in ("class", "def"))
-        sections = [section for section in sections if not section.startswith(needing)]
-    if importlib.util.find_spec("pettingzoo") is None:
-        needing = ("class RecordedAEC(", "class RecordedParallel(", "def record(", "def replay(")
-        sections = [section for section in sections if not section.startswith(needing)]
-    lines = "\n\n".join(sections).splitlines()
-    return [line for line in lines if not line.startswith("gym_trace.pettingzoo.")]
+    """Without the sections of names whose packages are not installed, or whose Gymnasium is too old."""
+    lines = []
+    for section in text.split("\n\n"):
+        found = re.match(r"(?:class|def) (gym_trace(?:\.\w+)*)\.(\w+)\(", section)
+        if found and not public_api.is_here(found[1], found[2]):
+            continue
+        lines += ["", *section.splitlines()]
+    return lines
 
 
 def test_the_public_api_is_the_one_that_was_promised() -> None:
@@ -32,3 +29,65 @@ def test_the_public_api_is_the_one_that_was_promised() -> None:
     difference = "\n".join(difflib.unified_diff(promised, found, "promised", "found", lineterm="", n=1))
     if difference:
         pytest.fail(f"{difference}\n\n{HINT}", pytrace=False)
+
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = sorted((ROOT / "cli").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+# ARCHITECTURE, CONTRIBUTING and FORMAT are about the inside.
+PAGES = [
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in ("ARCHITECTURE", "FORMAT")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "sample_traces/README.md")),
+]
+# Names in files, which are not those of Python.
+KEYS = {"gym_trace.episode", "gym_trace.json", "gym_trace.jsonl", "gym_trace.states"}
+ENTRY_POINTS = {"gym_trace.exporters", "gym_trace.importers", "gym_trace.lint_rules", "gym_trace.policies"}
+
+
+def imports_of(source: str) -> Iterator[str]:
+    """The names of gym_trace that Python imports, in functions, too."""
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name for name in names if name.partition(".")[0] == "gym_trace")
+
+
+@pytest.mark.parametrize("source", [*COMMANDS, *EXAMPLES], ids=lambda path: path.stem)
+def test_the_command_line_and_examples_import_public_names(source: Path) -> None:
+    private = [name for name in imports_of(source.read_text(encoding="utf-8")) if not public_api.is_public(name)]
+    assert not private, f"{source.name} imports {private}: add a public name, or a function of the library"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documents_name_and_import_public_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"\bgym_trace(?:\.[A-Za-z_]\w*)+", text) if name not in ENTRY_POINTS | KEYS}
+    imported = re.findall(r"^\s*from (gym_trace[\w.]*) import ([\w, ]+)$", text, re.M)
+    named |= {f"{module}.{name.strip()}" for module, names in imported for name in names.split(",")}
+    private = sorted(name for name in named if not public_api.is_public(name))
+    assert not private, f"{page.name} names {private}"
+
+
+def test_classes_that_public_functions_return_are_public() -> None:
+    opaque = {"gym_trace.format.ring.segment.Segment"}  # of formats.Imported, which importers only hand on
+    assert not public_api.unnamed_results() - opaque
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    """Names of modules that are listed whole are those of their __all__."""
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    listed: set[str] = set()
+    for path, members in re.findall(r"^::: ([\w.]+)$(?:\n    options:\n      members: \[([\w, ]+)\])?", text, re.M):
+        whole = path in (*public_api.MODULES, *public_api.EXCHANGE) and not members
+        names = public_api.names_of(path) if whole else [name.strip() for name in members.split(",") if name]
+        listed |= {path, path.rpartition(".")[0], *(f"{path}.{name}" for name in names)}
+    missing = {
+        f"{module}.{name}"
+        for module in (*public_api.MODULES, *public_api.EXCHANGE)
+        for name in public_api.names_of(module)
+    } - listed
+    known = {name.rpartition(".")[2] for name in listed}
+    assert not {name for name in missing if name.rpartition(".")[2] not in known}

@@ -26,7 +26,7 @@ from gym_trace_cli.progress import Report, Watch
 from gym_trace_cli.record import errors_name_options, named_policy, policy_option
 
 if TYPE_CHECKING:
-    from gym_trace.tools.branching import Branched
+    from gym_trace.results import Branched
 
 
 @headed("branch")
@@ -114,14 +114,12 @@ def command(
 
 
 def _print(done: Branched, index: int, step: int, policy: str) -> None:
-    from gym_trace.data.returns import as_return
-
     click.echo(show.printable(f"from step {step} of episode {index} on"))
     rows = [["recorded", "1", show.returned(done.recorded_return), "", "", "", show.count(done.recorded_length)]]
-    if done.mean is not None:
-        interval, ends = done.interval(), (done.returns.min(axis=0), done.returns.max(axis=0))
+    if done.mean is not None and done.min is not None and done.max is not None:
+        interval = done.interval()
         sure = "" if interval is None else " to ".join(map(show.returned, interval))
-        low, high = (show.returned(as_return(end)) for end in ends)
+        low, high = show.returned(done.min), show.returned(done.max)
         mean, length = show.returned(done.mean), show.number(float(done.lengths.mean()))
         rows.append([policy, show.count(len(done.returns)), mean, sure, low, high, length])
     show.table(["policy", "episodes", "mean return", "95 % interval", "min", "max", "mean steps"], rows)

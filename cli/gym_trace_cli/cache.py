@@ -27,10 +27,10 @@ def clear(directory: str | None) -> int:
     \b
     gym-trace cache clear ~/.cache/traces
     """
-    from gym_trace.storage.remote import cache
+    from gym_trace.storage import clear_cache
 
-    place = directory or os.environ.get(cache.CACHE_VARIABLE)
+    place = directory or os.environ.get("GYM_TRACE_URL_CACHE")
     if not place:
         raise InvalidOption("cache clear: no directory; pass the one given as --cache")
-    click.echo(f"{show.printable(place)}: {show.size(cache.clear(place))} removed")
+    click.echo(f"{show.printable(place)}: {show.size(clear_cache(place))} removed")
     return FINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,11 +24,8 @@ from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
-    from gym_trace.data.values import Array
+    from gym_trace import StepTable
     from gym_trace.errors import CorruptTrace
-    from gym_trace.exchange.formats.steps.windows import Window
-    from gym_trace.playback.column_selection import ColumnSelection
-    from gym_trace.playback.trace import Trace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
@@ -94,10 +91,6 @@ def command(
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     gym-trace cat traces/cartpole --steps-where 'isnan(next_observation).any' --context 3
     """
-    from gym_trace.exchange.formats.steps.csv_rows import csv_lines
-    from gym_trace.exchange.formats.steps.jsonl import json_lines
-    from gym_trace.playback.column_selection import select_columns
-
     form = _form(form, as_json, output)
     if summary and form not in ("table", "jsonl"):
         raise click.UsageError(f"--summary: excludes --format {form}; pass --json or no format")
@@ -106,76 +99,38 @@ def command(
     if steps_where is not None and (form == "npz" or steps != slice(None)):
         raise click.UsageError(f"--steps-where: excludes {'--format npz' if form == 'npz' else '--steps'}")
     trace = gym_trace.open_trace(directory)
-    places = selection.told(trace).chosen
-    chosen = select_columns(trace, None if columns is None else [name.strip() for name in columns.split(",")])
     damage = {str(found.error()): None for found in trace.damage}
 
-    def on_error(error: CorruptTrace) -> None:
+    def on_damage(error: CorruptTrace) -> None:
         damage[str(error)] = None
 
+    table = gym_trace.StepTable(
+        selection.told(trace),
+        None if columns is None else [name.strip() for name in columns.split(",")],
+        steps=steps,
+        where=steps_where,
+        context=context,
+        on_damage=on_damage,
+    )
+    if steps_where is not None and not len(table):
+        click.echo("note: no step matches", err=True)
     with _opened(output) as out:
         if form == "npz":
-            from gym_trace.exchange.formats.steps.npz import write_npz
-
             with ProgressLine(quiet=output is None) as line:
 
                 def on_progress(column: str, done: int, total: int) -> None:
                     line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")
 
-                write_npz(trace, places, chosen, out.buffer, steps, on_progress)
+                table.write_npz(out.buffer, on_progress)
+        elif summary:
+            _print_summary(table, form == "jsonl", out)
+        elif form == "table":
+            _print_table(table)
         else:
-            windows = _windows(trace, places, chosen, steps, steps_where, context, on_error)
-            if summary:
-                _print_summary(windows, form == "jsonl", out)
-            elif form == "table":
-                _print_table(windows, chosen)
-            else:
-                out.writelines(
-                    csv_lines(windows, trace, chosen) if form == "csv" else json_lines(windows, chosen, on_error)
-                )
+            out.writelines(table.csv_lines() if form == "csv" else table.json_lines())
     for problem in damage:
         click.echo(f"skipped: {show.printable(problem)}", err=True)
     return DAMAGED if damage else FINE
-
-
-def _windows(
-    trace: Trace,
-    places: Array,
-    chosen: ColumnSelection,
-    steps: slice,
-    where: str | None,
-    context: int,
-    on_error: Callable[[CorruptTrace], None],
-) -> Iterator[Window]:
-    """Yield the chosen steps; with a condition, those where it holds, with their neighbours."""
-    from gym_trace.exchange.formats.steps.windows import step_windows
-
-    wanted = places
-    which: slice | list[slice] = steps
-    if where is not None:
-        hits = trace[places].find_steps(where, on_damage="skip")
-        if not len(hits):
-            click.echo("note: no step matches", err=True)
-        first, runs = trace.episodes["first_step"][places], list(_runs(hits, context))
-        # A window that begins with step 0 shows the observation before it, too.
-        which = [slice(max(0, begin - int(first[place])), end - int(first[place])) for place, begin, end in runs]
-        wanted = places[[place for place, *_ in runs]] if runs else places[:0]
-    yield from step_windows(trace, chosen, wanted, which, lambda damage: on_error(damage.error()))
-
-
-def _runs(hits: Array, context: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (episode, first step, step after the last) of the steps around hits, neighbours joined."""
-    run: tuple[int, int, int] | None = None
-    for episode, step in hits.tolist():
-        begin, end = step - context, step + context + 1
-        if run is not None and run[0] == episode and begin <= run[2]:
-            run = episode, run[1], end
-            continue
-        if run is not None:
-            yield run
-        run = episode, begin, end
-    if run is not None:
-        yield run
 
 
 def _form(form: str | None, as_json: bool, output: str | None) -> str:
@@ -201,16 +156,18 @@ def _opened(output: str | None) -> Iterator[Any]:
     if output is None:
         yield sys.stdout
         return
-    from gym_trace.storage.staging import replaced_file
+    from gym_trace.storage import replaced_file
 
     with replaced_file(output) as staged, open(staged, "w", encoding="utf-8", newline="") as file:
         yield file
 
 
-def _print_table(windows: Iterator[Window], chosen: ColumnSelection) -> None:
+def _print_table(table: StepTable) -> None:
     """Print these steps; a new table begins where the columns change, as between writers."""
     number = 0
-    for number, (names, parts) in enumerate(groupby((_columns(window, chosen) for window in windows), key=tuple), 1):
+    for number, (names, parts) in enumerate(
+        groupby((_columns(window, table.roots) for window in table.windows()), key=tuple), 1
+    ):
         if number > 1:
             click.echo()
         rows = (row for columns in parts for row in zip(*columns.values()))
@@ -219,28 +176,16 @@ def _print_table(windows: Iterator[Window], chosen: ColumnSelection) -> None:
         show.table(["episode", "step"], [])
 
 
-def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> None:
+def _print_summary(table: StepTable, as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
-    from gym_trace.playback.column_selection import name_of
-    from gym_trace.tools.statistics.columns import StepValues
-
-    values = StepValues()
     with ProgressLine() as line:
-        done = 0
-        for window in windows:
-            for path, rows in window.columns.items():
-                if path[0] == "observations":  # the row before these steps is that after the last ones
-                    rows = rows[not window.opens : len(rows) - (window.has_placeholder and window.steps > 0)]
-                values.add(path, rows)
-            done += window.steps
-            line.update(show.count(done, "step"))
+        found = table.statistics(lambda done: line.update(show.count(done, "step")))
     measured, varied, notes = [], [], []
-    for leaf in sorted(values.result(), key=lambda leaf: _ORDER.index(str(leaf["path"][0]))):
-        name, _ = name_of(leaf.pop("path")), leaf.pop("space")
+    for leaf in sorted(found, key=lambda leaf: _ORDER.index(leaf["column"].partition("/")[0])):
         if as_json:
-            out.write(json.dumps({"column": name, **leaf}, allow_nan=False) + "\n")
+            out.write(json.dumps(leaf, allow_nan=False) + "\n")
             continue
-        label = show.printable(name)
+        label = show.printable(leaf["column"])
         if "distinct" in leaf:
             varied.append(varied_row(label, leaf))
         else:
@@ -253,22 +198,20 @@ def _print_summary(windows: Iterator[Window], as_json: bool, out: TextIO) -> Non
             click.echo(note)
 
 
-def _columns(window: Window, chosen: ColumnSelection) -> dict[str, list[str]]:
+def _columns(window: Any, roots: Sequence[str]) -> dict[str, list[str]]:
     """Return the text of each column, with a row for the first observation if it is shown."""
-    from gym_trace.playback.column_selection import name_of
-
-    has_before = window.opens and "observations" in chosen.roots
+    has_before = window.opens and "observations" in roots
     first, index = window.first_step, str(window.episode.index)
     columns = {
         "episode": [index] * (window.steps + has_before),
         "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
     }
     for path in sorted(window.columns, key=lambda path: _ORDER.index(str(path[0]))):
-        rows = window.columns[path]
+        rows, name = window.columns[path], "/".join(map(str, path))
         if path[0] == "observations":
-            columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
+            columns[name] = list(map(_text, rows if has_before else rows[1:]))
             if window.has_placeholder and window.steps:
-                columns[name_of(path)][-1] = "not known"
+                columns[name][-1] = "not known"
             continue
         texts = [""] * has_before
         if path[0] in _FLAGS:
@@ -277,7 +220,7 @@ def _columns(window: Window, chosen: ColumnSelection) -> dict[str, list[str]]:
             texts += [" and ".join(filter(None, (before, word * flag))) for before, flag in zip(known, rows.tolist())]
             columns["end"] = texts
         else:
-            columns[name_of(path)] = texts + list(map(_text, rows))
+            columns[name] = texts + list(map(_text, rows))
     return columns
 
 
@@ -291,9 +234,7 @@ def _text(value: Any) -> str:
         return _number(value.item() if hasattr(value, "item") else value)
     kind = getattr(getattr(value, "dtype", None), "kind", None)
     if kind is None or kind not in "biuf":
-        from gym_trace.tools.statistics.describe import plain
-
-        return show.cut(json.dumps(plain(value), ensure_ascii=False), _LONGEST)
+        return show.cut(gym_trace.StepTable.text_of(value), _LONGEST)
     if value.size <= _MOST_NUMBERS:
         return _numbers(value.tolist())
     shape = "×".join(map(str, value.shape))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.storage.remote.address import is_url
+from gym_trace.storage import is_url
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
 from gym_trace_cli.help import headed, option, section
@@ -15,8 +15,7 @@ from gym_trace_cli.options import PATH, json_option, quiet_option, trace_argumen
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from gym_trace.tools.integrity.repair import LostSteps, RepairReport
-    from gym_trace.tools.integrity.scan import CheckReport
+    from gym_trace.results import CheckReport, LostSteps, RepairReport
 
 _LISTED = 20  # runs of lost steps that are named one by one
 

@@ -110,20 +110,19 @@ def _functions_here() -> Iterator[str]:
 
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Export or import formats, by command."""
-    from gym_trace.exchange.formats import registry as known
+    from gym_trace.formats import exporters, importers
 
-    names = known.exporters() if ctx.info_name == "export" else known.importers()
+    names = exporters() if ctx.info_name == "export" else importers()
     return _items(names, incomplete)
 
 
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the trace typed so far."""
     import gym_trace
-    from gym_trace.playback.column_selection import names_in
 
     typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
     try:
-        names = names_in(gym_trace.open_trace(str(typed)))
+        names = gym_trace.StepTable.columns_of(str(typed))
     except (OSError, gym_trace.errors.TraceError):
         return []
     return _with_last_name(incomplete, names)
@@ -131,9 +130,9 @@ def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def episode_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the table of episodes, for --where and --sort."""
-    from gym_trace.playback.episode_columns import COLUMNS
+    from gym_trace.playback import EPISODE_COLUMNS
 
-    return _with_last_name(incomplete, COLUMNS)
+    return _with_last_name(incomplete, EPISODE_COLUMNS)
 
 
 def _with_last_name(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:

@@ -46,18 +46,12 @@ class Fact(TextOption):
     name = "key=value"
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        from gym_trace.format.facts import KNOWN, SPELT
+        from gym_trace.edit import fact_from_text
 
         key, equals, text = value.partition("=")
         if not (key and equals):
             self.fail(f"{value!r} is not of the form KEY=VALUE, such as author='Ada Lovelace'", param, ctx)
-        key = SPELT.get(key, key)
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return key, text
-        fits = KNOWN[key][1] if key in KNOWN else lambda _: True
-        return key, text if not fits(found) and fits(text) else found
+        return fact_from_text(key, text)
 
 
 class ColumnFunction(TextOption):

@@ -63,7 +63,7 @@ class NamedEnvironment:
         """Make the environment, or a vector environment of num_envs. Raises EnvironmentUnavailable."""
         import gymnasium
 
-        from gym_trace.envs.opengl import log_mujoco_warnings
+        from gym_trace.recording import call_factory
 
         import_modules(self.imports)
         vector_kwargs = {}
@@ -85,14 +85,14 @@ class NamedEnvironment:
             find_here(env_id.partition(":")[0])
         if self.max_episode_steps is not None:
             env_args = {**env_args, "max_episode_steps": self.max_episode_steps}
-        log_mujoco_warnings()
         try:
             if num_envs is None:
-                return _wrapped(gymnasium.make(env_id, **env_args), self.wrappers)
+                return _wrapped(call_factory(gymnasium.make, {"id": env_id, **env_args}), self.wrappers)
             if self.wrappers:
                 env_args = {**env_args, "wrappers": [NamedCallable().convert(w, None, None) for w in self.wrappers]}
             mode = vectorization or "sync"
-            return _wrapped(gymnasium.make_vec(env_id, num_envs, mode, vector_kwargs, **env_args), ())
+            vector = {"num_envs": num_envs, "vectorization_mode": mode, "vector_kwargs": vector_kwargs}
+            return call_factory(gymnasium.make_vec, {"id": env_id, **vector, **env_args})
         except gymnasium.error.UnregisteredEnv as error:
             raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_way_to(env_id, error)}") from error
         except EnvironmentUnavailable:
@@ -121,15 +121,13 @@ class NamedEnvironment:
         return (*self.imports, module) if colon else self.imports
 
     @property
-    def as_recorded(self) -> dict[str, Any] | None:
-        """Recipe of the factory, stored in the trace; None without one."""
-        from gym_trace.envs.recipe import factory_recipe
-
+    def as_recorded(self) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
+        """The factory, its arguments, and the wrappers around what it makes, for the trace; None without one."""
         if self.factory is None:
             return None
         steps: dict[str, Any] = {"max_episode_steps": self.max_episode_steps}
         limits = [] if self.max_episode_steps is None else [("gymnasium.wrappers:TimeLimit", steps)]
-        return factory_recipe(self.factory, self.env_args, [*limits, *((name, {}) for name in self.wrappers)])
+        return self.factory, self.env_args, [*limits, *((name, {}) for name in self.wrappers)]
 
     def replaying(self) -> list[str]:
         """Return the options that make it again for a trace of it, as words of a command line."""
@@ -234,26 +232,16 @@ def without_display() -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
-def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
+def make_with(factory: str, env_args: dict[str, Any], render_mode: str | None = None) -> Any:
     """Build the environment with the user's factory, also one of many agents. Raises EnvironmentUnavailable."""
-    import gymnasium
+    from gym_trace.recording import call_factory
 
-    from gym_trace.envs.agents import is_of_agents
-    from gym_trace.envs.dm_env import gymnasium_view
-    from gym_trace.envs.make import takes_render_mode
-    from gym_trace.envs.opengl import log_mujoco_warnings
-
-    make = NamedCallable().convert(factory, None, None)
-    if not takes_render_mode(make):
-        render_mode = {}
-    log_mujoco_warnings()
     try:
-        env = gymnasium_view(make(**env_args, **render_mode))
+        return call_factory(NamedCallable().convert(factory, None, None), env_args, render_mode)
+    except EnvironmentUnavailable as error:
+        raise EnvironmentUnavailable(f"--make {factory}: {error}") from error
     except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
-    if not (isinstance(env, gymnasium.Env) or is_of_agents(env)):
-        raise EnvironmentUnavailable(f"--make {factory}: returned {type(env).__name__}; return a gymnasium.Env")
-    return env
 
 
 def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:

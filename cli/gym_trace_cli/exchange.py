@@ -29,7 +29,7 @@ def _list_option(kind: str) -> Callable[[Any], Any]:
 
     def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         if asked and not ctx.resilient_parsing:
-            from gym_trace.exchange.formats import registry as known
+            from gym_trace import formats as known
 
             show.facts(known.listed(getattr(known, kind)()))
             ctx.exit()
@@ -70,7 +70,7 @@ def export(
     gym-trace export traces/cartpole --to parquet -o tables --where 'return > 100'
     gym-trace export traces/cartpole -o steps.jsonl
     """
-    from gym_trace.exchange.formats.registry import format_for
+    from gym_trace.formats import format_for
 
     try:
         chosen = format_for(Path(output)) if form is None else form

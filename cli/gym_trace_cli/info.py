@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
 import gym_trace
-from gym_trace.errors import EnvironmentUnavailable, TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
-_MOST_BYTES = 1 << 24  # read from a file to recognise a card
 _LONGEST = 600  # characters of a space or of the metadata
 _LONGEST_NAME = 20
 _MOST_FACTS = 20
@@ -44,26 +40,22 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
     \b
     gym-trace info traces/cartpole --follow
     """
-    from gym_trace.tools.statistics.describe import describe  # keeps --help fast
-
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
-        show.json_line(describe(trace), indent=2, allow_nan=False)
+        show.json_line(gym_trace.describe(trace), indent=2, allow_nan=False)
     elif not as_json:
-        _print_info(describe(trace))
+        _print_info(gym_trace.describe(trace))
     if follow:
         _follow(trace, as_json)
 
 
 def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
     """Update a line on a terminal; print one line per change elsewhere."""
-    from gym_trace.tools.statistics.describe import progress_of
-
     live = not as_json and show.is_terminal(sys.stdout)
     before = None
     with ProgressLine(quiet=not live) as progress:
         while True:
-            now = progress_of(trace)
+            now = gym_trace.describe(trace, brief=True)
             if live:
                 progress.update(_progress_line(now))
             elif now != before:
@@ -92,7 +84,7 @@ def _progress_line(now: dict[str, int]) -> str:
 
 def _facts(info: Info) -> Iterator[tuple[str, str]]:
     yield "trace", info["directory"]
-    yield from _environment(info["environment"])
+    yield from _environment(info["environment"], info["function"])
     yield "observations", _cut(info["observation_space"])
     yield "actions", _cut(info["action_space"])
     yield "recorded with", ", ".join(f"{name} {version}" for name, version in _items(info["versions"]))
@@ -141,30 +133,15 @@ def _edits(edits: Any) -> Iterator[str]:
             yield f"{known.get('column')} by {known.get('by')}"
 
 
-def _environment(environment: Any) -> Iterator[tuple[str, str]]:
+def _environment(environment: Any, function: str | None) -> Iterator[tuple[str, str]]:
     known = dict(_items(environment))
     yield "environment", str(known.get("id") or "without an id")
     yield "class", str(known.get("class") or "")
     wrappers = known.get("wrappers")
     yield "wrappers", ", ".join(str(name).rpartition(".")[2] for name in wrappers) if isinstance(wrappers, list) else ""
     yield "render mode", str(known.get("render_mode") or "")
-    function = _function(known)
-    yield "function", function
+    yield "function", _cut(function or "")
     yield "note", "" if function else str(known.get("note") or "")
-
-
-def _function(environment: dict[str, Any]) -> str:
-    """Return the call that made the environment; "" if that was none, or is malformed."""
-    if environment.get("factory") is None:
-        return ""
-    from gym_trace.envs.consent import called
-    from gym_trace.envs.recipe import recorded_factory
-
-    try:
-        made = recorded_factory(environment)
-    except EnvironmentUnavailable:
-        return ""
-    return "" if made is None else _cut(called(str(made.entry_point), made.kwargs))
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
@@ -253,28 +230,8 @@ def card(directory: str, output: str | None) -> None:
     \b
     gym-trace card traces/cartpole -o traces/cartpole/README.md
     """
-    text = gym_trace.dataset_card(directory)
+    text = gym_trace.dataset_card(directory, output)
     if output is None:
         click.echo(text, nl=False)
-        return
-    from gym_trace.storage.staging import replaced_file
-
-    path = Path(output)
-    _refuse_others(path)
-    with replaced_file(path) as staged:
-        staged.write_text(text, encoding="utf-8", newline="\n")
-    click.echo(f"written to {show.printable(path)}")
-
-
-def _refuse_others(path: Path) -> None:
-    """Raises TraceExists for a file that is not an unchanged card, OSError for a link or a directory."""
-    from gym_trace.storage.local import open_regular
-    from gym_trace.tools.statistics.card import MARK
-
-    try:
-        with open(open_regular(path, os.O_RDONLY), "rb") as file:
-            ours = MARK.encode() in file.read(_MOST_BYTES)
-    except FileNotFoundError:
-        return
-    if not ours:
-        raise TraceExists(f"{path}: not an unchanged card; choose another file")
+    else:
+        click.echo(f"written to {show.printable(output)}")

@@ -19,7 +19,7 @@ from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.tools.linting.findings import Finding
+    from gym_trace.results import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -27,7 +27,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 def _list_rules(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or ctx.resilient_parsing:
         return
-    from gym_trace.tools.linting.rules import all_kinds, all_rules, merged_thresholds
+    from gym_trace.linting import all_kinds, all_rules, merged_thresholds
 
     rules = all_rules()
     show.table(["code", "severity", "finds"], [list(kind) for kind in all_kinds(rules)])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceNotFound
 from gym_trace.printable import key_text
-from gym_trace.storage.remote.address import is_url, shown
+from gym_trace.storage import is_url, redacted
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
@@ -25,10 +23,8 @@ from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.data.values import Array
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start UTC")
-_BLOCK = 1000  # episodes formatted together
 # Columns, and how to format them.
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "index": str,
@@ -44,9 +40,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
 }
 _RENAMED = {"start_time": "start_time (UTC)"}
-_STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 _NAMED = 5  # traces below another
-_NO_SEED = -1  # in the table of episodes
 _MOST_BITS = 8192  # of a seed printed as a number
 
 
@@ -63,13 +57,11 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
     \b
     gym-trace ls traces/cartpole --where 'return > 30' --sort -return
     """
-    from gym_trace.tools.statistics.describe import find_traces, is_trace
-
     directories = directories or (".",)
-    if len(directories) == 1 and is_trace(directories[0]):
+    if len(directories) == 1 and any(gym_trace.find_traces(directories[0], deepest=0)):
         trace = gym_trace.open_trace(directories[0])
-        (print_as_json if as_json else print_episodes)(trace, selection.told(trace).chosen)
-        if not is_url(directories[0]) and (below := list(find_traces(directories[0]))[1:]):
+        (print_as_json if as_json else print_episodes)(selection.told(trace))
+        if not is_url(directories[0]) and (below := list(gym_trace.find_traces(directories[0]))[1:]):
             names = ", ".join(os.path.relpath(one, directories[0]) for one in below[:_NAMED])
             more = ", …" * (len(below) > _NAMED)
             note = f"note: {show.count(len(below), 'more trace')} below this one: {show.printable(names)}{more}"
@@ -77,10 +69,12 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
         return FINE
     found: dict[str, None] = {}
     for directory in directories:
-        traces = dict.fromkeys(find_traces(directory))
+        traces = dict.fromkeys(gym_trace.find_traces(directory))
         found |= traces
         if not traces:
-            raise TraceNotFound(f"{shown(directory)}: no traces here, nor in the directories up to three levels below")
+            raise TraceNotFound(
+                f"{redacted(directory)}: no traces here, nor in the directories up to three levels below"
+            )
     states = set()
     rows = _listed(list(found), selection)
     if as_json:
@@ -94,20 +88,16 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
 
 def hint(directory: str) -> str:
     """Return a hint if there are traces below a directory without one."""
-    from gym_trace.tools.statistics.describe import find_traces
-
-    if is_url(directory) or next(find_traces(directory, deepest=2), None) is None:
+    if is_url(directory) or next(gym_trace.find_traces(directory, deepest=2), None) is None:
         return ""
     return f"; {show.command('ls', directory)} lists the traces below it"
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
-    from gym_trace.tools.statistics.describe import list_trace
-
     with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):
             progress.update_count(number, len(directories), "trace")
-            yield list_trace(directory, selection.of_one_of_several)
+            yield gym_trace.list_trace(directory, selection.of_one_of_several)
 
 
 def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
@@ -139,67 +129,23 @@ def _moment(started: str) -> str:
     return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day
 
 
-def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
-    """Print a table of these episodes, without columns that are equal in the whole trace."""
-    table = trace.episodes
+def print_episodes(view: Trace) -> None:
+    """Print a table of the episodes of a view, without columns that are equal in the whole trace."""
+    table = view.whole.episodes
     several = {
-        "writer": len(trace.writers) > 1,
-        "split": len({writer.split for writer in trace.readers}) > 1,
+        "writer": len(view.whole.writers) > 1,
+        "split": len({writer.split for writer in view.whole.readers}) > 1,
         "lane": table["lane"].any(),
         "first_step": table["first_step"].any(),
     }
     names = [name for name in _SHOWN if several.get(name, True)]
-    rows = ([_SHOWN[name](row[name]) for name in names] for row in _rows(trace, chosen))
+    rows = ([_SHOWN[name](row[name]) for name in names] for row in gym_trace.list_episodes(view))
     show.table([_RENAMED.get(name, name) for name in names], rows, fitted=True)
 
 
-def print_as_json(trace: Trace, chosen: Sequence[int] | Array) -> None:
+def print_as_json(view: Trace) -> None:
     """Print one JSON line per episode: null for unknown values, times in UTC, duration in seconds."""
-    for row in _rows(trace, chosen):
+    for row in gym_trace.list_episodes(view):
         if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python cannot print it as a number
             row["seed"] = key_text(row["seed"])
         show.json_line(row)
-
-
-def _rows(trace: Trace, chosen: Sequence[int] | Array) -> Iterator[dict[str, Any]]:
-    """Yield index rows as plain data."""
-    import numpy as np  # keeps --help fast
-
-    for begin in range(0, len(chosen), _BLOCK):
-        places = chosen[begin : begin + _BLOCK]
-        table = trace.episodes[places]
-        columns = {name: table[name].tolist() for name in _STORED}
-        for name in ("start_time", "end_time"):
-            columns[name] = np.datetime_as_string(table[name], "us").tolist()
-        columns["return"] = _returns(trace, places, columns["return"])
-        for values in zip(*columns.values()):
-            yield _plain(trace, dict(zip(columns, values)))
-
-
-def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) -> list[Any]:
-    """Return returns for JSON: None if unknown or infinite, a list for several objectives."""
-    if not any(map(math.isnan, known)):
-        return [value if math.isfinite(value) else None for value in known]
-    from gym_trace.playback.episode_columns import objective_returns
-
-    view = trace[places]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damage, reported elsewhere
-        objectives = objective_returns(view.episodes, view.scan)
-    several = [None] * len(known) if objectives is None else objectives.tolist()
-    return [
-        value if math.isfinite(value) else row if row is not None and all(map(math.isfinite, row)) else None
-        for value, row in zip(known, several)
-    ]
-
-
-def _plain(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON: None for unknown values."""
-    writer = trace.readers[row["writer"]]
-    row["writer"], row["split"] = writer.writer, writer.split
-    if row["seed"] < 0:  # missing, or too large for the table
-        row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
-    row["duration"] = None if row["end_time"] == "NaT" else row["duration"] / 1e9
-    for name in ("start_time", "end_time"):
-        row[name] = None if row[name] == "NaT" else row[name] + "Z"
-    return row

@@ -23,9 +23,9 @@ from gym_trace.errors import (
     ReplayDiverged,
     TraceError,
     TraceNotFound,
-    told,
 )
-from gym_trace.recording.compiled import why_pure
+from gym_trace.printable import error_text
+from gym_trace.recording import why_pure
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, option
@@ -194,7 +194,7 @@ def describe(error: Exception) -> str:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{told(error)}{where}; gym-trace --debug shows the traceback"
+    return f"{error_text(error)}{where}; gym-trace --debug shows the traceback"
 
 
 def _reader_is_gone() -> bool:

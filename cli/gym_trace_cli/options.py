@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import sys
 from abc import ABC, abstractmethod
 from types import ModuleType
@@ -144,6 +145,11 @@ on_exist_option = option(
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
 json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")
+
+
+def new_seed() -> int:
+    """Return a seed from the system's entropy."""
+    return secrets.randbits(31)
 
 
 def import_here(module_name: str) -> ModuleType:

@@ -27,7 +27,7 @@ from gym_trace_cli.record import errors_name_options, fact_options, metadata_opt
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
-    from gym_trace.tools.playing.session import Played
+    from gym_trace.results import PlayReport
 
 _COMMAND = "gym-trace play"
 
@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
     def made(self, named: NamedEnvironment, comparison: dict[str, Any]) -> Any:
         """Return the environment at that step. Raises the errors of env_at()."""
-        from gym_trace.tools.playing.continued import Continued
+        from gym_trace.replay import Continued
 
         recorded = RecordedEnvironment(
             named.env_id, named.factory, tuple(named.env_args.items()), named.imports, self.trust
@@ -124,58 +124,49 @@ def command(
     gym-trace play CartPole-v1 -o traces/by-hand
     gym-trace play --from traces/cartpole --episode 7 --step 12 -o traces/by-hand
     """
-    from gym_trace.recording.collecting.rollout import new_root_seed
-    from gym_trace.recording.provenance import provenance_of, recorded_by
-    from gym_trace.tools.playing.play import MARKS, play
-    from gym_trace.tools.playing.window import check_display
-
     if source.trace is None and (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")
     if source.trace is None and any(comparison.values()):
         raise click.UsageError("--atol, --rtol, --tolerance and --ignore need --from")
-    check_display()
     if source.trace is not None and output is None:
         raise click.UsageError("--from: pass -o DIR, too")
     if source.trace is not None and (named.wrappers or named.max_episode_steps is not None):
         raise click.UsageError("--from: excludes --wrapper and --max-episode-steps; the recorded ones are used")
     directory = Path(output or f"traces/{named.file_name}")
-    seed = new_root_seed() if seed is None else seed
     if named.factory is None and source.trace is None:
         named.env_args.setdefault("render_mode", "rgb_array")
     facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
-    about = provenance_of(_COMMAND, "person", make_env=named)
-    with StopSignals() as stop, recorded_by(about), errors_name_options():
-        env = named() if source.trace is None else source.made(named, comparison)
-        about_source = {} if source.trace is None else {"from": {"trace": Path(source.trace).name, **env.described}}
-        played = play(
-            env,
+    if marks:
+        options["marks"] = dict(marks)
+    with StopSignals() as stop, errors_name_options():
+        played = gym_trace.play(
+            named() if source.trace is None else source.made(named, comparison),
             directory,
             seed=seed,
             name=named.env_id or "",
             keys=None if keys is None else Path(keys),
-            marks=dict(marks) or MARKS,
             facts=facts,
-            metadata={**dict(metadata), "seed": seed, **about_source},
+            metadata=dict(metadata),
+            make_env=named,
+            command=_COMMAND,
             stop=lambda: bool(stop.received),
             **options,
         )
-    _summarize(played, directory, named.replaying(), seed, quiet, as_json)
+    _summarize(played, directory, named.replaying(), quiet, as_json)
     if not stop.received:
         return FINE
     click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)
     return stop.exit_code
 
 
-def _summarize(
-    played: Played, directory: Path, environment: Sequence[str], seed: int, quiet: bool, as_json: bool
-) -> None:
+def _summarize(played: PlayReport, directory: Path, environment: Sequence[str], quiet: bool, as_json: bool) -> None:
     if played.left:
         click.echo(f"warning: discarded episodes are still in the trace: {show.printable(played.left)}", err=True)
     if as_json:
         show.json_line(
             {
                 "directory": str(directory),
-                "seed": seed,
+                "seed": played.seed,
                 "episodes": played.episodes - len(played.discarded),
                 "complete": len(played.kept),
                 "discarded": len(played.discarded),
@@ -190,5 +181,5 @@ def _summarize(
         discarded = f", {show.count(len(played.discarded))} discarded" if played.discarded else ""
         speed = f", {show.number(played.fps)} per second" if played.fps else ""
         click.echo(f"{kept} kept{discarded}; {show.count(played.steps, 'step')} played{speed}")
-        click.echo(f"{show.printable(directory)}: seed {seed}\n")
+        click.echo(f"{show.printable(directory)}: seed {played.seed}\n")
         show.next_commands(directory, environment)

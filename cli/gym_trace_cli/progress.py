@@ -196,7 +196,7 @@ class Watch:
         with ExitStack() as stack:
             stack.enter_context(self.stop)
             if self._directories:
-                from gym_trace.recording.processes.tensorboard import Scalars
+                from gym_trace_cli.tensorboard import Scalars
 
                 self._scalars = [stack.enter_context(Scalars(path, self._group)) for path in self._directories]
             stack.enter_context(self.line)

@@ -88,10 +88,9 @@ def anchor_(directory: str, where: str) -> int:
     \b
     gym-trace proof anchor runs/ppo.proof anchors.txt
     """
-    from gym_trace.training.proof.anchors import write_anchor
-    from gym_trace.training.proof.chain import chain_in, directory_of
+    from gym_trace.proof import write_anchor
 
-    click.echo(show.printable(write_anchor(chain_in(directory_of(directory)), where)))
+    click.echo(show.printable(write_anchor(directory, where)))
     return 0
 
 

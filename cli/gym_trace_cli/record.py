@@ -13,8 +13,8 @@ import click
 
 import gym_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceExists
-from gym_trace.storage.opening import path_of
-from gym_trace.storage.remote.address import is_url
+from gym_trace.recording import run_settings, schedule_of
+from gym_trace.storage import LocalStorage, is_url, path_of
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, environment_options, import_modules
@@ -30,6 +30,7 @@ from gym_trace_cli.options import (
     NamedCallable,
     TextOption,
     look_in_current_directory,
+    new_seed,
     on_exist_option,
     quiet_option,
 )
@@ -38,8 +39,7 @@ from gym_trace_cli.record_config import config_options, write_config
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
-    from gym_trace.recording.collecting.rollout import RolloutProgress
-    from gym_trace.recording.collecting.supervisor import Collected
+    from gym_trace.results import Collected, RolloutProgress
 
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
@@ -87,8 +87,6 @@ class ScheduleName(FactoryName):
     """cubic, every:N, or MODULE:FUNCTION of the number of an episode."""
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gym_trace.recording.video_schedules import schedule_of
-
         if not _is_named_schedule(value):
             return super().parsed(value, param, ctx)
         try:
@@ -280,8 +278,8 @@ def command(
         import_modules(named.imports)
         with spared_children() if vectorization == "async" else nullcontext():
             env = named(num_envs, vectorization, autoreset)
-        recording["metadata"] = {**given, "seed": seed}
-        done = _record_here(env, named, acting, directory, watch, facts, private, {"seed": seed, **limits}, recording)
+        recording |= {"metadata": given, "seed": seed, "facts": facts, "make_env": named, **private}
+        done = _record_here(env, acting, directory, watch, limits, recording)
     return _summarize(done, watch.stop, directory, named.replaying(), quiet, as_json)
 
 
@@ -291,7 +289,7 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
     if name == "local":
         yield None
         return
-    from gym_trace.recording.processes.ray import RayActors
+    from gym_trace.recording import RayActors
 
     actors = RayActors(address)
     try:
@@ -302,44 +300,24 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
     """Return the given seed, that of the resumed run, or a new one."""
-    from gym_trace.recording.collecting.resuming import settings_of
-    from gym_trace.recording.collecting.rollout import new_root_seed
-
     if given is not None:
         return given
-    before = settings_of(directory) if resume else None
-    return new_root_seed() if before is None else int(before["seed"])
+    before = run_settings(directory) if resume else None
+    return new_seed() if before is None else int(before["seed"])
 
 
 def _record_here(
-    env: Any,
-    named: NamedEnvironment,
-    policy: Any,
-    directory: Path,
-    watch: Watch,
-    facts: dict[str, Any],
-    private: dict[str, bool],
-    run: dict[str, Any],
-    recording: dict[str, Any],
+    env: Any, policy: Any, directory: Path, watch: Watch, limits: dict[str, Any], options: dict[str, Any]
 ) -> RolloutProgress:
-    """Record in this process. private: whether to store argv and git_diff. run: limits and seed."""
-    from gym_trace.format.facts import add_facts
-    from gym_trace.recording.collecting.policies import Annotating, policy_maker
-    from gym_trace.recording.provenance import provenance_of, recorded_by
-    from gym_trace.storage.local import LocalStorage
-
-    maker = policy_maker(policy)  # first, because a failure must leave no directory
-    made = None if policy == "random" else maker(env.observation_space, env.action_space)
-    about = provenance_of(_COMMAND, maker.name, make_env=named, argv=private["argv"], diff=private["git_diff"])
-    with watch, recorded_by(about), _recorder(env, directory, recording) as recorder:
-        add_facts(LocalStorage(recorder.directory), facts)
+    """Record in this process."""
+    with watch, errors_name_options():
         try:
-            acting = None if made is None else Annotating(made, recorder)
-            done = gym_trace.record_episodes(recorder, policy=acting, on_progress=watch, **run)
+            done = gym_trace.record(env, policy, directory, on_progress=watch, command=_COMMAND, **limits, **options)
         except TraceError:
             raise
         except Exception as error:
-            click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
+            if directory.is_dir():
+                click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
             if watch.stop.received:  # Ctrl-C also reaches the processes of an environment, which then fails
                 raise SystemExit(watch.stop.exit_code) from error
             raise
@@ -348,30 +326,13 @@ def _record_here(
 
 
 @contextmanager
-def _recorder(env: Any, directory: Path, options: dict[str, Any]) -> Iterator[Any]:
-    """Wrap the environment in a recorder, and close it."""
-    from gymnasium.vector import VectorEnv
-
-    vector = isinstance(env, VectorEnv)
-    wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
-    with errors_name_options():
-        recorder = wrapper(env, directory, **options)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
-
-
-@contextmanager
 def errors_name_options(resumable: Path | None = None) -> Iterator[None]:
     """Name options instead of the library's arguments; --resume if there is a run to resume."""
     try:
         yield
     except TraceExists as error:
-        from gym_trace.recording.collecting.resuming import settings_of
-
         first = "--on-exist append"
-        if resumable is not None and settings_of(resumable) is not None:
+        if resumable is not None and run_settings(resumable) is not None:
             first = f"--resume to go on with the run that is in it, {first}"
         words = str(error).replace('on_exist="append"', first)
         raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
@@ -442,9 +403,7 @@ def _summarize(
     """Print the result, and why the run ended early; return the exit code."""
     several = hasattr(done, "workers")
     if as_json:
-        from gym_trace.tools.statistics.describe import list_trace
-
-        show.json_line({**list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
+        show.json_line({**gym_trace.list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
     elif not quiet and (done.episodes or not several):
         _print_summary(done, directory, environment, several)
     if several and done.stopped == "failed":
@@ -457,8 +416,6 @@ def _summarize(
 
 
 def _print_summary(done: Any, directory: Path, environment: Sequence[str], several: bool) -> None:
-    from gym_trace.storage.local import LocalStorage
-
     episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
     taken = show.taken(steps, done.seconds)
     if not several:

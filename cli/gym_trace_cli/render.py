@@ -69,8 +69,6 @@ def command(
     gym-trace render traces/cartpole --best 1 -o best.mp4
     gym-trace render traces/cartpole --schedule cubic -o 'videos/{}.gif'
     """
-    from gym_trace.tools.video.render import Destination, render_episodes
-
     if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation":
@@ -88,8 +86,8 @@ def command(
             speed = show.count(round(frames / max(time.monotonic() - begin, 1e-9)))
             line.update(f"{show.count(frames)} of {show.count(total, 'frame')}  {speed} frames/s", frames / total)
 
-        for rendered in render_episodes(
-            trace, Destination(output, form), chosen, source=source, on_frame=count_frame, **making, **options
+        for rendered in gym_trace.render(
+            trace, output, chosen, form=form, source=source, on_frame=count_frame, **making, **options
         ):
             made += 1
             if as_json:
@@ -103,7 +101,7 @@ def command(
 
 def _scheduled(view: Trace, schedule: str | None) -> list[int]:
     """Return positions in the whole trace."""
-    from gym_trace.recording.video_schedules import schedule_of
+    from gym_trace.recording import schedule_of
 
     places: list[int] = view.chosen.tolist()
     chosen = places if schedule is None else list(filter(schedule_of(schedule), places))

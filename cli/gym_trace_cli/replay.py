@@ -22,7 +22,7 @@ from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.tools.replay.making import Making
+    from gym_trace.replay import Making
 
 
 @headed("replay")
@@ -92,18 +92,18 @@ def command(
         ):
             raise click.UsageError(f"{param.opts[-1]} needs --verify")
     if human:
-        from gym_trace.tools.video.simulate import play_for_humans
+        from gym_trace.replay import play_for_humans
 
         for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments(), **comparison):
             click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
     elif plays and chosen:
-        from gym_trace.tools.replay.making import Making
+        from gym_trace.replay import Making
 
         return _play(trace, chosen, source, speed or 1.0, stepwise, Making(**recorded.arguments(), **comparison))
     elif callback is not None:
         _call_back(trace, chosen, callback)
     else:
-        (print_as_json if as_json else print_episodes)(trace, chosen)
+        (print_as_json if as_json else print_episodes)(trace[chosen])
     return FINE
 
 

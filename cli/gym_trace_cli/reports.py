@@ -19,7 +19,7 @@ import click
 
 import gym_trace
 from gym_trace.printable import printable
-from gym_trace.storage.staging import replaced_file
+from gym_trace.storage import replaced_file
 from gym_trace_cli.options import TextOption
 
 # Verdicts in JUnit; all others have passed.

@@ -16,7 +16,6 @@ from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.data.values import Array
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ class Selection:
             return problem
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
-    def of_one_of_several(self, trace: Trace) -> Array:
+    def of_one_of_several(self, trace: Trace) -> Any:
         """Return the positions, (n,) int64, in one trace of many: none if it lacks the named episodes or keys."""
-        from gym_trace.data.selecting.columns import NoSuchKey
+        from gym_trace.playback import NoSuchKey
 
         try:
             return self.view(trace).chosen
@@ -92,10 +91,10 @@ class Condition(TextOption):
     name = "condition"
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gym_trace.data.selecting.language import parse_condition, parse_keys
+        from gym_trace.playback import check_condition, check_order
 
         try:
-            (parse_keys if param is not None and param.name == "sort" else parse_condition)(value)
+            (check_order if param is not None and param.name == "sort" else check_condition)(value)
         except InvalidOption as error:
             self.fail(str(error), param, ctx)
         return value

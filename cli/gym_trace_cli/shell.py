@@ -47,12 +47,10 @@ def command(
     if not -len(trace) <= episode < len(trace):
         known = show.count(len(trace), "episode")
         raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
-    from gym_trace.tools.replay.env_at import standing
-    from gym_trace.tools.replay.making import Making
-
-    env, begin = standing(trace, episode, step, Making(**recorded.arguments(), **comparison), render_mode)
+    env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments(), **comparison)
     try:
         here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
+        begin = env.replay_start  # type: ignore[attr-defined]
         _prompt(here, _banner(trace, range(len(trace))[episode], step, begin))
     finally:
         env.close()

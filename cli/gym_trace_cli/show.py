@@ -20,7 +20,7 @@ import click
 from gym_trace.printable import printable as printable
 
 if TYPE_CHECKING:
-    from gym_trace.data.returns import Return
+    from gym_trace.results import Return
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"

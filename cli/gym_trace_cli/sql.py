@@ -33,9 +33,7 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     """
     if os.path.isdir(query):
         raise click.UsageError(f"the first argument, {query}, is a directory; pass QUERY, then DIR")
-    from gym_trace.playback.tables.sql import query as run
-
-    headings, rows = run(query, [gym_trace.open_trace(directory) for directory in directories])
+    headings, rows = gym_trace.query(query, [gym_trace.open_trace(directory) for directory in directories])
     if as_json:
         for row in rows:
             show.json_line(dict(zip(headings, row)), default=str)

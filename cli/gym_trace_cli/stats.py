@@ -69,12 +69,11 @@ def command(
     gym-trace stats traces/cartpole --by split
     gym-trace stats traces/cartpole --plot cartpole.svg
     """
-    if plot is not None:
-        from gym_trace.tools.statistics.plot import plot_episodes  # first: a missing extra ends the command at once
+    plot_episodes = None if plot is None else gym_trace.plot_episodes  # first: a missing extra ends the command at once
     trace = selection.told(gym_trace.open_trace(directory))
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
-    if plot is not None:
+    if plot is not None and plot_episodes is not None:
         plot_episodes(trace, plot, by=by)
     if as_json:
         show.json_line(summary, indent=2, allow_nan=False)

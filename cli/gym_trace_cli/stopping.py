@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
-from gym_trace.recording.processes.safe_start import started_safely
+from gym_trace.recording import started_safely
 from gym_trace_cli.exit_codes import SIGNALLED
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}

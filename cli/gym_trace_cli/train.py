@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed
+from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment, environment_options
@@ -39,8 +39,8 @@ from gym_trace_cli.record_config import config_option
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
+    from gym_trace.proof import Proof
     from gym_trace.training import Trained
-    from gym_trace.training.proof.result import Proof
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
@@ -51,14 +51,6 @@ _OF_RESUME |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "
 _OF_ENVIRONMENT = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
-_TYPES: dict[str, Any] = {
-    "id": (str, type(None)),
-    "make": (str, type(None)),
-    "kwargs": dict,
-    "imports": list,
-    "wrappers": list,
-    "max_episode_steps": (int, type(None)),
-}
 
 
 class Processors(TextOption):
@@ -88,7 +80,7 @@ class TrainCommand(Headed):
     """Hint at --set if an unknown option is a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from gym_trace.training.settings import Settings
+        from gym_trace.training import Settings
 
         try:
             return super().parse_args(ctx, args)
@@ -213,7 +205,7 @@ def command(
 
 def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
     """Raises UsageError for an option in --set, InvalidOption for an unknown setting."""
-    from gym_trace.training.settings import Settings, settings_from
+    from gym_trace.training import Settings, settings_from
 
     options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
     for name in sorted(settings):
@@ -245,8 +237,8 @@ def _train(
     **options: Any,
 ) -> int:
     """Train, show progress and a summary, and return the exit code."""
-    from gym_trace.training.proof.anchors import write_anchor
-    from gym_trace.training.run import runs_in
+    from gym_trace.proof import write_anchor
+    from gym_trace.training import runs_in
 
     train = gym_trace.train  # first, because PyTorch may be missing
     if options["until_return"] is None and options.get("resume"):
@@ -270,7 +262,7 @@ def _train(
         watch.finish(done)
     if anchor is not None:
         for run in runs_in(directory):
-            write_anchor(run.chain, anchor)
+            write_anchor(run.path, anchor)
     if as_json:
         show.json_line(dataclasses.asdict(done), default=str)
     elif not quiet:
@@ -292,8 +284,7 @@ def _verify(
     anchor: str | None,
     **_: Any,
 ) -> int:
-    from gym_trace.training import verify_run
-    from gym_trace.training.run import runs_in
+    from gym_trace.training import runs_in, verify_run
 
     if make_env is None and runs_in(directory)[0].about.get("environment") is not None:
         with suppress(InvalidOption):  # it is not trusted; what is proved without it is
@@ -308,55 +299,23 @@ def _verify(
     return print_proof(proof, stop, as_json, quiet)
 
 
-# -- the environment in run.json, which is untrusted -------------------------------------------------------------------
-
-
 def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[str, Any]]:
-    """Return the environment of a run, and its entry in run.json.
+    """Return the environment of a run, and its entry in run.json. Raises as described_environment()."""
+    from gym_trace.training import described_environment
 
-    Raises InvalidOption if it would import or call what only the run names, without trust; TraceNotFound; CorruptTrace.
-    """
-    from gym_trace.training.run import runs_in
-
-    about = runs_in(directory)[0].about.get("environment")
-    if about is None:
-        raise InvalidOption(
-            f"{directory}: started from Python; resume it there: gym_trace.train(make_env, {directory!r}, resume=True)"
-        )
-    found: dict[str, Any] = {"id": None, "make": None, "kwargs": {}, "imports": [], "wrappers": []}
-    found |= {"max_episode_steps": None, **(about if isinstance(about, dict) else {"id": 0})}
-    right = set(found) == set(_TYPES) and all(isinstance(found[name], kind) for name, kind in _TYPES.items())
-    if not right or not all(isinstance(name, str) for name in (*found["imports"], *found["wrappers"])):
-        raise CorruptTrace(f"{directory}: invalid environment in run.json")
-    from gym_trace.envs.consent import together
-
-    would = together(_asked(found))
-    if would and not trust:
-        raise InvalidOption(f"{directory}: the run would {would}; pass --trust if you trust it")
-    imports, wrappers = tuple(found["imports"]), tuple(found["wrappers"])
-    named = NamedEnvironment(found["id"], found["make"], found["kwargs"], imports, wrappers, found["max_episode_steps"])
-    return named, about
+    known = described_environment(directory, trust)
+    imports, wrappers = tuple(known.get("imports", ())), tuple(known.get("wrappers", ()))
+    steps = known.get("max_episode_steps")
+    return NamedEnvironment(
+        known.get("id"), known.get("make"), known.get("kwargs", {}), imports, wrappers, steps
+    ), known
 
 
 def trust_of(named: NamedEnvironment) -> str:
     """Return " --trust" if resuming a run in it needs that, or ""."""
-    found = {"make": None, "wrappers": (), **named.described(), "imports": named.imports}
-    return " --trust" if _asked(found) else ""
+    from gym_trace.training import needs_trust
 
-
-def _asked(found: dict[str, Any]) -> list[str]:
-    """Describe what only a trusted run may execute."""
-    from gym_trace.envs.consent import asked_of_argument, called, named, whole
-
-    asked = [f"import {named(module)}" for module in found["imports"]]
-    if found["id"] and ":" in found["id"]:
-        asked.append(f"import {named(found['id'].partition(':')[0])}")
-    kwargs = found["kwargs"]
-    if found["make"]:
-        asked.append(f"call {called(found['make'], {name: ['value', value] for name, value in kwargs.items()})}")
-    asked += [f"call {named(name)}" for name in found["wrappers"] if name]
-    acting = {name: asked_of_argument(name, value) for name, value in kwargs.items()}
-    return asked + [f"pass {named(name)}={whole(kwargs[name])}, which {why}" for name, why in acting.items() if why]
+    return " --trust" if needs_trust({**named.described(), "imports": named.imports}) else ""
 
 
 # -- progress and summary ----------------------------------------------------------------------------------------------
@@ -435,8 +394,6 @@ def _scalars(progress: Trained) -> tuple[int, Any, dict[str, float]]:
 
 
 def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
-    from gym_trace.recording.collecting.rollout import directory_bytes
-
     policies = [done, *done.others]
     best = max(policies, key=_mean)
     run = directory / best.directory.name if done.others else directory
@@ -457,9 +414,7 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
     for number, policy in enumerate(policies if done.others else ()):
         returned = "none yet" if policy.returns is None else show.returned(policy.returns[0])
         click.echo(f"policy {number}: return {returned}, version {show.count(policy.version)}")
-    parts = [policy.directory / part for policy in policies for part in ("trace", "checkpoints")]
-    size = sum(directory_bytes(part) for part in parts)
-    click.echo(f"{show.printable(directory)}: {show.size(size)}, seed {done.seed}\n")
+    click.echo(f"{show.printable(directory)}: {show.size(done.bytes_on_disk)}, seed {done.seed}\n")
     env = show.printable(named.command_line())
     click.echo(f"next:\n  gym-trace record {env} --policy run:{learnt}\n  gym-trace stats {trace}")
     if done.stopped == "seconds":

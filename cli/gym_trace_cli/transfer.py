@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gym_trace.errors import TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
@@ -17,7 +16,7 @@ from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from gym_trace.tools.transfer import TransferReport
+    from gym_trace.results import TransferReport
 
 _directory = click.argument("directory", metavar="DIR", type=TraceDirectory())
 _url = click.argument("url", metavar="URL", type=PATH)
@@ -88,21 +87,17 @@ def sync(directory: str, url: str, **options: Any) -> int:
 
 
 def _resume(workers: int, dry_run: bool) -> int:
-    from gym_trace.recording.publishing import spool as spooling
+    from gym_trace.recording import publish_spools
 
     code = FINE
-    for spool in spooling.spools():
-        url = show.printable(spooling.destination_of(spool))
+    for spool, destination, report, error in publish_spools(workers, dry_run):
+        url = show.printable(destination)
         if dry_run:
             click.echo(f"push {show.printable(spool)} {url}")
-            continue
-        try:
-            report = spooling.publish(spool, workers)
-        except (TraceError, OSError) as error:
+        elif error is not None:
             click.echo(f"error: {show.printable(str(error))}", err=True)
             code = ERROR
-            continue
-        if report is None:
+        elif report is None:
             click.echo(f"{url}: is being published by another process")
         else:
             click.echo(f"{url}: {show.count(len(report.pushed), 'file')}, {show.size(report.bytes)} copied")

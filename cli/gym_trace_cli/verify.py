@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, told
-from gym_trace.printable import shown
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
+from gym_trace.printable import error_text, shown
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
@@ -34,8 +34,7 @@ from gym_trace_cli.stopping import Ended
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.tools.replay.compare import Difference
-    from gym_trace.tools.replay.resimulate import Verdict
+    from gym_trace.results import Difference, Verdict
 
 # Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
@@ -130,7 +129,7 @@ def verify(
         raise
     except BaseException as error:
         outcome.ended, outcome.exit_code = "error", ERROR
-        outcome.message = str(error) if isinstance(error, TraceError) else told(error)
+        outcome.message = str(error) if isinstance(error, TraceError) else error_text(error)
         raise
     finally:
         _sum_up(trace, outcome, skip_damaged)
@@ -187,7 +186,7 @@ def _play(
 
 
 def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
-    from gym_trace.tools.replay.verify import differing_versions
+    from gym_trace.replay import differing_versions
 
     for name, (recorded, installed) in differing_versions(trace).items():
         outcome.versions[name] = {"recorded": recorded, "installed": installed}
@@ -202,8 +201,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 
 def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
     """Print the summary, also of an early end."""
-    from gym_trace.format.wire import NO_SEED
-    from gym_trace.tools.replay.verify import played_in_registered
+    from gym_trace.replay import played_in_registered
 
     for name, versions in outcome.versions.items():
         here = versions["installed"] or "none"
@@ -215,7 +213,7 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     after: dict[str, list[str]] = {"": [], "unseeded ": []}
     for index, number in outcome.needing.items():
         if number:
-            kind = "unseeded " if trace.episodes["seed"][index] == NO_SEED else ""
+            kind = "unseeded " if trace[index].seed is None else ""
             after[kind].append(f"{index} ({show.count(number)} before it)")
     alone = [str(index) for index, number in outcome.needing.items() if not number]
     others = [(kind, which, "after others of the same lane") for kind, which in after.items()]

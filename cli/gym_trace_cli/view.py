@@ -135,14 +135,6 @@ def _serve(
     opened = ExitStack()
 
     def on_start(address: str) -> None:
-        from gym_trace.tools.viewer.guard import is_loopback
-
-        if not is_loopback(host):
-            click.echo(
-                f"warning: --host {show.printable(host)}: other machines can connect, unencrypted; "
-                "everyone with the address sees the traces and can flag episodes",
-                err=True,
-            )
         address += place
         click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops")
         if not no_browser:
@@ -169,8 +161,7 @@ def _serve(
 
 
 def _save(traces: list[Trace], save: str, max_bytes: int | None) -> None:
-    from gym_trace.tools.viewer.saving import MOST_BYTES
-    from gym_trace.viewer import save_page
+    from gym_trace.viewer import MOST_BYTES, save_page
 
     limit = MOST_BYTES if max_bytes is None else max_bytes
     with ProgressLine() as line:

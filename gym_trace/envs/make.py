@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.envs.agents import jointly
+from gym_trace.envs.agents import is_of_agents, jointly
 from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
@@ -137,6 +137,26 @@ def completed(env: Any, description: Mapping[str, Any], lane: int = 0) -> gymnas
             return own
         made = _around(made, name, arguments)
     return made
+
+
+def call_factory(make: Callable[..., Any], arguments: Mapping[str, Any], render_mode: str | None = None) -> Any:
+    """Call a function that makes an environment, such as gymnasium.make, with the warnings of MuJoCo logged.
+
+    Args:
+        render_mode: also passed, if the function accepts it.
+
+    Returns:
+        A Gymnasium environment, also in place of one of dm_env; a vector environment; or one of many agents.
+
+    Raises:
+        EnvironmentUnavailable: the function returned something else. And what the function raises.
+    """
+    wanted = {} if render_mode is None or not takes_render_mode(make) else {"render_mode": render_mode}
+    log_mujoco_warnings()
+    env = gymnasium_view(make(**arguments, **wanted))
+    if not (isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)) or is_of_agents(env)):
+        raise EnvironmentUnavailable(f"returned {type(env).__name__}; return a gymnasium.Env")
+    return env
 
 
 def takes_render_mode(make: Callable[..., Any]) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("d3rlpy", "imitation", "ray", "rllib", "sample_factory", "sb3", "torch", "torchrl")
 
+__all__: list[str] = []  # "from gym_trace.exchange import *" must not import all these libraries
 
 if not TYPE_CHECKING:
     __getattr__ = on_first_use(__name__, {}, _MODULES)

@@ -161,6 +161,22 @@ def _packed(facts: Mapping[str, Any]) -> bytes:
     return content
 
 
+def fact_from_text(key: str, text: str) -> tuple[str, Any]:
+    """Return a fact of a command line: text is JSON if that is valid for the key, and otherwise the value itself.
+
+    Examples:
+        >>> gym_trace.edit.fact_from_text("tags", '["robot", "sim"]')
+        ('tags', ['robot', 'sim'])
+    """
+    key = SPELT.get(key, key)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return key, text
+    fits = KNOWN[key][1] if key in KNOWN else lambda _: True
+    return key, text if not fits(found) and fits(text) else found
+
+
 def known(facts: Mapping[str, Any]) -> Facts:
     """Return the non-empty facts with keys and forms of KNOWN, in its order."""
     return {key: facts[key] for key, (_, fits) in KNOWN.items() if facts.get(key) and fits(facts[key])}

@@ -78,7 +78,7 @@ def open_trace(
 
     Args:
         directory: a local directory; a URL such as "s3://bucket/trace", which needs the extra [remote]; or a
-            gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+            gym_trace.storage.ReadStorage, to read from anywhere else.
         cache: of a URL, a directory that keeps what was fetched. None: $GYM_TRACE_URL_CACHE, or else 128 MiB of memory.
         cache_bytes: limit of this directory in bytes, for all traces in it. None: 10 GiB. What was not used for the
             longest time is removed, but nothing that is in use.

@@ -47,7 +47,7 @@ class RecordingOptions:
         frame_filter: called with the index of each step in its episode. Return False to skip the step. Each run of
             kept steps becomes a part of the episode, with the observation before it.
         reward_classes: reward values, one per class; steps of rare classes are kept more often (see
-            filters.RewardClasses). Not together with frame_filter.
+            gym_trace.recording.RewardClasses). Not together with frame_filter.
         record_infos: False, True for all infos, or the keys to record.
         split: split of the episodes, such as "train" or "eval".
         uid: the writer's id in file names; None generates a unique one.

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import gym_trace
-from gym_trace.envs.recipe import recipe_of_function
+from gym_trace.envs.recipe import factory_recipe, recipe_of_function
 
 _LONGEST = 1 << 20  # bytes stored of a git answer, such as the diff
 _GIT_SECONDS = 2.0  # timeout of git, for large repositories on slow disks
@@ -60,14 +60,15 @@ def provenance_of(
         argv: also store the full command line.
         diff: also store the uncommitted changes, and diff_is_whole: False if they are truncated or incomplete.
         make_env: the environment factory; its attribute `imported`, if any, lists the modules that it imports, and
-            `as_recorded` is its recipe (see recorded_factory). A function of a module has one without these.
+            `as_recorded` the arguments of factory_recipe(). A function of a module has a recipe without these.
     """
     found: dict[str, Any] = {"command": command, "policy": policy, "gym_trace": gym_trace.__version__}
     if policy is None:
         del found["policy"]
     if imports := list(getattr(make_env, "imported", ())):
         found["imports"] = imports
-    if (factory := getattr(make_env, "as_recorded", None) or recipe_of_function(make_env)) is not None:
+    named = getattr(make_env, "as_recorded", None)
+    if (factory := factory_recipe(*named) if named else recipe_of_function(make_env)) is not None:
         found["factory"] = factory
     found |= _of_repository(diff)
     if argv:

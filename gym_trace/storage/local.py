@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Storage
-from gym_trace.storage.remote.address import is_url, shown, url_of
+from gym_trace.storage.remote.address import is_url, redacted, url_of
 
 try:
     import fcntl
@@ -294,7 +294,7 @@ def _file_system(directory: str) -> str:
 def refuse_url(path: str | os.PathLike[str]) -> None:
     """Raise InvalidOption for a URL, which would become a local directory called "s3:"."""
     if is_url(path):
-        url = shown(url_of(path))
+        url = redacted(url_of(path))
         raise InvalidOption(
             f"{url}: is a URL; write to a local path, and copy a trace from there: gym-trace push PATH {url}"
         )

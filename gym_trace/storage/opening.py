@@ -8,7 +8,7 @@ from pathlib import Path
 from gym_trace.errors import InvalidOption
 from gym_trace.storage.local import LocalStorage, directories_in
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import UrlPath, is_url, local_path, shown, url_of
+from gym_trace.storage.remote.address import UrlPath, is_url, local_path, redacted, url_of
 
 
 def storage_at(
@@ -47,7 +47,7 @@ def folders_at(place: str | os.PathLike[str]) -> list[str]:
     from gym_trace.storage.remote.stores import store_at
 
     url = url_of(place)
-    found = persistently(lambda: store_at(url).folders(), shown(url))
+    found = persistently(lambda: store_at(url).folders(), redacted(url))
     return sorted(name for name in found if name and not name.startswith("."))
 
 

@@ -21,6 +21,7 @@ _AT_ONCE = 8  # processes that make the same, whose names the next one knows
 # In each work directory: locked by its process, and git ignores what is beside it.
 _LOCK, _MARK = ".gitignore", b"# being made by gym-trace, or left by a process that was killed\n*\n"
 DESCRIPTORS = "/proc/self/fd"  # on Linux: links to what is open
+_MOST_BYTES = 1 << 24  # read from a file to find a mark
 _MANY = 100  # files: above this, syncing the whole file system is faster
 
 
@@ -142,6 +143,22 @@ def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     os.makedirs(Path(target).parent, exist_ok=True)
     with _staged(Path(target), lambda staged: os.replace(staged, target)) as staged:
         yield staged
+
+
+def write_marked(target: str | os.PathLike[str], text: str, mark: str) -> None:
+    """Write a text file that has a mark, atomically, in place of one that has it.
+
+    Raises TraceExists for a file without the mark, OSError for a link or a directory.
+    """
+    try:
+        with open(open_regular(Path(target), os.O_RDONLY), "rb") as file:
+            is_marked = mark.encode() in file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        is_marked = True
+    if not is_marked:
+        raise TraceExists(f"{os.fspath(target)}: not an unchanged card; choose another file")
+    with replaced_file(target) as staged:
+        staged.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager

@@ -62,6 +62,16 @@ class Branched:
         """Mean return; a tuple if rewards are vectors. None without episodes."""
         return as_return(self.returns.mean(axis=0)) if len(self.returns) else None
 
+    @property
+    def min(self) -> Return | None:
+        """Smallest return, of each objective; None without episodes."""
+        return as_return(self.returns.min(axis=0)) if len(self.returns) else None
+
+    @property
+    def max(self) -> Return | None:
+        """Largest return, of each objective; None without episodes."""
+        return as_return(self.returns.max(axis=0)) if len(self.returns) else None
+
     def interval(self, level: float = 0.95) -> tuple[Return, Return] | None:
         """Return a confidence interval of the mean return; None for fewer than two episodes.
 
@@ -115,7 +125,7 @@ def branch(
         trace: a trace, a view of one, or the directory.
         episode: index in the trace; negative ones count from its end. It must be replayable by itself.
         step: the first step of the policy; 0 is after the reset.
-        policy: see policies.policy_maker. None: random actions.
+        policy: see gym_trace.record(). None: random actions.
         directory: of the new trace; None: a fresh directory under the system's temporary one.
         episodes: how many; each is played to its end.
         seed: root seed, 0 or more: continuation k is the same in every run. None: the policy gets one from the system's

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.data.returns import LastReturns, Return
+from gym_trace.recording.collecting.rollout import directory_bytes
 from gym_trace.recording.processes.fleet import Meter
 from gym_trace.training.processes.policy_processes import InlineProcesses, PolicyProcesses
 from gym_trace.training.run import MEAN
@@ -52,6 +53,12 @@ class Trained:
     trouble: str = ""
     others: list[Trained] = field(default_factory=list)
     stopped: str = ""
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the traces and checkpoints of all policies."""
+        places = (policy.directory / part for policy in (self, *self.others) for part in ("trace", "checkpoints"))
+        return sum(map(directory_bytes, places))
 
 
 class Driver:

@@ -65,7 +65,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def every_way(trace: Path, trust: bool = False) -> list[str]:
     """Build the environment of a trace in every way; return the messages."""
-    from gym_trace.tools.video.render import Destination, render_episodes
+    from gym_trace.tools.video.render import render
 
     out = trace.parent / "out" / "film.gif"
     ways: list[Callable[[], Any]] = [
@@ -74,7 +74,7 @@ def every_way(trace: Path, trust: bool = False) -> list[str]:
         lambda: list(play_for_humans(open_trace(trace), [0], trust=trust)),
     ]
     if importlib.util.find_spec("PIL"):
-        ways.append(lambda: list(render_episodes(open_trace(trace), Destination(out), [0], trust=trust)))
+        ways.append(lambda: list(render(open_trace(trace), out, [0], trust=trust)))
     said = []
     for way in ways:
         try:

@@ -34,7 +34,7 @@ from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.errors import TraceError
 from gym_trace.exchange.formats.legacy.monitor import load_results
 from gym_trace.format import fragments, wire
-from gym_trace.tools.statistics.describe import describe, progress_of
+from gym_trace.tools.statistics.describe import describe
 
 SECONDS = 60  # time limit per input
 MEMORY = 2 << 30  # bytes of address space
@@ -91,7 +91,7 @@ def read_everything(
         for trace in traces:
             read(trace)
         if thoroughly:
-            attempt("describe", lambda: (describe(open_trace(directory)), progress_of(open_trace(directory))))
+            attempt("describe", lambda: (describe(open_trace(directory)), describe(open_trace(directory), brief=True)))
             attempt("summarize", lambda: summarize(open_trace(directory), columns=True, by="outcome"))
             attempt("diff", lambda: list(diff_traces(directory, other or directory)))
             attempt("results", lambda: load_results(directory))

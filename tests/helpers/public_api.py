@@ -2,33 +2,63 @@
 
     python tests/helpers/public_api.py > tests/public_api.txt    after an intended change; needs PyTorch
 
-Annotations are those of the source, so that the text is the same on every Python and Gymnasium. The classes of what the
-public functions return are public, too.
+Annotations are those of the source, so that the text is the same on every Python and Gymnasium. The public modules are
+gym_trace, those in gym_trace._MODULES, and the modules of gym_trace.exchange, of which only the names are listed: their
+libraries need not be installed.
 """
 
+import ast
+import importlib
 import importlib.util
 import inspect
 import re
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Generic
 
 import click
 import gymnasium
 
-MODULES = (
-    *("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback"),
-    *("gym_trace.proof", "gym_trace.training", "gym_trace.viewer"),
-    *(("gym_trace.pettingzoo",) if importlib.util.find_spec("pettingzoo") else ()),
-)
+import gym_trace
+
+ROOT = Path(gym_trace.__file__).parent
+MODULES = ("gym_trace", "gym_trace.errors", *(f"gym_trace.{name}" for name in gym_trace._MODULES if name != "exchange"))
+EXCHANGE = tuple(f"gym_trace.exchange.{name}" for name in gym_trace.exchange._MODULES)
+EXTRAS = {f"gym_trace.{name}": name for name in ("dm_env", "pettingzoo")}  # modules that need a package
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
 # Likewise where there is no PyTorch.
 NEED_TORCH = (
     *("Exchange", "Relearnt", "RunPolicies", "RunPolicy", "Steps", "Trained", "UpdateLog", "train", "verify"),
-    "verify_run",
+    *("described_environment", "needs_trust", "verify_run"),
 )
+NEED_ARROW = ("Partition",)
+
+
+@cache
+def names_of(module: str) -> tuple[str, ...]:
+    """The names in __all__ of a public module, which is not imported; those of gym_trace with train."""
+    if module == "gym_trace":
+        return tuple(sorted({*gym_trace.__all__, "train"}))
+    place = ROOT.joinpath(*module.split(".")[1:])
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return tuple(sorted(ast.literal_eval(node.value)))  # type: ignore[attr-defined]
+    raise AssertionError(f"{module}: has no __all__")
+
+
+def is_public(name: str) -> bool:
+    """Return True for a public module, or a dotted name in one, perhaps with attributes after it."""
+    modules = {*MODULES, *EXCHANGE, "gym_trace.exchange"}
+    if name in modules:
+        return True
+    parts = name.split(".")
+    module = next(m for m in (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)) if m in modules)
+    return parts[module.count(".") + 1] in ("__version__", *names_of(module))
 
 
 def annotation_text(annotation: Any) -> str:
@@ -49,7 +79,9 @@ def signature_text(function: Any, name: str) -> str:
             text += f": {annotation_text(parameter.annotation)}"
         if parameter.default is not parameter.empty:
             default = parameter.default
-            text += f" = {default.__name__ if isinstance(default, type) else repr(default)}"
+            text += (
+                f" = {default.__name__ if isinstance(default, type) or inspect.isfunction(default) else repr(default)}"
+            )
         parameters.append(text)
     returns = signature.return_annotation
     arrow = "" if returns is signature.empty else f" -> {annotation_text(returns)}"
@@ -69,10 +101,10 @@ def bases_of(kind: type) -> Iterator[str]:
             yield base.__name__
 
 
-def class_lines(kind: type) -> Iterator[str]:
+def class_lines(kind: type, path: str) -> Iterator[str]:
     """Its bases, how it is made, and what it has of its own or from bases in this package."""
     ours = [base for base in kind.__mro__ if is_ours(base)]
-    yield f"class {kind.__name__}({', '.join(dict.fromkeys(bases_of(kind)))})"
+    yield f"class {path}({', '.join(dict.fromkeys(bases_of(kind)))})"
     if any("__init__" in vars(base) or "__new__" in vars(base) for base in ours):
         yield f"    {signature_text(kind, kind.__name__)}"
     members: dict[str, Any] = {}
@@ -106,30 +138,43 @@ def results_of(thing: Any) -> Iterator[type]:
             yield names[name]
 
 
+def is_here(module: str, name: str) -> bool:
+    """Return True if the packages that a name needs are installed."""
+    if name == NEEDS_VECTORS and not hasattr(gymnasium.vector, "AutoresetMode"):
+        return False
+    needed = "torch" if name in NEED_TORCH else "pyarrow" if name in NEED_ARROW else EXTRAS.get(module)
+    return needed is None or importlib.util.find_spec(needed) is not None
+
+
+def public_things() -> dict[Any, str]:
+    """The public functions and classes with the first path of each."""
+    found: dict[Any, str] = {}
+    for module in MODULES:
+        for name in names_of(module):
+            if is_here(module, name):
+                thing = getattr(importlib.import_module(module), name)
+                if inspect.isfunction(thing) or isinstance(thing, type):
+                    found.setdefault(thing, f"{module}.{name}")
+    return found
+
+
+def unnamed_results() -> set[str]:
+    """The classes that public functions return, or that attributes of these are of, and that have no public name."""
+    things = public_things()
+    results = {result for thing in things if inspect.isfunction(thing) for result in results_of(thing)}
+    parts = {part for result in results for part in results_of(result)}
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in {*results, *parts} - {*things}}
+
+
 def library_lines() -> Iterator[str]:
-    seen: dict[Any, None] = {}
-    for module_name in MODULES:
-        module = importlib.import_module(module_name)
-        lazy = {"train"} if module_name == "gym_trace" else set()  # not for "import *"
-        for name in sorted({*module.__all__, *lazy}):
-            yield f"{module_name}.{name}"
-            if name == NEEDS_VECTORS and not hasattr(gymnasium.vector, "AutoresetMode"):
-                continue
-            if name in NEED_TORCH and importlib.util.find_spec("torch") is None:
-                continue
-            thing = getattr(module, name)
-            if not inspect.ismodule(thing):
-                seen[thing] = None
-    functions = [thing for thing in seen if inspect.isfunction(thing)]
-    results = [result for function in functions for result in results_of(function)]
-    parts = [part for result in results if result not in seen for part in results_of(result)]
-    seen |= dict.fromkeys([*results, *parts])
-    for thing in sorted(seen, key=lambda thing: str(thing.__name__)):
+    for module in (*MODULES, *EXCHANGE):
+        yield from (f"{module}.{name}" for name in names_of(module))
+    for thing, path in sorted(public_things().items(), key=lambda item: item[1]):
         yield ""
         if isinstance(thing, type):
-            yield from class_lines(thing)
+            yield from class_lines(thing, path)
         else:
-            yield f"def {signature_text(thing, thing.__name__)}"
+            yield f"def {signature_text(thing, path)}"
 
 
 def command_lines() -> Iterator[str]:

@@ -24,8 +24,8 @@ from gym_trace.errors import TraceNotFound
 from gym_trace.playback.trace import Trace, as_trace, storage_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.replay.verify import differing_versions, played_in_registered
-from gym_trace.tools.statistics.describe import describe, progress_of
-from gym_trace.tools.video.render import Destination, render_episodes
+from gym_trace.tools.statistics.describe import describe
+from gym_trace.tools.video.render import render
 from gym_trace.tools.video.simulate import play_for_humans
 
 Given = Trace | str | os.PathLike[str]
@@ -40,8 +40,8 @@ EVERYWHERE: dict[str, Callable[[Given], Any]] = {
     "ReplayEnv": lambda trace: ReplayEnv(trace).reset(seed=0)[0].tolist(),
     "check_trace": check_trace,
     "describe": describe,
-    "progress_of": progress_of,
-    "render_episodes": lambda trace: list(render_episodes(trace, Destination("none.cast"), [])),
+    "progress": lambda trace: describe(trace, brief=True),
+    "render": lambda trace: list(render(trace, "none.cast", [])),
     "play_for_humans": lambda trace: list(play_for_humans(trace, [])),
 }
 

@@ -21,7 +21,7 @@ from gym_trace.edit import compact, filter
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.recording import newest
 from gym_trace.storage.local import LocalAppender, LocalStorage
-from gym_trace.tools.statistics.describe import progress_of
+from gym_trace.tools.statistics.describe import describe
 
 KEEP = 20_000
 SEEDS = range(40 if LONG else 2)
@@ -97,7 +97,7 @@ def check_kept(directory: Path, truth: Any, wanted: set[int]) -> None:
     report = check_trace(directory)
     assert not report.damages
     assert report.episodes == len(found)
-    assert report.steps == sum(len(episode) for episode in trace) == progress_of(directory)["steps"]
+    assert report.steps == sum(len(episode) for episode in trace) == describe(directory, brief=True)["steps"]
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
-from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks, clear
+from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks, clear_cache
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.tools.statistics import describe
 from gym_trace.tools.statistics.describe import find_traces
@@ -348,7 +348,7 @@ def test_clearing_a_cache_removes_blocks_and_nothing_else(tmp_path: Path) -> Non
     for key in ("a" * 32, "b" * 32):
         blocks.put(key, 0, b"block")
     (mine := tmp_path / "cache" / f"object-{'a' * 32}" / "mine").touch()
-    assert clear(tmp_path / "cache") > 0
+    assert clear_cache(tmp_path / "cache") > 0
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [mine]
 
 

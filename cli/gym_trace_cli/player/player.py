@@ -9,9 +9,8 @@ from typing import Any
 from gym_trace import Trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.printable import key_text
-from gym_trace.tools.replay.making import Making
-from gym_trace.tools.replay.resimulate import Verdict
-from gym_trace.tools.video.frames import Words, picture_leaf, view_observed, view_rendered
+from gym_trace.replay import Making, StepCaptions, observes_pictures, view_observed, view_rendered
+from gym_trace.results import Verdict
 from gym_trace_cli import show
 from gym_trace_cli.player.screen import Screen
 from gym_trace_cli.player.terminal import Terminal
@@ -42,7 +41,7 @@ class _Turn(Exception):
 
 
 class Player:
-    """Plays episodes; a gym_trace.tools.video.frames.Viewer of each.
+    """Plays episodes; a gym_trace.replay.Viewer of each.
 
     Args:
         chosen: their indices in the trace.
@@ -89,11 +88,13 @@ class Player:
         self._index, self.step, self._note = index, 0, ""
         episode = self._trace[index]
         self._last = len(episode)
-        self._words = Words(episode)
+        self._captions = StepCaptions(episode)
         self.played.add(index)
         self._clock = time.monotonic()
         try:
-            if self._source != "simulation" and (self._source or self._observes_pictures(index)):
+            if self._source != "simulation" and (
+                self._source or observes_pictures(self._trace, index, _SMALLEST_PICTURE)
+            ):
                 view_observed(self._trace, index, self, _SMALLEST_PICTURE)
             elif episode.writer in self._without:
                 raise EnvironmentUnavailable(self._without[episode.writer])
@@ -108,9 +109,6 @@ class Player:
             self._note = f"as numbers: {error}"
             self.notes[self._note] = None
             view_observed(self._trace, index, self, None)
-
-    def _observes_pictures(self, index: int) -> bool:
-        return picture_leaf(self._trace.writer_of(index).layouts.observations, _SMALLEST_PICTURE) is not None
 
     # -- a viewer of an episode ---------------------------------------------------------------------------------------
 
@@ -184,7 +182,7 @@ class Player:
 
     def _draw(self, frame: Any) -> None:
         head = [self._title(), *([self._note] if self._note else [])]
-        words = self._words.at(self.step)
+        words = self._captions.at(self.step)
         if isinstance(frame, list):
             words.append(self._curve())
         self._screen.draw(head, frame, words, self.step, self._last, self._help(_HELP))
@@ -196,7 +194,7 @@ class Player:
 
     def _curve(self) -> str:
         """Return the rewards of the last steps, if known."""
-        rewards = self._words.rewards[max(0, self.step - _CURVE) : self.step]
+        rewards = self._captions.rewards[max(0, self.step - _CURVE) : self.step]
         drawn = self._screen.unicode and rewards.ndim == 1 and rewards.dtype.kind in "iuf"
         curve = show.curve(rewards.tolist()) if drawn else ""
         return curve and f"rewards {curve}"

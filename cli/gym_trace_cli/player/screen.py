@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
 
-from gym_trace.data.showing.pictures import as_picture
 from gym_trace.printable import printable, shown
+from gym_trace.replay import as_picture
 from gym_trace_cli.player.terminal import Terminal
 
 Picture = npt.NDArray[np.uint8]  # (H, W, 3)

@@ -96,6 +96,16 @@ def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
     return InvalidOption(f"{problem}\n  {shown}\n  {' ' * (begin - left)}{'^' * width}")
 
 
+def check_condition(text: str) -> None:
+    """Check the syntax of a condition, as Trace.select(where=) takes it. Raises InvalidOption."""
+    parse_condition(text)
+
+
+def check_order(text: str) -> None:
+    """Check the syntax of an order, as Trace.select(sort=) takes it. Raises InvalidOption."""
+    parse_keys(text)
+
+
 def parse_condition(source: str) -> Node:
     """Parse a condition. Raises InvalidOption, which marks the position."""
     parser = _Parser(source)

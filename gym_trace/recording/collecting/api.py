@@ -17,6 +17,7 @@ from gymnasium import vector
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import add_facts, checked
+from gym_trace.recording.collecting.alone import metadata_by_name
 from gym_trace.recording.collecting.policies import policy_maker
 from gym_trace.recording.collecting.resuming import (
     Shard,
@@ -27,7 +28,7 @@ from gym_trace.recording.collecting.resuming import (
     join_shards,
     own_writers,
     publish_left,
-    settings_of,
+    run_settings,
 )
 from gym_trace.recording.collecting.rollout import new_root_seed
 from gym_trace.recording.collecting.supervisor import Collected, Limits, Supervisor
@@ -82,7 +83,7 @@ def collect(
     Args:
         make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle,
             such as a lambda.
-        policy: see policies.policy_maker. None: random actions.
+        policy: see gym_trace.record(). None: random actions.
         directory: of the trace, or a URL; None: a fresh directory under the system's temporary one.
         episodes: number of complete episodes. steps, seconds, bytes: limits that end the run soon after. The first
             limit that is met ends the run; one is needed.
@@ -140,7 +141,7 @@ def collect(
         )
     share = _checked_shard(shard, seed, directory, on_exist)
     log = events_name(share)
-    before = settings_of(directory, log) if (resume or share) and directory is not None else None
+    before = run_settings(directory, log) if (resume or share) and directory is not None else None
     # An empty log is that of a run that was killed at its start.
     if resume and before is None and share is None and not (directory and (place_of(directory) / log).exists()):
         whose = "" if url is None else " of this machine"
@@ -182,7 +183,7 @@ def collect(
                 cluster.everywhere(publish_lefts)
             done = finished(place if cluster is None else written, run, seed, own_writers(share))
             events("resume", resumed=len(done))
-        metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
+        metadata = {**metadata_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
         setup = Setup(*makers, written, "", seed, cluster is not None, options, num_envs, origin)
         supervisor = Supervisor(
@@ -236,14 +237,6 @@ def _run_of(settings: dict[str, Any]) -> str:
 def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:
     events("report", **_facts(progress))
     return None if on_progress is None else on_progress(progress)
-
-
-def _by_name(given: Any) -> dict[str, Any]:
-    """Return the user's metadata as a dict without "seed" and "run"; other values under "given"."""
-    if given is None:
-        return {}
-    plain = isinstance(given, dict) and not {"seed", "run"} & set(given)
-    return given if plain else {"given": given}
 
 
 def _facts(progress: Collected) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def events_name(shard: Shard | None) -> str:
     return EVENTS if shard is None else EVENTS.replace(".", f".{shard.number}-of-{shard.of}.")
 
 
-def settings_of(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[str, Any] | None:
+def run_settings(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[str, Any] | None:
     """Return the settings of the last run in a directory, or of this machine to a URL; None without a run.
 
     name: of the event log, which is untrusted input.
@@ -132,7 +132,7 @@ def join_shards(directory: Path, url: str | None, settings: dict[str, Any], on_e
     """
     logs = sorted(path.name for path in directory.iterdir() if _SHARD_EVENTS.fullmatch(path.name))
     for name in logs:
-        if (other := settings_of(directory, name)) is not None:
+        if (other := run_settings(directory, name)) is not None:
             check_same(other, settings)
     if not logs and url is None:
         prepare(LocalStorage(directory), on_exist, lambda files: False)

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format.batch_reader import PART, BatchReader
@@ -29,7 +30,7 @@ from gym_trace.recording.publishing.transfer import Transfer, TransferReport
 from gym_trace.recording.publishing.whole_files import upload
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, shared_with_others
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
-from gym_trace.storage.remote.address import has_credentials, is_url, local_path, shown, url_of
+from gym_trace.storage.remote.address import has_credentials, is_url, local_path, redacted, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
 from gym_trace.storage.remote.objects import StoredObject, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -62,7 +63,7 @@ def spool_of(url: str | os.PathLike[str]) -> Path:
     url = url_of(url)
     if has_credentials(url):
         raise InvalidOption(
-            f"{shown(url)}: has credentials in it; put them into the environment or the settings of the store"
+            f"{redacted(url)}: has credentials in it; put them into the environment or the settings of the store"
         )
     spool = _own_root() / _name_of(url)
     spool.mkdir(mode=0o700, exist_ok=True)
@@ -119,9 +120,42 @@ def spools() -> list[Path]:
     return [spool for spool in found if destination_of(spool) is not None and find_writers(LocalStorage(spool))]
 
 
+class PublishedSpool(NamedTuple):
+    """A spool that publish_spools() has met.
+
+    Attributes:
+        spool: its directory. url: where it is published to.
+        report: what was copied; None in a dry run, after an error, and if another process publishes the spool.
+        error: why it could not be published; None if it could.
+    """
+
+    spool: Path
+    url: str
+    report: TransferReport | None = None
+    error: TraceError | OSError | None = None
+
+
+def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[PublishedSpool]:
+    """Publish what recorders to URLs left on this machine when they were killed, one spool after another.
+
+    Args:
+        workers: files copied at the same time.
+        dry_run: publish nothing; only yield the spools.
+
+    Raises:
+        InvalidOption: the directory of the spools is not this user's own. OSError.
+    """
+    for spool in spools():
+        found = PublishedSpool(spool, str(destination_of(spool)))
+        try:
+            yield found if dry_run else found._replace(report=publish(spool, workers))
+        except (TraceError, OSError) as error:
+            yield found._replace(error=error)
+
+
 def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
     """Raise TraceExists if there is a trace at a URL already and on_exist is "error"; RemoteError, InvalidOption."""
-    place = shown(url_of(url))
+    place = redacted(url_of(url))
     if on_exist == "replace":
         raise InvalidOption(f'{place}: on_exist="replace" is not supported for URLs; pass another URL')
     if on_exist == "error":
@@ -152,7 +186,7 @@ def publish_ended(url: str, writer: str) -> bool:
 def publish_facts(spool: Path, url: str) -> None:
     """Publish the facts of a trace whose steps come from the spools of other machines. Raises RemoteError."""
     if (spool / FACTS).exists():
-        upload(store_at(url), shown(url), FACTS, (spool / FACTS).read_bytes(), new=False)
+        upload(store_at(url), redacted(url), FACTS, (spool / FACTS).read_bytes(), new=False)
 
 
 def set_aside(spool: Path, writer: str) -> None:
@@ -302,7 +336,7 @@ class _Publisher:
             try:
                 transfer = Transfer(self._spool, self._url, ("push",), dry_run=False, writer=writer, known=self._known)
             except TraceNotFound:
-                return TransferReport(str(self._spool), shown(self._url))
+                return TransferReport(str(self._spool), redacted(self._url))
             report = transfer.run(workers, None)
             _prune(self._spool, transfer.confirmed())
             return report
@@ -348,12 +382,12 @@ class _Publisher:
         """Return once a batch fits. Raises OSError after a while, as for a full disk: the steps stay in the ring."""
         if self._waiting() < self._limit:
             return
-        _log.warning("%s: full; recording waits until %s can be reached", self._spool, shown(self._url))
+        _log.warning("%s: full; recording waits until %s can be reached", self._spool, redacted(self._url))
         until = time.monotonic() + _FULL_PATIENCE
         self.start()
         while self._waiting() >= self._limit:
             if time.monotonic() > until:
-                raise OSError(errno.ENOSPC, f"{self._spool} is full, and {shown(self._url)} does not answer")
+                raise OSError(errno.ENOSPC, f"{self._spool} is full, and {redacted(self._url)} does not answer")
             time.sleep(0.05)
 
     def _waiting(self) -> int:
@@ -367,10 +401,10 @@ class _Publisher:
         try:
             while self.publish() is None:
                 if time.monotonic() > until:
-                    raise RemoteError(f"{shown(self._url)}: another thread or process is still publishing")
+                    raise RemoteError(f"{redacted(self._url)}: another thread or process is still publishing")
                 time.sleep(0.05)
             if any(not files.is_alive() for files in find_writers(LocalStorage(self._spool))):
-                raise RemoteError(f"{shown(self._url)}: lists other files than were put there")
+                raise RemoteError(f"{redacted(self._url)}: lists other files than were put there")
         except TraceExists as error:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
         except (RemoteError, OSError) as error:

@@ -36,7 +36,7 @@ from gym_trace.recording.publishing import hub
 from gym_trace.recording.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import is_url, local_path, shown, url_of
+from gym_trace.storage.remote.address import is_url, local_path, redacted, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
 from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched, is_tagged, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
@@ -105,8 +105,8 @@ class Transfer:
         self._known, self._card = known, card
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
-            raise InvalidOption(f"{shown(self._url)}: is the directory itself; pass another URL")
-        self.report = TransferReport(str(directory), shown(self._url))
+            raise InvalidOption(f"{redacted(self._url)}: is the directory itself; pass another URL")
+        self.report = TransferReport(str(directory), redacted(self._url))
         self._storage = LocalStorage(self._directory)
         self._store = store_at(self._url)
         found = persistently(self._store.entries, self.report.url)

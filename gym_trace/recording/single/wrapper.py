@@ -40,7 +40,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         env: any single Gymnasium environment.
         directory … keep_if: see RecordingOptions.
         states: keep the state of the environment every N steps, so that env_at() can start there: for environments of
-            Gymnasium's MuJoCo and of ALE, and others that offer it (see envs.states.States).
+            Gymnasium's MuJoCo and of ALE, and others that offer it (see gym_trace.recording.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.

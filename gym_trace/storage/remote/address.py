@@ -40,13 +40,13 @@ def local_path(place: str | os.PathLike[str]) -> str | None:
     if parts.scheme.lower() not in _LOCAL:
         return None
     if parts.netloc not in ("", "localhost"):
-        raise InvalidOption(f"{shown(url)}: names a host; write file:///PATH with three slashes")
+        raise InvalidOption(f"{redacted(url)}: names a host; write file:///PATH with three slashes")
     from urllib.request import url2pathname  # here, because it imports http.client and ssl: 18 ms
 
     return url2pathname(parts.path)
 
 
-def shown(url: str) -> str:
+def redacted(url: str) -> str:
     """Return a URL for messages: without user, password, query and fragment, which may be credentials."""
     if "://" not in url:
         return url
@@ -57,7 +57,7 @@ def shown(url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    return shown(url) != url
+    return redacted(url) != url
 
 
 class UrlPath(type(Path())):  # type: ignore[misc]  # the class of paths on this system

@@ -272,7 +272,7 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def clear(root: str | os.PathLike[str]) -> int:
+def clear_cache(root: str | os.PathLike[str]) -> int:
     """Remove all blocks in a cache directory, and nothing else; return the number of bytes.
 
     Raises InvalidOption if there is no such directory, and OSError.

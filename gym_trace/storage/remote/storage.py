@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_trace.errors import RemoteError, TraceNotFound
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
-from gym_trace.storage.remote.address import shown, url_of
+from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import (
     BLOCK,
     BlockCache,
@@ -43,7 +43,7 @@ class RemoteStorage(ReadStorage):
     def __init__(self, url: str | os.PathLike[str], cache: BlockCache | None = None):
         """cache: None: a directory that the environment names, or memory. Raises InvalidOption, MissingExtra."""
         self.url = url_of(url)
-        self.root = shown(self.url)
+        self.root = redacted(self.url)
         self._cache = default_cache() if cache is None else cache
         self.ahead = self._cache.limit // 4
         begin_in_each_process(self)

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
-from gym_trace.storage.remote.address import local_path, shown
+from gym_trace.storage.remote.address import local_path, redacted
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
@@ -66,7 +66,7 @@ def store_at(url: str) -> ObjectStore:
         return FsspecStore(url)
     except MissingExtra:
         raise RemoteError(
-            f"{shown(url)}: this process was forked from one that had opened a URL; start workers with "
+            f"{redacted(url)}: this process was forked from one that had opened a URL; start workers with "
             f"multiprocessing_context='spawn', or 'pip install {_PACKAGES[scheme]}'"
         ) from None
 
@@ -94,7 +94,7 @@ class ObstoreStore:
             self._store = kind.from_url(url, client_options=options, retry_config={"max_retries": 0}, **sums)
         except Exception as error:  # persistently() decides about retries
             raise RemoteError(
-                f"{shown(url)}: {type(error).__name__}; check the URL and the settings of the store"
+                f"{redacted(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
         self._pool = ThreadPoolExecutor(_AT_ONCE, "gym-trace-get")
 
@@ -170,9 +170,11 @@ class FsspecStore:
             package = _PACKAGES.get(parts.scheme) or error.name or "the package that fsspec names"
             raise MissingExtra(f"{parts.scheme}:// needs {package}; install it with: pip install {package}") from None
         except ValueError:
-            raise InvalidOption(f"{shown(url)}: unknown kind of URL; fsspec.available_protocols() lists them") from None
+            raise InvalidOption(
+                f"{redacted(url)}: unknown kind of URL; fsspec.available_protocols() lists them"
+            ) from None
         if self._fs.async_impl and not threading.main_thread().is_alive():  # asyncio starts no threads any more
-            raise RemoteError(f"{shown(url)}: out of reach while the program ends; call close() before that")
+            raise RemoteError(f"{redacted(url)}: out of reach while the program ends; call close() before that")
         self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:
@@ -261,12 +263,14 @@ class WebStore(FsspecStore):
             names = self._linked()
             if not any(name and "/" not in name for name in names):
                 raise TraceNotFound(
-                    f"{shown(self._url)}: this server lists no files there; put {NAMES}, with the name of each file on "
-                    "a line, beside them"
+                    f"{redacted(self._url)}: this server lists no files there; put {NAMES}, with the name of each file "
+                    "on a line, beside them"
                 ) from None
         names = list(dict.fromkeys(filter(_OF_A_TRACE.fullmatch, names)))
         if len(names) > _MOST_FILES:
-            raise RemoteError(f"{shown(self._url)}: lists more than {_MOST_FILES} files; pull from another kind of URL")
+            raise RemoteError(
+                f"{redacted(self._url)}: lists more than {_MOST_FILES} files; pull from another kind of URL"
+            )
         with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
             found = zip(names, pool.map(lambda name: self._stored(name, until), names))
             return {name: stored for name, stored in found if stored is not None}
@@ -285,14 +289,16 @@ class WebStore(FsspecStore):
             return None
         size = headers.get("Content-Range", headers.get("Content-Length", "")).rpartition("/")[2]
         if not _SIZE.fullmatch(size):
-            raise RemoteError(f"{shown(self._url)}: the server tells no size; use one that sends Content-Length")
+            raise RemoteError(f"{redacted(self._url)}: the server tells no size; use one that sends Content-Length")
         return StoredObject(int(size), _version({key: headers.get(key) for key in _HEADERS}))
 
     def _text(self, url: str) -> tuple[str, str]:
         """Return a text file, and its type."""
         data, headers = self._get(url, _MOST_TEXT + 1, 2 * _SECONDS)
         if len(data) > _MOST_TEXT:
-            raise RemoteError(f"{shown(url)}: larger than {_MOST_TEXT} bytes; name only the files of the trace in it")
+            raise RemoteError(
+                f"{redacted(url)}: larger than {_MOST_TEXT} bytes; name only the files of the trace in it"
+            )
         return data.decode("utf-8", "replace"), headers.get("Content-Type", "text/html")
 
     def _linked(self) -> list[str]:
@@ -331,7 +337,7 @@ class WebStore(FsspecStore):
             raise
         if len(data) > one.length:
             raise RemoteError(
-                f"{shown(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
+                f"{redacted(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
             )
         return data
 
@@ -351,7 +357,7 @@ class WebStore(FsspecStore):
             except aiohttp.ServerTimeoutError:  # nothing came for a while
                 raise ConnectionError("timed out") from None
             except asyncio.TimeoutError:
-                raise RemoteError(f"{shown(url)}: the server answers too slowly; try again later") from None
+                raise RemoteError(f"{redacted(url)}: the server answers too slowly; try again later") from None
 
         found: tuple[bytes, Mapping[str, str]] = sync(self._fs.loop, whole)
         return found
@@ -372,18 +378,18 @@ class WebStore(FsspecStore):
                     at = _redirected(at, answer.headers.get("Location", ""))
                     continue
                 if answer.status in _GONE:
-                    raise FileNotFoundError(shown(url))
+                    raise FileNotFoundError(redacted(url))
                 answer.raise_for_status()
                 if method == "GET" and answer.headers.get("Content-Encoding", "identity") != "identity":
-                    raise RemoteError(f"{shown(url)}: the server compresses what it sends; use one that does not")
+                    raise RemoteError(f"{redacted(url)}: the server compresses what it sends; use one that does not")
                 body = bytearray()
                 while len(body) < limit and (piece := await answer.content.read(limit - len(body))):
                     body += piece
                 return bytes(body), answer.headers
-        raise RemoteError(f"{shown(url)}: more than {_MOST_REDIRECTS} redirects; pass another URL")
+        raise RemoteError(f"{redacted(url)}: more than {_MOST_REDIRECTS} redirects; pass another URL")
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        raise RemoteError(f"{shown(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
+        raise RemoteError(f"{redacted(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
 
 
 def _redirected(at: Any, location: str) -> Any:
@@ -392,7 +398,9 @@ def _redirected(at: Any, location: str) -> Any:
         to = at.join(type(at)(location))
         if location and to.origin() == at.origin():
             return to.with_user(at.user).with_password(at.password)
-    raise RemoteError(f"{shown(str(at))}: redirects to another server, port or scheme; pass the URL that it leads to")
+    raise RemoteError(
+        f"{redacted(str(at))}: redirects to another server, port or scheme; pass the URL that it leads to"
+    )
 
 
 class FolderStore:

@@ -29,7 +29,7 @@ from gym_trace.storage.staging import StagedStorage, new_directory
 from gym_trace.tools.integrity.scan import (
     CheckReport,
     Examination,
-    Loss,
+    LostChunk,
     LostSteps,
     Progress,
     SalvagedSteps,
@@ -40,7 +40,7 @@ _MOST_SALVAGED_RUNS = 1000
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
 _LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
 
-__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
+__all__ = ["CheckReport", "LostChunk", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class RepairReport:
 
     destination: Path
     found: CheckReport
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[LostChunk] = field(default_factory=list)
     orphans: list[LostSteps] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
     salvaged: list[SalvagedSteps] = field(default_factory=list)

@@ -60,7 +60,7 @@ class LostSteps(NamedTuple):
     steps: int
 
 
-class Loss(NamedTuple):
+class LostChunk(NamedTuple):
     """Cost of damage.
 
     exact: True if steps lists all lost steps. Otherwise it lists those that the steps around the damage reveal.
@@ -331,9 +331,9 @@ class Examination:
     def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
         """salvage: yield also damaged chunks, with their intact columns."""
         self.files = files
-        self.losses: list[Loss] = []
+        self.losses: list[LostChunk] = []
         self.salvaged: list[SalvagedSteps] = []
-        self.last_inexact: Loss | None = None
+        self.last_inexact: LostChunk | None = None
         self.origins: list[Origin | None] = []
         self.pending: list[Pending] = []
         self.unclosed: Unclosed | None = None
@@ -572,7 +572,7 @@ class Examination:
         """Report a loss. fragments: all that is lost; None: unknown."""
         is_exact = fragments is not None
         self._report.damages.append(damage)
-        self.losses.append(Loss(damage, self._steps(fragments) if fragments is not None else [], is_exact))
+        self.losses.append(LostChunk(damage, self._steps(fragments) if fragments is not None else [], is_exact))
         if not is_exact:
             self.last_inexact = self.losses[-1]
 

@@ -44,7 +44,12 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         if step and (self.episode.terminations[-1] or self.episode.truncations[-1]):
             self.env.close()
             raise InvalidOption(f"step {step}: episode {index} is over there; pass 0 to {step - 1}")
-        self.described = {"writer": whole.writer, "episode_id": whole.episode_id, "step": step}
+        self.described = {
+            "trace": trace.directory.name,
+            "writer": whole.writer,
+            "episode_id": whole.episode_id,
+            "step": step,
+        }
         self._infos = infos_of(self.episode)
         self._row = len(self.episode)
         self._first = self.env.unwrapped  # whose generator a recorder stores before an unseeded reset

@@ -15,6 +15,9 @@ from gym_trace.envs.seeding import episode_seed
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.facts import add_facts
 from gym_trace.playback.trace import open_trace
+from gym_trace.recording.collecting.alone import metadata_by_name
+from gym_trace.recording.collecting.rollout import new_root_seed
+from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.editing.episodes import filter_trace
@@ -30,8 +33,8 @@ from gym_trace.tools.playing.keymap import (
     questions_of,
     supported,
 )
-from gym_trace.tools.playing.session import MARK, RESERVED, Played, Session
-from gym_trace.tools.playing.window import KEYS, Window, key_name
+from gym_trace.tools.playing.session import MARK, RESERVED, PlayReport, Session
+from gym_trace.tools.playing.window import KEYS, Window, check_display, key_name
 
 PLAYED = "played"  # the annotation of steps after those of a recorded episode
 MARKS: Mapping[str, str] = {MARK: "mark"}
@@ -42,7 +45,7 @@ def play(
     env: Any,
     directory: str | os.PathLike[str],
     *,
-    seed: int,
+    seed: int | None = None,
     name: str = "",
     keys: Path | None = None,
     asks_again: bool = False,
@@ -51,8 +54,11 @@ def play(
     marks: Mapping[str, str] = MARKS,
     facts: Mapping[str, Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    make_env: Any = None,
+    command: str = "gym_trace.play",
+    metadata: Any = None,
     **recording: Any,
-) -> Played:
+) -> PlayReport:
     """Open a window in which a person plays, and record every step. The environment is closed at the end.
 
     Everything is kept when the window closes, `stop` is true, or the environment raises; an unfinished episode then
@@ -62,7 +68,8 @@ def play(
         env: with render_mode="rgb_array", or "ansi" for text. A Continued goes on from a recorded step: its episodes
             contain the recorded steps before, so that they verify; annotations.played tells the steps apart.
         directory: of the trace.
-        seed: root seed; attempts at episode k are reset with the seed of episode k of gym-trace record --seed.
+        seed: root seed, also stored in the metadata; None takes one from the system's entropy. Attempts at episode k
+            are reset with the seed of episode k of gym-trace record --seed.
         name: of the environment, in the window and for kept keys. Default: its id.
         keys: a TOML file with a key map. Default: that of the environment, the one that the person was asked for
             before, arrows and mouse for continuous actions, or questions.
@@ -72,7 +79,9 @@ def play(
         marks: annotations by key; each is a column, True in the steps for which the key was pressed.
         facts: of the trace, such as author.
         stop: asked between steps.
-        recording: options of TraceRecordingWrapper.
+        make_env: function that made env, stored so that verify_trace() can make it again.
+        command: name of the caller, stored under provenance.
+        metadata, recording: options of TraceRecordingWrapper.
 
     Raises:
         InvalidOption: a key map or an option is invalid, or keys cannot play the action space.
@@ -83,6 +92,11 @@ def play(
     with ExitStack() as stack:
         owner = [env]  # whose close() closes all
         stack.callback(lambda: owner[0].close())
+        check_display()
+        seed = new_root_seed() if seed is None else seed
+        metadata = {**metadata_by_name(metadata), "seed": seed}
+        if isinstance(env, Continued):
+            metadata["from"] = env.described
         name = name or getattr(env.spec, "id", None) or type(env.unwrapped).__name__
         supported(env.action_space)
         if env.render_mode not in ("rgb_array", "rgb_array_list", *_TEXT_MODES):
@@ -95,10 +109,11 @@ def play(
         if keymap is None:
             keymap = _keymap(env, window, name, RESERVED | set(marks), asks_again, stop)
         if keymap is None:
-            return Played()
+            return PlayReport(seed)
         if taken := sorted(keymap.keys & (RESERVED | set(marks))):
             raise InvalidOption(f"key {taken[0]}: used by gym-trace; bind another, or choose another --mark")
-        owner[0] = recorder = TraceRecordingWrapper(env, directory, **recording)
+        with recorded_by(provenance_of(command, "person", make_env=make_env)):
+            owner[0] = recorder = TraceRecordingWrapper(env, directory, metadata=metadata, **recording)
         if facts:
             add_facts(LocalStorage(directory), dict(facts))
         rows = keymap.described(labels_of(env))
@@ -115,6 +130,7 @@ def play(
             stop=stop,
         )
         played, is_told = session.played, False
+        played.seed = seed
         try:
             try:
                 session.run()

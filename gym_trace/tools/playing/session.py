@@ -32,10 +32,11 @@ _REDRAW_SECONDS = 0.25  # interval for an unchanged picture
 
 
 @dataclass
-class Played:
+class PlayReport:
     """Result of a session.
 
     Attributes:
+        seed: root seed.
         episodes, steps: that were begun, and taken.
         kept: returns of the episodes that ended by themselves and were not discarded.
         discarded: numbers of the episodes that the person discarded.
@@ -44,6 +45,7 @@ class Played:
         left: discarded episodes that could not be removed, and why.
     """
 
+    seed: int = 0
     episodes: int = 0
     steps: int = 0
     kept: list[float] = field(default_factory=list)
@@ -81,7 +83,7 @@ class Session:
         most: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ):
-        self.played = Played()
+        self.played = PlayReport()
         self._recorder, self._window, self._keymap, self._begin_at = recorder, window, keymap, begin
         self._notes = dict(notes)
         self._period, self._marks, self._most, self._stop = 1 / fps, marks, most, stop
@@ -95,7 +97,7 @@ class Session:
         self._due = 0.0
         self._picture: Any = None
 
-    def run(self) -> Played:
+    def run(self) -> PlayReport:
         """Play. Raises what the environment raises; steps before that are recorded."""
         self._begin()
         drawn = 0.0

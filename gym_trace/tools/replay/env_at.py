@@ -40,7 +40,8 @@ def env_at(
     are compared, by default bit for bit. If the episode does not match alone, the ones before it in its lane are played
     first, as verify_trace() does. To find that out, the episode is first played to its end: what is missing may show
     only after the step. A difference after the step is a warning: the environment may lack what does not show yet.
-    `env.replay_verdict` is the verdict on the whole episode, as of verify_trace().
+    `env.replay_verdict` is the verdict on the whole episode, as of verify_trace(), and `env.replay_start` the step
+    before which the replay started: 0 after a reset.
 
     If the trace has states (see TraceRecordingWrapper, states=), it starts from one before the step and compares from
     there on to the step; `env.replay_verdict` is on these steps only. The logger "gym_trace" says so, at level INFO.
@@ -72,15 +73,7 @@ def env_at(
         >>> float(reward)
         1.0
     """
-    return standing(
-        trace, episode, step, Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), render_mode
-    )[0]
-
-
-def standing(
-    trace: TraceLike, episode: int, step: int, making: Making, render_mode: str | None
-) -> tuple[gymnasium.Env[Any, Any], int]:
-    """Return env_at(), and the step before which it started from a recorded state; 0 if from the reset."""
+    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore)
     trace = as_trace(trace)
     if not -len(trace) <= episode < len(trace):
         raise IndexError(f"episode {episode}: the trace has {len(trace)} episodes")
@@ -97,12 +90,12 @@ def standing(
         if started is not None:
             verdict, env, begin = started
             _log.info("episode %d: started from the state before step %d", index, begin)
-            return _marked(env, replace(verdict, index=index)), begin
+            return _marked(env, replace(verdict, index=index), begin)
         verdict, stands = played.replay.stand_at(played.position, step)
     if stands is not None:
         if not verdict.matches:
-            warnings.warn(differs_later(verdict, index, step), UserWarning, stacklevel=3)
-        return _marked(stands, replace(verdict, index=index)), 0
+            warnings.warn(differs_later(verdict, index, step), UserWarning, stacklevel=2)
+        return _marked(stands, replace(verdict, index=index), 0)
     if verdict.verdict == DIFFERS:
         raise ReplayDiverged(f"episode {index}: {_differs(verdict)}")
     raise EnvironmentUnavailable(f"episode {index}: cannot be replayed: {verdict.reason}")
@@ -119,6 +112,6 @@ def _differs(verdict: Verdict) -> str:
     return f"the replay differs from the recording, {verdict.difference}{note}"
 
 
-def _marked(env: gymnasium.Env[Any, Any], verdict: Verdict) -> gymnasium.Env[Any, Any]:
-    env.replay_verdict = verdict  # type: ignore[attr-defined]
+def _marked(env: gymnasium.Env[Any, Any], verdict: Verdict, start: int) -> gymnasium.Env[Any, Any]:
+    env.replay_verdict, env.replay_start = verdict, start  # type: ignore[attr-defined]
     return env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from gym_trace.format.facts import KNOWN, known
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
+from gym_trace.storage.staging import write_marked
 from gym_trace.tools.statistics.describe import plain, space_text
 from gym_trace.tools.statistics.summary import summarize
 
@@ -44,7 +46,7 @@ for episode in trace.scan():
 ```"""
 
 
-def dataset_card(trace: TraceLike) -> str:
+def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -> str:
     """Return a dataset card: Markdown with a YAML header, for the README.md of a Hugging Face dataset.
 
     The card shows trace.facts (author, license, description, tags, homepage, citation, reference_scores) and describes
@@ -53,9 +55,12 @@ def dataset_card(trace: TraceLike) -> str:
 
     Args:
         trace: a trace, a view of one, or the directory.
+        path: also write the card to this file, such as DIR/README.md. It replaces an unchanged card.
 
     Raises:
         TraceNotFound: no trace in the directory.
+        TraceExists: the file at path is not an unchanged card.
+        OSError: it is a link or a directory, or cannot be written.
     """
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)
@@ -84,7 +89,10 @@ def dataset_card(trace: TraceLike) -> str:
         "`gym-trace verify .` replays every episode in its environment and compares it bit for bit.",
         *(["## Citation", block(said["citation"])] if "citation" in said else []),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    text = "\n\n".join(section for section in sections if section) + "\n"
+    if path is not None:
+        write_marked(path, text, MARK)
+    return text
 
 
 def _front(title: str, names: list[str], said: dict[str, Any], steps: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +18,12 @@ from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, 
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
+from gym_trace.playback.episode_columns import objective_returns
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
 from gym_trace.storage.opening import folders_at, storage_at
-from gym_trace.storage.remote.address import is_url, local_path
-from gym_trace.storage.remote.address import shown as shown_url
+from gym_trace.storage.remote.address import is_url, local_path, redacted
 from gym_trace.tools.statistics.summary import by_episode, summarize
 
 DEEPEST = 3  # levels of directories searched for traces
@@ -30,18 +31,23 @@ STATES = ("recording", "killed", "failed", "closed")  # the first state of any w
 _SEARCH_SECONDS = 600.0  # for the directories below a URL, of which a server may list any number
 _FIRST_SEEDS = 5
 _DEEPEST = 32
+_BLOCK = 1000  # episodes listed together
+_STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
+_NO_SEED = -1  # in the table of episodes
 _MOST_BITS = 4096  # integers with more bits become text
 _MOST_ELEMENTS = 1000  # arrays in metadata with more elements are shown by dtype and shape
 
 
-def describe(trace: TraceLike) -> dict[str, Any]:
+def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
     """Describe a trace as plain data for JSON. Reads no steps.
 
     Args:
         trace: a trace, a view of one, or the directory.
+        brief: only count episodes, steps, bytes and recording (writers that record): fast enough for polling.
 
     Returns:
-        environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
+        environment (as recorded: id, class, wrappers, render_mode, spec, note), function (the call that made it,
+        as text; None if unknown), observation_space and action_space (as
         text), versions, platform, recorder, metadata, provenance, branch (writer, episode_id and step that its episodes
         branch from, and the seed; or None): of the first writer with episodes. facts: see Trace.facts. seeds: numbers
         of seeded and unseeded episodes, and the first seeds. episodes, steps: including running episodes. bytes: size
@@ -57,12 +63,15 @@ def describe(trace: TraceLike) -> dict[str, Any]:
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
     """
     trace = as_trace(trace)
+    if brief:
+        return _progress_of(trace)
     with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts))
     first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
     writers = [_describe_writer(trace, writer) for writer in trace.readers]
     return {
         "directory": str(trace.directory),
         "environment": plain(first.get("environment")),
+        "function": _function_of(first.get("environment")),
         "observation_space": space_text(first.get("observation_space")),
         "action_space": space_text(first.get("action_space")),
         **{
@@ -79,9 +88,21 @@ def describe(trace: TraceLike) -> dict[str, Any]:
     }
 
 
-def progress_of(trace: TraceLike) -> dict[str, int]:
-    """Return episodes, steps and bytes so far, and the number of recording writers. Fast enough for polling."""
-    trace = as_trace(trace)
+def _function_of(environment: Any) -> str | None:
+    """Return the call that made an environment; None if that was none, or is malformed."""
+    if not isinstance(environment, dict) or environment.get("factory") is None:
+        return None
+    from gym_trace.envs.consent import called  # lazy, as below
+    from gym_trace.envs.recipe import recorded_factory
+
+    try:
+        made = recorded_factory(environment)
+    except EnvironmentUnavailable:
+        return None
+    return None if made is None else called(str(made.entry_point), made.kwargs)
+
+
+def _progress_of(trace: Trace) -> dict[str, Any]:
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
         "steps": sum(writer.steps for writer in trace.readers),
@@ -196,7 +217,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 # -- many traces ------------------------------------------------------------------------------------------------------
 
 
-def is_trace(directory: str | os.PathLike[str]) -> bool:
+def _is_trace(directory: str | os.PathLike[str]) -> bool:
     """Return True if the directory holds a trace, even an unreadable one. Raises TraceNotFound if it is missing."""
     try:
         return bool(find_writers(storage_at(directory)))
@@ -207,7 +228,7 @@ def is_trace(directory: str | os.PathLike[str]) -> bool:
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
-    """Yield the traces in a directory and below it, by name, also those below traces.
+    """Yield the traces in a directory and below it, by name, also those below traces; deepest 0: only itself.
 
     Skips links, hidden directories, and what is below traces at URLs, where each would take a request more. Raises
     TraceNotFound for a missing directory, RemoteError where the search below a URL takes ten minutes.
@@ -217,8 +238,8 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
 
 def _traces_in(path: str, deepest: int, until: float) -> Iterator[str]:
     if is_url(path) and time.monotonic() > until:
-        raise RemoteError(f"{shown_url(path)}: searching for traces takes too long; pass a URL further below")
-    if found := is_trace(path):
+        raise RemoteError(f"{redacted(path)}: searching for traces takes too long; pass a URL further below")
+    if found := _is_trace(path):
         yield path
     if deepest and not (found and is_url(path)):
         for name in folders_at(path):
@@ -293,3 +314,58 @@ def _id_of(environment: dict[str, Any]) -> str | None:
 def _time(times: Array, which: Callable[[Array], Any]) -> str | None:
     known = times[~np.isnat(times)]
     return f"{np.datetime_as_string(which(known), 'us')}Z" if len(known) else None
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def list_episodes(trace: TraceLike) -> Iterator[dict[str, Any]]:
+    """Yield a row of plain data for each episode of a trace or a view, as `gym-trace ls DIR --json` prints it.
+
+    Reads the index; where rewards are several numbers, also the rewards.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+
+    Yields:
+        index, episode_id, writer, split, lane, first_step, steps, return, outcome, seed, duration in seconds,
+        start_time and end_time (UTC, ISO 8601); None for what is unknown. return is a list for rewards of several
+        numbers.
+    """
+    trace = as_trace(trace)
+    whole, chosen = trace.whole, trace.chosen
+    for begin in range(0, len(chosen), _BLOCK):
+        places = chosen[begin : begin + _BLOCK]
+        table = whole.episodes[places]
+        columns = {name: table[name].tolist() for name in _STORED}
+        for name in ("start_time", "end_time"):
+            columns[name] = np.datetime_as_string(table[name], "us").tolist()
+        columns["return"] = _returns(whole, places, columns["return"])
+        for values in zip(*columns.values()):
+            yield _episode_row(whole, dict(zip(columns, values)))
+
+
+def _returns(trace: Trace, places: Array, known: list[float]) -> list[Any]:
+    """Return returns for JSON: None if unknown or infinite, a list for several objectives."""
+    if not any(map(math.isnan, known)):
+        return [value if math.isfinite(value) else None for value in known]
+    view = trace[places]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about damage, reported elsewhere
+        objectives = objective_returns(view.episodes, view.scan)
+    several = [None] * len(known) if objectives is None else objectives.tolist()
+    return [
+        value if math.isfinite(value) else row if row is not None and all(map(math.isfinite, row)) else None
+        for value, row in zip(known, several)
+    ]
+
+
+def _episode_row(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
+    writer = trace.readers[row["writer"]]
+    row["writer"], row["split"] = writer.writer, writer.split
+    if row["seed"] < 0:  # missing, or too large for the table
+        row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
+    row["duration"] = None if row["end_time"] == "NaT" else row["duration"] / 1e9
+    for name in ("start_time", "end_time"):
+        row[name] = None if row[name] == "NaT" else row[name] + "Z"
+    return row

@@ -165,10 +165,15 @@ def picture_leaf(layout: Layout, smallest: int = 1) -> Leaf | None:
     return next((leaf for leaf in pictures if sorted(leaf.shape)[-2] >= smallest), None)
 
 
+def observes_pictures(trace: Trace, index: int, smallest: int = 1) -> bool:
+    """Return True if an episode's observations have images with sides of at least `smallest` pixels."""
+    return picture_leaf(trace.writer_of(index).layouts.observations, smallest) is not None
+
+
 # -- captions ---------------------------------------------------------------------------------------------------------
 
 
-class Words:
+class StepCaptions:
     """Captions of the steps of an episode.
 
     Attributes:

@@ -21,7 +21,7 @@ from gym_trace.tools.replay.making import Making, Played, replays
 from gym_trace.tools.replay.observations import ObservationRows
 from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.asciicast import CastWriter
-from gym_trace.tools.video.frames import Words, picture_leaf, rendered_frame
+from gym_trace.tools.video.frames import StepCaptions, picture_leaf, rendered_frame
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
@@ -39,19 +39,13 @@ class Rendered:
 
 
 class Destination:
-    """Output path and format of videos.
-
-    Args:
-        out: a file name.mp4, name.gif or name.cast for one episode, or with {} for the episode number; name.png for a
-            directory "name" of frames; or a directory, in which episode 12 becomes episode-000012.mp4. Any other suffix
-            raises, unless out is an existing directory, ends in a slash, or form is given.
-        form: format, one of FORMATS; None: by the suffix of out, or mp4.
+    """Output path and format of videos; see render(). Any unknown suffix raises, except of a directory.
 
     Raises:
         InvalidOption
     """
 
-    def __init__(self, out: str | Path, form: str | None = None):
+    def __init__(self, out: str | os.PathLike[str], form: str | None = None):
         refuse_url(out)
         self._out = Path(out)
         suffix = self._out.suffix.lower().removeprefix(".")
@@ -82,11 +76,12 @@ class Destination:
         return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
 
 
-def render_episodes(
+def render(
     trace: Trace | str | os.PathLike[str],
-    destination: Destination,
-    episodes: Iterable[int],
+    path: str | os.PathLike[str],
+    episodes: Iterable[int] | None = None,
     *,
+    form: str | None = None,
     source: str = "simulation",
     overlay: bool = False,
     fps: float | None = None,
@@ -99,7 +94,10 @@ def render_episodes(
 
     Args:
         trace: a trace, a view of one, or the directory.
-        episodes: indices in the trace.
+        path: a file name.mp4, name.gif or name.cast for one episode, or with {} for the episode number; name.png for a
+            directory "name" of frames; or a directory, in which episode 12 becomes episode-000012.mp4.
+        episodes: indices in the trace; None: all.
+        form: "mp4", "gif", "png" or "cast"; None: by the suffix of path, or mp4.
         source: "simulation" replays episodes; "observations" shows recorded images and needs no simulator.
         overlay: show step, action, reward and return below each frame.
         fps: frames per second; None: the environment's rate, or 30.
@@ -112,7 +110,9 @@ def render_episodes(
         RenderingError, InvalidOption, TraceNotFound, CorruptTrace
     """
     trace = as_trace(trace)
-    chosen = list(dict.fromkeys(range(len(trace))[index] for index in episodes))
+    destination = Destination(path, form)
+    everything = range(len(trace))
+    chosen = list(everything if episodes is None else dict.fromkeys(everything[index] for index in episodes))
     paths = destination.paths(chosen)
     if destination.form != "cast":
         import gym_trace.recording.video_writers  # lazy: needs an optional package; raises here if it is missing
@@ -177,7 +177,7 @@ class _Film:
         self.form, self.index, self.path = form, index, path
         self.writer: Any = None
         self.frames = 0
-        self._words = Words(trace[index]) if overlay else None
+        self._words = StepCaptions(trace[index]) if overlay else None
         self._caption: Any = None
 
     def _open(self, fps: float) -> Any:

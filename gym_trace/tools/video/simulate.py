@@ -52,7 +52,7 @@ def play_for_humans(
         trace: a trace, a view of one, or the directory.
         episodes: indices in the trace.
         speed: factor on the speed of the environment (render_fps, or 30 steps per second).
-        making: as for render_episodes().
+        making: as for render().
 
     Raises:
         EnvironmentUnavailable: the environment cannot be built or shown here; the message has the reason.

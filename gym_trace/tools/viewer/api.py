@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.tools.viewer import page
 from gym_trace.tools.viewer.answers import Answers
+from gym_trace.tools.viewer.guard import is_loopback
 
 
 def serve(
@@ -36,7 +38,7 @@ def serve(
         host: address to listen on. Others than loopback let other machines in: the connection is not encrypted.
         port: 0: a free one.
         trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
-            render_episodes() in tools/video/render.py. Without trust, the page shows what a trace would import, call or
+            gym_trace.render(). Without trust, the page shows what a trace would import, call or
             open, and asks.
         atol, rtol, tolerances, ignore: how these are compared with the recording, as for gym_trace.verify_trace().
         imports: modules to import before that, such as those that register environments.
@@ -61,6 +63,13 @@ def serve(
         answers = Answers([as_trace(one) for one in traces], renderings)
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_for_damage, daemon=True).start()
+        if not is_loopback(host):
+            warnings.warn(
+                f"host {host}: other machines can connect, unencrypted; everyone with the address sees the traces and "
+                "can flag episodes",
+                UserWarning,
+                stacklevel=2,
+            )
         if on_start is not None:
             on_start(viewer.url)
         viewer.run()

@@ -13,7 +13,7 @@ from gym_trace.errors import InvalidOption, RecordingError, ReplayDiverged
 from gym_trace.format.manifest import json_of
 from gym_trace.recording.provenance import inert_git
 from gym_trace.storage.local import open_regular
-from gym_trace.training.proof.chain import Chain
+from gym_trace.training.proof.chain import Chain, chain_in, directory_of
 from gym_trace.training.proof.result import Proof, tally
 
 GIT_NOTE = "git-note"
@@ -25,11 +25,20 @@ _SECONDS = 60.0  # time limit of one git command
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
 
 
-def write_anchor(chain: Chain, where: str) -> str:
+def write_anchor(log: Chain | str | os.PathLike[str], where: str) -> str:
     """Append the head of a log to a file, or with "git-note" to the notes of the current commit, as a line of JSON.
 
-    Returns the line. Raises InvalidOption, RecordingError.
+    Args:
+        log: directory of the log, of the trace beside it, or of a training run.
+        where: path of a file, or "git-note".
+
+    Returns:
+        The line.
+
+    Raises:
+        InvalidOption: the log has no entries yet. RecordingError: the line cannot be written. TraceNotFound.
     """
+    chain = log if isinstance(log, Chain) else chain_in(directory_of(log))
     heads = [entry.head.hex() for entry in chain.entries()]
     if not heads:
         raise InvalidOption(f"{chain.path}: has no entries yet; anchor the run once it has started")

@@ -13,7 +13,7 @@ from runs import recorded
 
 from gym_trace import TraceRecordingWrapper, collect
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError
-from gym_trace.recording.collecting.resuming import finished, settings_of
+from gym_trace.recording.collecting.resuming import finished, run_settings
 from gym_trace.recording.processes.run_log import EVENTS, Events
 from gym_trace.tools.video.asciicast import CastWriter
 
@@ -64,14 +64,14 @@ def test_lines_that_are_deep_or_no_objects_are_passed_over(tmp_path: Path) -> No
     written(tmp_path)
     with open(tmp_path / EVENTS, "a") as events:
         events.write("[" * 10**5 + '"start"\n"start"\n["start"]\n{"event": "start", "settings": ' + "{" * 10**5 + "\n")
-    assert settings_of(tmp_path) == SETTINGS
+    assert run_settings(tmp_path) == SETTINGS
 
 
 def test_a_sparse_file_of_events_is_refused_at_once(tmp_path: Path) -> None:
     written(tmp_path)
     os.truncate(tmp_path / EVENTS, 1 << 40)
     with pytest.raises(CorruptTrace, match="are on disk"):
-        settings_of(tmp_path)
+        run_settings(tmp_path)
 
 
 def test_the_error_about_other_settings_is_printable(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_a_recording_left_open_is_published_at_exit_beside_old_batches(tmp_path:
         (spool.spool_of(url) / path.name).write_bytes(path.read_bytes())
     code = (
         "import sys, shared_store; from runs import play; from scripted_env import CountingEnv\n"
-        "from gym_trace import *\n"
+        "from gym_trace import TraceRecordingWrapper\n"
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1], on_exist='append', uid='new'); play(env, 3)"
     )
     paths = {"PYTHONPATH": HELPERS}

@@ -15,7 +15,7 @@ from person import Person, Watched, stepping  # noqa: E402
 from gym_trace import open_trace, verify_trace  # noqa: E402
 from gym_trace.errors import InvalidOption, RenderingError  # noqa: E402
 from gym_trace.tools.playing.play import play  # noqa: E402
-from gym_trace.tools.playing.session import Played  # noqa: E402
+from gym_trace.tools.playing.session import PlayReport  # noqa: E402
 from gym_trace.tools.playing.window import check_display  # noqa: E402
 
 KEYS = "[keys]\nleft = 0\nright = 1\n"
@@ -37,7 +37,7 @@ def _cartpole() -> Watched:
     return Watched(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
 
 
-def _play(env: Any, directory: Path, *acts: Any, **options: Any) -> Played:
+def _play(env: Any, directory: Path, *acts: Any, **options: Any) -> PlayReport:
     person = Person(*acts)
     return play(env, directory, stop=person, **{"seed": 5, "fps": 500, "name": "CartPole-v1", **options})
 

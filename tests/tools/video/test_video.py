@@ -22,7 +22,7 @@ from shell import run
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
 from gym_trace.recording.video_schedules import cubic, schedule_of
-from gym_trace.tools.video.render import Destination, Rendered, render_episodes
+from gym_trace.tools.video.render import Destination, Rendered, render
 from gym_trace.tools.video.simulate import play_for_humans
 
 av = pytest.importorskip("av")
@@ -48,7 +48,7 @@ def cast_of(path: Path) -> tuple[dict[str, Any], list[Any]]:
 
 def rendered(directory: Path, out: Path, episodes: Any = (0,), **options: Any) -> list[Rendered]:
     form = options.pop("form", None)
-    return list(render_episodes(open_trace(directory), Destination(out, form), episodes, **options))
+    return list(render(open_trace(directory), out, episodes, form=form, **options))
 
 
 def recorded(directory: Path, episodes: int = 1, env: Any = None, **options: Any) -> Path:
@@ -390,7 +390,7 @@ _MEASURE = """
 import resource, sys
 import rendered_env
 from gym_trace import open_trace
-from gym_trace.tools.video.render import Destination, render_episodes
+from gym_trace.tools.video.render import render
 frames, early = 0, 0
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -399,7 +399,7 @@ def count():
     frames += 1
     if frames == 250:
         early = peak()
-(made,) = render_episodes(open_trace(sys.argv[1]), Destination(sys.argv[2]), [0], source=sys.argv[3], on_frame=count)
+(made,) = render(open_trace(sys.argv[1]), sys.argv[2], [0], source=sys.argv[3], on_frame=count)
 print(made.frames, peak() - early)
 """
 

@@ -135,7 +135,7 @@ def test_a_host_for_other_machines_comes_with_a_warning(directory: Path) -> None
     process, address = started(directory, "--no-browser", "--host", "0.0.0.0")
     process.send_signal(signal.SIGINT)
     _, text = ended(process)
-    assert "warning: --host 0.0.0.0: other machines can connect, unencrypted" in text
+    assert "warning: host 0.0.0.0: other machines can connect, unencrypted" in text
     assert address.startswith("http://")
 
 

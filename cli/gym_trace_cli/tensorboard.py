@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gym_trace.data.returns import Return
 from gym_trace.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from gym_trace.results import Return
 
 
 class Scalars:

@@ -1,0 +1,51 @@
+"""The classes of what the public functions return and report, for annotations."""
+
+from __future__ import annotations
+
+from gym_trace.data.agents import AgentEpisode
+from gym_trace.data.returns import Return
+from gym_trace.exchange.formats.contract import ExportReport, ImportReport, Loss
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.healing import HealReport
+from gym_trace.playback.tables.partitions import Partition
+from gym_trace.recording.collecting.rollout import RolloutProgress
+from gym_trace.recording.collecting.supervisor import Collected, WorkerState
+from gym_trace.recording.publishing.transfer import TransferReport
+from gym_trace.tools.branching import Branched
+from gym_trace.tools.editing.rewrite import EditReport
+from gym_trace.tools.integrity.repair import RepairReport
+from gym_trace.tools.integrity.scan import CheckReport, LostChunk, LostSteps, SalvagedSteps
+from gym_trace.tools.linting.findings import Finding
+from gym_trace.tools.playing.session import PlayReport
+from gym_trace.tools.replay.compare import Difference
+from gym_trace.tools.replay.diff import EpisodeDifference
+from gym_trace.tools.replay.resimulate import Verdict
+from gym_trace.tools.video.render import Rendered
+
+__all__ = [
+    "AgentEpisode",
+    "Branched",
+    "CheckReport",
+    "Collected",
+    "Damage",
+    "Difference",
+    "EditReport",
+    "EpisodeDifference",
+    "ExportReport",
+    "Finding",
+    "HealReport",
+    "ImportReport",
+    "Loss",
+    "LostChunk",
+    "LostSteps",
+    "Partition",
+    "PlayReport",
+    "Rendered",
+    "RepairReport",
+    "Return",
+    "RolloutProgress",
+    "SalvagedSteps",
+    "TransferReport",
+    "Verdict",
+    "WorkerState",
+]

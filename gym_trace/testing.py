@@ -1,0 +1,17 @@
+"""Tests for exporters and importers of your own: every format of gym-trace passes them, too.
+
+    from gym_trace.testing import Loaded, check_exporter
+
+The module gym_trace.exchange.formats.conformance has an example.
+"""
+
+from __future__ import annotations
+
+from gym_trace.exchange.formats.conformance import (
+    Loaded,
+    check_exporter,
+    check_importer,
+    loaded_from,
+)
+
+__all__ = ["Loaded", "check_exporter", "check_importer", "loaded_from"]
