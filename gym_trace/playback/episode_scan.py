@@ -104,11 +104,30 @@ def scan_episodes(
                 yield reader, row, [piece for _, piece in pending.pop(row)]
 
 
-def without_damage(reader: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage) -> WriterReader:
-    """Read the chunks of wanted episodes, and return a reader without the damaged ones."""
-    chunks = read_chunks(reader, roots | {"starts"}, wanted, on_damage)
-    bad = [block.number for block, chunk in chunks if chunk is None]
-    return reader.without_chunks(bad) if bad else reader
+def readable_parts(content: EpisodeIndex, columns: frozenset[str], on_damage: OnDamage) -> tuple[EpisodeIndex, Array]:
+    """Read all chunks, and return the parts of the episodes around damaged ones, as episodes of their own in the order
+    of content; and for each part the index in content of its episode."""
+    writers, rows = content["writer"], content.rows
+    readers, owners, found, count = [], [np.arange(0)], [np.arange(0)], 0
+    for number, reader in enumerate(content.readers):
+        mine = np.flatnonzero(writers == number)
+        wanted = np.zeros(len(reader.parts), np.bool_)
+        wanted[rows[mine]] = True
+        chunks = read_chunks(reader, columns | {"starts"}, wanted, on_damage)
+        bad = [block.number for block, chunk in chunks if chunk is None]
+        readers.append(reader.without_chunks(bad) if bad else reader)
+        parts = readers[-1].parts
+        row = reader.parts.of_fragment[parts.first_of(slice(None))]  # of the episode of each part
+        order = np.argsort(row, kind="stable")
+        low, high = (np.searchsorted(row[order], rows[mine], side=side) for side in ("left", "right"))
+        counts = high - low
+        chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
+        owners.append(np.repeat(mine, counts))
+        found.append(count + chosen)
+        count += len(parts)
+    whole, owner, part = EpisodeIndex.whole(readers), np.concatenate(owners), np.concatenate(found)
+    order = np.lexsort((whole["first_step"][part], owner))
+    return whole.view(part[order]), owner[order]
 
 
 def _without(reader: WriterReader, bad: list[int], wanted: Array) -> tuple[WriterReader, Array]:

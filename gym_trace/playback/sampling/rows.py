@@ -18,7 +18,7 @@ from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_index import RecordedEpisodes
-from gym_trace.playback.episode_scan import without_damage
+from gym_trace.playback.episode_scan import readable_parts
 from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import OnDamage
@@ -95,26 +95,26 @@ class DecodePlan:
         Raises TraceError if the writers have different spaces.
         """
         self.layouts = agreed_layouts(trace)
-        self.directory, self.readers = trace.directory, trace.readers
-        for damage in (damage for reader in self.readers for damage in reader.damage):
+        self.directory = trace.directory
+        for damage in (damage for reader in trace.readers for damage in reader.damage):
             if on_damage is None:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
         self.forms = chosen_forms(row_types(trace, skip), roots)
-        content, rows, readers = trace.content, trace.rows, self.readers
+        content = trace.content
         # Of each part around damage: the index of its episode, and its first step there. None: there are no parts.
         self._parts: tuple[Array, Array] | None = None
-        self.table: Columns = content
         if on_damage is not None:
-            read = frozenset(str(path[0]) for path in self.forms)
-            whole = trace.episodes.view(np.ndarray)
-            self.table, place, rows, readers = _left(self.readers, read, whole, rows, on_damage)
-            self._parts = place, self.table["first_step"] - whole["first_step"][place]
+            first_steps = content["first_step"]
+            content, owner = readable_parts(content, frozenset(str(path[0]) for path in self.forms), on_damage)
+            self._parts = owner, content["first_step"] - first_steps[owner]
+        self.table: Columns = content
+        self.readers, rows = content.readers, content.rows
         writer, steps = self.table["writer"], self.table["steps"].astype(np.int64)
         known, shorter = self.table["has_final_observation"], np.zeros(0, np.int64)
         if not known.all():
-            shorter = _without_end(readers, writer, steps, known, rows)
+            shorter = _without_end(self.readers, writer, steps, known, rows)
             steps[shorter] -= 1
             known = known.copy()  # the table is the user's
             known[shorter] = True
@@ -122,10 +122,10 @@ class DecodePlan:
         self.first = np.append(0, np.cumsum(steps))
         self.repeated = np.minimum(repeated_steps(self.table, self.readers), steps)
         self.step_bytes = sum(_VALUE_BYTES if form is None else form.row_size for form in self.forms.values())
-        is_whole = content.chosen is None and on_damage is None
+        is_whole = content.chosen is None
         self._stored = None if is_whole else writer.astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
-        for number, reader in enumerate(readers):
+        for number, reader in enumerate(self.readers):
             places = np.flatnonzero(writer == number)
             while len(places):  # an episode that a view has several times is stored once for each
                 mine = places
@@ -255,34 +255,6 @@ def chosen_forms(forms: dict[Path, RowType | None], roots: frozenset[str]) -> di
         raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(known)}")
     chosen = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
     return chosen | {path: RowType(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
-
-
-def _left(
-    readers: list[WriterReader], roots: frozenset[str], table: Array, rows: Array, on_damage: OnDamage
-) -> tuple[Array, Array, Array, list[WriterReader]]:
-    """Return the table without damage; for each row its place in the table with damage, and its row in the table of its
-    writer; and readers of the writers without the damaged chunks."""
-    everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
-    for number, reader in enumerate(readers):
-        mine = np.flatnonzero(table["writer"] == number)
-        wanted = np.zeros(len(reader.parts), np.bool_)
-        wanted[rows[mine]] = True
-        readable = without_damage(reader, roots, wanted, on_damage)
-        parts = readable.parts
-        owner = reader.parts.of_fragment[parts.first_of(slice(None))]
-        order = np.argsort(owner, kind="stable")
-        low, high = (np.searchsorted(owner[order], rows[mine], side=side) for side in ("left", "right"))
-        counts = high - low
-        chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
-        part = parts.table(chosen)
-        part["writer"] = number
-        everything.append(readable)
-        tables.append(part)
-        places.append(np.repeat(mine, counts))
-        found.append(chosen)
-    left, place = np.concatenate(tables), np.concatenate(places)
-    order = np.lexsort((left["first_step"], place))
-    return left[order], place[order], np.concatenate(found)[order], everything
 
 
 def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known: Array, rows: Array) -> Array:
