@@ -93,8 +93,10 @@ class Chunk:
 
     @property
     def full_size(self) -> int:
-        """Bytes of the decoded columns; walked columns count with their stored bytes."""
-        sizes = [column.stored if self.is_walked(path) else column.full_size for path, column in self.columns.items()]
+        """Bytes of the decoded columns; delta-encoded columns count with their stored bytes."""
+        sizes = [
+            column.stored if self.is_delta_encoded(path) else column.full_size for path, column in self.columns.items()
+        ]
         return sum(sizes)
 
     def __contains__(self, path: Path) -> bool:
@@ -134,9 +136,9 @@ class Chunk:
             raise self.located(error) from error
 
     def decode(self) -> None:
-        """Decode all columns except walked ones, and release their stored bytes."""
+        """Decode all columns except delta-encoded ones, and release their stored bytes."""
         for path, column in self.columns.items():
-            if not self.is_walked(path):
+            if not self.is_delta_encoded(path):
                 self.array(path)
                 self._blobs[path] = column, b""
 
@@ -144,12 +146,12 @@ class Chunk:
         for path in self._blobs:
             self.array(path)
 
-    def is_walked(self, path: Path) -> bool:
+    def is_delta_encoded(self, path: Path) -> bool:
         """Return True if a column stores the changes of each row: a range of its rows can be decoded alone."""
         return self._blobs[path][0].is_delta_encoded
 
     def decode_rows(self, path: Path, begin: int, out: Array) -> None:
-        """Decode rows of a walked column into out, (rows, *row shape), starting at begin. Raises CorruptTrace."""
+        """Decode rows of a delta-encoded column, from begin on, into out, (rows, *row shape). Raises CorruptTrace."""
         self._by(decode_rows, path, begin, out)
 
 

@@ -101,13 +101,13 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
         return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
     if len(parts) == 1:  # in short: most episodes have one part
         ((chunk, rows),) = parts
-        if path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object:
+        if path in chunk and not chunk.is_delta_encoded(path) and chunk.array(path).dtype != object:
             array = chunk.array(path)[rows]
             return array.copy() if copy else array
     for chunk, _ in parts:
         if path not in chunk:
             raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
-    if all(chunk.is_walked(path) for chunk, _ in parts):
+    if all(chunk.is_delta_encoded(path) for chunk, _ in parts):
         forms = {(column.dtype, column.shape) for column in (chunk.columns[path] for chunk, _ in parts)}
         if len(forms) == 1:  # decode directly into one array
             ((dtype, shape),) = forms
@@ -126,8 +126,8 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
 
 
 def _rows_of(chunk: Chunk, path: Path, rows: slice) -> Array:
-    """Return rows of one column. Of a walked one, which a kept chunk has as it is stored, only these are decoded."""
-    if not chunk.is_walked(path):
+    """Return rows of one column. Of a delta-encoded column, which a chunk keeps as stored, only these are decoded."""
+    if not chunk.is_delta_encoded(path):
         return chunk.array(path)[rows]
     column = chunk.columns[path]
     out = np.empty((rows.stop - rows.start, *column.shape), dtype_from(column.dtype))

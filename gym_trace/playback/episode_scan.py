@@ -214,7 +214,7 @@ def _typed(layouts: Layouts, chunk: Chunk) -> _Typed | None:
     seen = [leaf.path for leaf in layouts.observations.leaves()]
     done = [*(leaf.path for leaf in layouts.actions.leaves()), ("rewards",)]
     for path in (*seen, *done):
-        if path not in chunk or chunk.is_walked(path) or chunk.array(path).dtype == object:
+        if path not in chunk or chunk.is_delta_encoded(path) or chunk.array(path).dtype == object:
             return None
     return _Typed([chunk.array(path) for path in seen], [chunk.array(path) for path in done])
 

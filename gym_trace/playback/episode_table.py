@@ -315,7 +315,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     return EpisodeRuns(fragments, alive, among, order[places], begins)
 
 
-def headless(fragments: Fragments) -> Array:
+def with_start_dropped(fragments: Fragments) -> Array:
     """Return which fragments are of episodes whose beginning is not there."""
     episodes = fragments["episode"]
     return ~np.isin(episodes, episodes[fragments.flags & wire.STARTS > 0])

@@ -27,7 +27,7 @@ from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import Recovered, read_ring
 from gym_trace.playback.assembly import ChunkSlice, cut_down
-from gym_trace.playback.episode_table import episode_runs, headless, step_offsets
+from gym_trace.playback.episode_table import episode_runs, step_offsets, with_start_dropped
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
@@ -132,7 +132,7 @@ class WriterReader:
         batches: its readable batches, in order.
         tail: what is in its ring and in no batch.
         damage: what was found not to check.
-        is_headless: (fragments,) bool, which belong to no episode, as its beginning was dropped with an older batch.
+        start_dropped: (fragments,) bool, True for those of episodes whose start was dropped with an older batch.
         parts: its episodes.
         files: their names, and where they are.
         share: what it has of the files of another writer; None: the files are its own.
@@ -178,7 +178,7 @@ class WriterReader:
         one._numbers, one._begins = [0], [0]
         table = self.fragments[fragments].copy()
         table["episode"] &= np.uint64(OWN_ID)
-        one.fragments, one.is_headless = Fragments([table]), self.is_headless[fragments]
+        one.fragments, one.start_dropped = Fragments([table]), self.start_dropped[fragments]
         begin, end = fragments.start, fragments.stop
         if begin == end:
             one.parts, one.chunk_bounds = episode_runs(one.fragments, False), np.zeros(1, np.int64)
@@ -284,10 +284,10 @@ class WriterReader:
         if self.tail.batch is not None:  # what is in the ring is where it will be once it is in a batch
             numbers = [*numbers[: bisect_left(numbers, self.tail.number)], self.tail.number]
         self._numbers, self._begins = numbers, begins[: len(numbers)]
-        self.is_headless = np.zeros(len(self.fragments), np.bool_)
+        self.start_dropped = np.zeros(len(self.fragments), np.bool_)
         if self.about_or_empty.drops_batches:
-            self.is_headless = headless(self.fragments)
-        shown = np.flatnonzero(~self.is_headless) if self.is_headless.any() else None
+            self.start_dropped = with_start_dropped(self.fragments)
+        shown = np.flatnonzero(~self.start_dropped) if self.start_dropped.any() else None
         self.parts = episode_runs(self.fragments, self.alive, shown)
         number = 0 if self.tail.batch is None else self.tail.number
         self.extent = FileSnapshot(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
@@ -344,7 +344,7 @@ class WriterReader:
     @property
     def steps(self) -> int:
         """The steps in its files, but for those of dropped episodes."""
-        return int(self.fragments["steps"][~self.is_headless].sum())
+        return int(self.fragments["steps"][~self.start_dropped].sum())
 
     @property
     def has_own_files(self) -> bool:
@@ -534,7 +534,7 @@ class WriterReader:
         """Return a reader that lacks some chunks: the parts of episodes before and after them are its episodes."""
         lacks = np.zeros(self.chunk_count, np.bool_)
         lacks[numbers] = True
-        left = np.flatnonzero(~(np.repeat(lacks, np.diff(self.chunk_bounds)) | self.is_headless))
+        left = np.flatnonzero(~(np.repeat(lacks, np.diff(self.chunk_bounds)) | self.start_dropped))
         other = copy(self)
         other.parts = episode_runs(self.fragments, self.alive, left)
         return other

@@ -148,7 +148,7 @@ def test_the_cache_counts_all_that_its_chunks_hold(tmp_path: Path) -> None:
     assert trace[0].observations.shape == (61, 64, 80, 3)
     cached = [(chunk, size) for chunk, size in trace._opened.cache._chunks.values()]
     path = ("observations",)
-    assert {chunk.is_walked(path) for chunk, _ in cached} == {True, False}
+    assert {chunk.is_delta_encoded(path) for chunk, _ in cached} == {True, False}
     for chunk, size in cached:
         assert sum(array.nbytes for array in chunk._decoded.values()) <= size
 

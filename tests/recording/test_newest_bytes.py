@@ -294,7 +294,7 @@ def test_edits_and_repairs_leave_no_trace_of_dropped_episodes(tmp_path: Path) ->
     record_known(tmp_path / "t", 120)
     known = check_known(tmp_path / "t", 120)
     trace = open_trace(tmp_path / "t")
-    hidden = sum(int(reader.is_headless.sum()) for reader in trace.readers)
+    hidden = sum(int(reader.start_dropped.sum()) for reader in trace.readers)
     assert hidden > 0
     compact(tmp_path / "t", tmp_path / "compact")
     filter(trace, tmp_path / "filtered")
@@ -302,8 +302,8 @@ def test_edits_and_repairs_leave_no_trace_of_dropped_episodes(tmp_path: Path) ->
     repair_trace(tmp_path / "t", tmp_path / "repaired")
     for name in ("compact", "filtered", "repaired"):
         assert check_known(tmp_path / name, 120) == known
-    assert not any(reader.is_headless.any() for reader in open_trace(tmp_path / "compact").readers)
-    assert not any(reader.is_headless.any() for reader in open_trace(tmp_path / "filtered").readers)
+    assert not any(reader.start_dropped.any() for reader in open_trace(tmp_path / "compact").readers)
+    assert not any(reader.start_dropped.any() for reader in open_trace(tmp_path / "filtered").readers)
     assert [it.episode_id for it in open_trace(tmp_path / "first")] == known[:1]
     compact(tmp_path / "t", in_place=True)
     assert check_known(tmp_path / "t", 120) == known

@@ -433,7 +433,7 @@ def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
     if not runs or path not in chunk:
         return  # a chunk may have no annotations and infos
     column = chunk.columns[path]
-    if chunk.is_walked(path) and out.dtype.str == column.dtype and len(runs) == 1:
+    if chunk.is_delta_encoded(path) and out.dtype.str == column.dtype and len(runs) == 1:
         [run] = runs
         chunk.decode_rows(path, run.begin, out[run.begin + run.shift : run.end + run.shift])
         return

@@ -271,11 +271,11 @@ def _kept_of(source: Source) -> tuple[Array, Array, Array]:
     """
     reader, rows = source.reader, source.rows
     fragments, owner = reader.fragments, reader.parts.of_fragment
-    if rows.all() and not reader.is_headless.any():
+    if rows.all() and not reader.start_dropped.any():
         everything = np.ones(len(fragments), np.bool_)
         return everything, ~everything, np.ones(reader.chunk_count, np.bool_)
     kept = np.append(rows, np.False_)[owner]  # fragments without rows have the owner -1
-    dropped = ((owner >= 0) & ~kept) | reader.is_headless
+    dropped = ((owner >= 0) & ~kept) | reader.start_dropped
     of_kept = np.isin(fragments["episode"].astype(np.int64), np.unique(reader.parts.column("episode_id", rows)))
     kept |= (owner < 0) & of_kept
     bare = dropped & of_kept & (fragments["flags"] & (wire.STARTS | wire.ENDS) > 0)

@@ -260,7 +260,7 @@ class _Mender:
             run = self._runs.get(episode)
             continues = run is not None and run.continues
             follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
-            if steps and not flags & wire.LEADS and not follows and not self._examination.is_headless(episode):
+            if steps and not flags & wire.LEADS and not follows and not self._examination.start_dropped(episode):
                 orphans.append(i)
                 self._report_gap(episode, run, first)
             if run is not None and continues and (flags & wire.LEADS or i in orphans[-1:]):

@@ -540,14 +540,14 @@ class Examination:
         shown = fragments
         if self._begun is not None:
             self._begun.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
-            shown = fragments[[not self.is_headless(episode) for episode in fragments["episode"].tolist()]]
+            shown = fragments[[not self.start_dropped(episode) for episode in fragments["episode"].tolist()]]
         carries = (shown["steps"] > 0) | (shown["flags"] & wire.LEADS > 0)
         self._episodes.append(np.unique(shown["episode"][carries]))
         self._report.chunks += 1
         self._report.steps += int(shown["steps"].sum())
         return fragments, chunk
 
-    def is_headless(self, episode: int) -> bool:
+    def start_dropped(self, episode: int) -> bool:
         """Return True for an episode whose beginning was in a batch that was dropped, so that it is gone."""
         return self._begun is not None and episode not in self._begun
 

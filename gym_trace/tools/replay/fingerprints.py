@@ -182,7 +182,7 @@ def _stored(chunk: Chunk, name: str, layouts: Layouts) -> list[_Stored] | None:
         paths = [(b"", (name,))]
     else:
         paths = list(_paths_of(layouts.observations if name == "observations" else layouts.actions))
-    if not paths or not all(path in chunk and not chunk.is_walked(path) for _, path in paths):
+    if not paths or not all(path in chunk and not chunk.is_delta_encoded(path) for _, path in paths):
         return None
     arrays = [chunk.array(path) for _, path in paths]
     if any(array.dtype == object for array in arrays):
