@@ -251,14 +251,14 @@ def _add(
 
 
 def _renumbered(table: Array, numbers: Mapping[int, int] | None) -> Array:
-    """Return fragments with the ids that they get. Those of other origins, which are not kept, get any."""
+    """Return fragments with their new ids. Those of other origins, which are not kept, get invalid ids."""
     if numbers is None:
         return table
-    table = table.copy()
-    old = (table["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
-    new = np.zeros(int(old.max(initial=0)) + 1, np.uint64)
+    new = np.zeros(max(numbers, default=0) + 2, np.uint64)  # the last one is for all larger numbers
     for number, becomes in numbers.items():
-        new[number : number + 1] = becomes
+        new[number] = becomes
+    table = table.copy()
+    old = np.minimum(table["episode"] >> np.uint64(ID_BITS), np.uint64(len(new) - 1)).astype(np.int64)
     table["episode"] &= np.uint64((1 << ID_BITS) - 1)
     table["episode"] |= new[old] << np.uint64(ID_BITS)
     return table
