@@ -28,8 +28,8 @@ except ImportError as missing:
 __all__ = ["read_trace"]
 
 _SAMPLED = 8  # traces that are opened to estimate the size of all
-_BLOCK_BYTES = 32 << 20  # of Arrow
-_MOST_TASKS = 512  # that thousands of traces are read in, so that each begins soon
+_BLOCK_BYTES = 32 << 20  # per Arrow table
+_MOST_TASKS = 512  # read tasks for thousands of traces, so that each begins soon
 
 
 def read_trace(

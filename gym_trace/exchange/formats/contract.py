@@ -17,9 +17,9 @@ from gym_trace.exchange.formats.source import ExportSource
 
 
 class Loss(NamedTuple):
-    """Something of a trace that a format cannot say.
+    """Part of a trace that a format cannot store.
 
-    what: one of LOSSES. why: a sentence, with how much of the trace it is of.
+    what: one of LOSSES. why: a sentence, with the amount.
     """
 
     what: str
@@ -100,10 +100,10 @@ class ExportReport:
     """Result of export().
 
     Attributes:
-        format, path: what, and where.
+        format, path: of the output.
         episodes, steps: how many.
         running: number of episodes that were skipped, because they are still being recorded.
-        lost: what of the trace is not in it.
+        lost: parts of the trace that were not stored.
         how_to_load: Python that loads it.
     """
 
@@ -121,13 +121,13 @@ class ImportReport:
     """Result of import_trace().
 
     Attributes:
-        format, path: what it was imported from.
+        format, path: of the source.
         destination: the trace.
-        kinds: what it was, in words: "Minari", "gym_recording".
+        kinds: kinds of recordings, in words: "Minari", "gym_recording".
         writers: their ids.
         episodes, steps: how many.
         videos: names of the videos that were copied.
-        notes: what the import could not know, in a sentence each.
+        notes: one sentence per missing fact.
     """
 
     format: str
@@ -165,7 +165,7 @@ def _mixed(source: ExportSource) -> list[str]:
     return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
 
 
-# By name: what is counted, the sentence, and what finds the number of them or their names.
+# By name: noun, sentence, and a function that returns the count or the names.
 _USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = {
     "annotations": (
         "",
@@ -213,4 +213,4 @@ _USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = 
         lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
     ),
 }
-LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "structure", "text"))  # what a loss can be of
+LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "structure", "text"))  # values of Loss.what

@@ -30,16 +30,16 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_JSON + 1)
-        said = None if len(raw) > _MOST_JSON else json_of(raw)
+        content = None if len(raw) > _MOST_JSON else json_of(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise UnreadableRecording(f"{path}: missing; this format requires it") from None
     except OSError as error:
         raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        content = None
+    if not isinstance(content, dict):
         raise UnreadableRecording(f"{path}: not a JSON object, or too large")
-    return said
+    return content
 
 
 def check_files(path: Path) -> int:

@@ -1,7 +1,7 @@
 """Facts of a trace that other formats cannot store, as JSON text for their metadata.
 
 With it an import makes the trace again: the same writers, episode ids, spaces, seeds, generator states and times.
-Values of any kind are written as docs/reference/steps.md says.
+Values are written as in docs/reference/steps.md.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def about(trace: Trace) -> str:
     return json_text({"version": _VERSION, "gym_trace": __version__, "writers": writers, "facts": tagged(trace.facts)})
 
 
-def _schema(said: dict[str, Any]) -> dict[str, Any]:
-    kept = _without_files(said)
+def _schema(plain: dict[str, Any]) -> dict[str, Any]:
+    kept = _without_files(plain)
     if isinstance(kept.get("provenance"), dict):
         known = kept["provenance"].items()
         kept["provenance"] = {key: value for key, value in known if key not in _OF_ITS_PROVENANCE}
@@ -128,10 +128,10 @@ def _bits(flags: Array) -> str:
 
 def read_about(text: str) -> dict[str, Any]:
     """Read the text of about(); checks only that there are maps. Raises UnreadableRecording."""
-    said = _read(text)
-    writers, facts = said.get("writers"), said.get("facts")
-    if said.get("version") != _VERSION:
-        raise UnreadableRecording(f"exported by a newer gym-trace: version {shown(said.get('version'))}")
+    plain = _read(text)
+    writers, facts = plain.get("writers"), plain.get("facts")
+    if plain.get("version") != _VERSION:
+        raise UnreadableRecording(f"exported by a newer gym-trace: version {shown(plain.get('version'))}")
     if not (isinstance(writers, dict) and isinstance(facts, dict)):
         raise malformed("the trace")
     schemas = {writer: untagged(schema) for writer, schema in writers.items()}
@@ -189,12 +189,12 @@ def _unpacked(text: str, steps: int) -> Array:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        said = json_of(text) if len(text) <= _MOST_TEXT else None
+        plain = json_of(text) if len(text) <= _MOST_TEXT else None
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        plain = None
+    if not isinstance(plain, dict):
         raise malformed("the trace, or an episode,")
-    return said
+    return plain
 
 
 def malformed(what: str) -> UnreadableRecording:

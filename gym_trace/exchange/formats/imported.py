@@ -61,7 +61,7 @@ class NewEpisode(NamedTuple):
     outcome: None: "terminated" or "truncated" by the flags of the last step, otherwise "cut".
     has_final_observation: whether the last row of observations is the one after the last step; otherwise it is a
         placeholder: NaN, 0 or "".
-    identity: the text of Source.identity(); it overrides all other fields.
+    identity: the text of ExportSource.identity(); it overrides all other fields.
     number: its id in the writer, at least the one before + 1; None: the next one.
     """
 
@@ -143,14 +143,14 @@ def imported(
         kind: the format, in words.
         episodes: in their order.
         schema: of the writer of all episodes without one in their identity; see new_schema().
-        about: the text of Source.about, if the format stored it; restores the original writers.
+        about: the text of ExportSource.about, if the format stored it; restores the original writers.
         steps: in all, if that is known.
         writer: the id of the writer of `schema`; None, or an invalid one: a new id.
 
     Raises UnreadableRecording, also while the episodes are read.
     """
     known = {} if about is None else read_about(about)
-    schemas = {name: said for name, said in known.get("writers", {}).items() if is_writer_id(name)}
+    schemas = {name: schema for name, schema in known.get("writers", {}).items() if is_writer_id(name)}
     builder = _Builder(schemas, schema)
     if writer is not None:
         builder.add_writer(writer if is_writer_id(writer) else new_writer_id())
@@ -267,11 +267,11 @@ def _flags(steps: NewSteps, last: bool, outcome: str | None) -> Array:
     return pair
 
 
-def _outcome(said: str | None, flags: Array) -> int:
-    if said is not None:
-        if said not in OUTCOMES:
+def _outcome(outcome: str | None, flags: Array) -> int:
+    if outcome is not None:
+        if outcome not in OUTCOMES:
             raise malformed("an episode")
-        return 0 if said in ("lost", "running") else OUTCOMES.index(said)
+        return 0 if outcome in ("lost", "running") else OUTCOMES.index(outcome)
     terminated, truncated = (bool(row[-1:].any()) for row in flags)
     return int(Outcome.TERMINATED if terminated else Outcome.TRUNCATED if truncated else Outcome.CUT)
 

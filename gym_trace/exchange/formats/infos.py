@@ -1,6 +1,6 @@
-"""Infos and annotations, for formats that keep one column a key: which of them every step has, and all alike.
+"""Infos and annotations for formats with one column per key: which keys every step has, with one type.
 
-All of it goes along as it is, packed: see packed() and KeptInfos.
+All of them are also stored packed: see packed() and KeptInfos.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.format import wire
 from gym_trace.playback.row_types import RowType
 
-ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them
+ANNOTATIONS = "annotations"  # key of the infos that holds annotations in formats without a place for them
 _MOST_COLUMNS, _DEEPEST = 500, 8
-_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # of the packed infos of some steps: one step can have this many
-_MOST_STEPS = 1 << 20  # that are packed together
+_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # packed infos of some steps; one step can take as many
+_MOST_STEPS = 1 << 20  # packed together
 
 Kind = tuple[np.dtype[Any] | None, tuple[int, ...]]  # dtype and shape of a value; None: text
 _NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
@@ -205,14 +205,14 @@ def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
 
 
 class KeptInfos:
-    """Infos unpacked, in any portions. Raises UnreadableRecording if packed() cannot have written the data."""
+    """Unpacks infos, in any portions. Raises UnreadableRecording if packed() cannot have written the data."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
         self.end = 0  # the step after the last with infos
 
     def add(self, place: int, data: bytes) -> None:
-        """The next data, which were packed of the steps from this one on."""
+        """Add the next data. place: first step that was packed."""
         try:
             if not 0 <= zstandard.frame_content_size(data) <= _MOST_BYTES:
                 raise ValueError
@@ -236,7 +236,7 @@ class KeptInfos:
             raise UnreadableRecording("the infos stored by gym-trace have fewer steps")
         infos = [info for info, _ in rows]
         names = dict.fromkeys(name for _, values in rows for name in values)
-        # Nothing at all is what a row without a value has.
+        # A row without a value is ABSENT.
         columns = {name: [ABSENT if (v := values.get(name)) is None else v for _, values in rows] for name in names}
         has_infos = bool(infos) and all(info is not None for info in infos)
         return infos if has_infos else None, {name: objects(column) for name, column in columns.items()}

@@ -65,9 +65,9 @@ def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any
     return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
 
 
-def custom(told: str) -> PlainSpace:
+def custom(description: str) -> PlainSpace:
     """Return a space for arbitrary values, with a description."""
-    return {"type": "custom", "class": "", "repr": told}
+    return {"type": "custom", "class": "", "repr": description}
 
 
 def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[st
 
 
 def first_writer(about: str) -> tuple[dict[str, Any], Layouts]:
-    """Return the schema and the layouts of the first writer in a text of Source.about. Raises UnreadableRecording."""
+    """Return schema and layouts of the first writer in ExportSource.about. Raises UnreadableRecording."""
     for schema in read_about(about)["writers"].values():
         try:
             return schema, WriterSchema.of(schema).layouts

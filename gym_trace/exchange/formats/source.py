@@ -30,7 +30,7 @@ from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
 
-_IDENTITIES = 1024  # that are made together
+_IDENTITIES = 1024  # made together
 Progress = Callable[[int, int], None]  # steps done, steps in all
 
 
@@ -58,7 +58,7 @@ class ExportSource:
         self.repeated = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_repeated)
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
-        self._identities: tuple[int, list[str]] = -1, []  # of the episodes from this one on
+        self._identities: tuple[int, list[str]] = -1, []  # first index, identities from there on
 
     @cached_property
     def episodes(self) -> Array:

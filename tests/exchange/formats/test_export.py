@@ -106,7 +106,7 @@ def test_a_missing_package_names_its_pip_command(
 ) -> None:
     (tmp_path / "needs_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = registry.Entry("needs_package:Exporter", "tables", "tables")
+    entry = registry.FormatEntry("needs_package:Exporter", "tables", "tables")
     monkeypatch.setattr(registry, "_EXPORTERS", {"tables": entry})
     with pytest.raises(MissingExtra, match=r"takes no_such_package: pip install 'gym-trace\[tables\]'"):
         export(traces["vectors"], tmp_path / "out", "tables")
@@ -123,7 +123,7 @@ def test_an_import_passes_over_a_package_that_cannot_be_used(
     (tmp_path / "broken_package.py").write_text(f"raise {problem}\n")
     monkeypatch.syspath_prepend(tmp_path)
     ours = registry._IMPORTERS
-    monkeypatch.setattr(registry, "_IMPORTERS", {"odd": registry.Entry("broken_package:X", "hdf5", ""), **ours})
+    monkeypatch.setattr(registry, "_IMPORTERS", {"odd": registry.FormatEntry("broken_package:X", "hdf5", ""), **ours})
     export(traces["vectors"], tmp_path / "steps.jsonl", "jsonl")
     assert import_trace(tmp_path / "steps.jsonl", tmp_path / "again").format == "jsonl"
     with pytest.raises(MissingExtra, match=r"cannot be imported here .*force-reinstall 'gym-trace\[hdf5\]'"):
@@ -139,7 +139,8 @@ def test_an_unknown_format_names_what_to_install(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "needs_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     entries = {
-        name: registry.Entry("needs_package:X", extra, "") for name, extra in {"a": "x", "b": "y", "c": "x"}.items()
+        name: registry.FormatEntry("needs_package:X", extra, "")
+        for name, extra in {"a": "x", "b": "y", "c": "x"}.items()
     }
     monkeypatch.setattr(registry, "_IMPORTERS", entries)
     (tmp_path / "empty").mkdir()

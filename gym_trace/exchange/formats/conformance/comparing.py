@@ -114,7 +114,7 @@ def _compare_tree(
         expected = [(leaf, values) for leaf, values in expected if leaf.dtype is not None or "text" not in lost]
         found: list[Any] = []
         mapped(found.append, said)
-        if len(found) == 1 < len(expected):  # one vector of all
+        if len(found) == 1 < len(expected):  # a loader may return one vector for all
             flat = [np.asarray(values).reshape(len(values), -1) for _, values in expected]
             together = np.concatenate(flat, axis=1)
             form = RowType(together.dtype, together.shape[1:])
@@ -219,9 +219,9 @@ def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part
     if "flags" in lost:
         for flags in expected:
             flags[:-1] = False
-        if expected[0][-1]:  # which hides that it was truncated, too
+        if expected[0][-1]:  # terminated hides truncated
             expected[1][-1] = loaded[1][-1]
-    if not expected[0][-1] and (is_part or not expected[1][-1]):  # for loaders in which a flag is where an episode ends
+    if not expected[0][-1] and (is_part or not expected[1][-1]):  # loaders that end episodes with a flag
         expected[1][-1] = loaded[1][-1]
     for name, flags, found in zip(("terminations", "truncations"), expected, loaded):
         if not np.array_equal(flags, found):
@@ -244,7 +244,7 @@ def _compare_told(source: ExportSource, episode: Episode, one: Loaded, lost: Col
         if name not in lost and _text(said) != _text(expected):
             raise _Difference(f"{name}: {_short(said)}, where it should be {_short(expected)}")
     outcome = one.outcome or known.get("outcome")
-    is_told = episode.outcome in ("terminated", "truncated") and not source.is_part[episode.index]  # by the flags
+    is_told = episode.outcome in ("terminated", "truncated") and not source.is_part[episode.index]
     if not {"outcome", "parts"} & set(lost) and not (outcome is None and is_told) and outcome != episode.outcome:
         raise _Difference(f"outcome: {outcome}, where it should be {episode.outcome}")
     infos = infos_of(episode)

@@ -192,8 +192,8 @@ class _D4RLFile:
                 self._check(rows[-(last - first) :], after.read(first, last))
             infos, annotations = self._infos(first, last)
             annotations |= {name: ahead.read(first, last) for name, ahead in self._annotations.items()}
-            told = rewards.read(first, last).reshape(-1)
-            yield NewSteps(rows, actions.read(first, last), told, infos=infos, annotations=annotations)
+            reward = rewards.read(first, last).reshape(-1)
+            yield NewSteps(rows, actions.read(first, last), reward, infos=infos, annotations=annotations)
 
     def _check(self, rows: Array, after: Array) -> None:
         """Note next observations that differ from the following ones: a trace cannot store them."""

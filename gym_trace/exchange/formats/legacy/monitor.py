@@ -108,13 +108,13 @@ class MonitorRun:
         self.manifest = manifest
         self.stats = plain_name(content.get("stats"), path)
         videos = [_pair(entry, path) for entry in _list(content, "videos", path, optional=True)]
-        said, path = directory.json(self.stats), directory.path / self.stats
-        timestamps = [_time(value, path) for value in _list(said, "timestamps", path)]
-        lengths = [_length(value, path) for value in _list(said, "episode_lengths", path)]
-        rewards = [_number(value, path) for value in _list(said, "episode_rewards", path)]
-        initial = said.get("initial_reset_timestamp")
+        stats, path = directory.json(self.stats), directory.path / self.stats
+        timestamps = [_time(value, path) for value in _list(stats, "timestamps", path)]
+        lengths = [_length(value, path) for value in _list(stats, "episode_lengths", path)]
+        rewards = [_number(value, path) for value in _list(stats, "episode_rewards", path)]
+        initial = stats.get("initial_reset_timestamp")
         count = len(timestamps)
-        types = _list(said, "episode_types", path, optional=True) or [None] * count
+        types = _list(stats, "episode_types", path, optional=True) or [None] * count
         if not all(kind in ("t", "e", None) for kind in types):
             raise malformed(path, 'an episode type that is neither "t" nor "e"')
         if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):

@@ -39,7 +39,7 @@ class DataSet:
     Attributes:
         fps, robot_type, episodes, steps, tasks: as declared. declared: its columns.
         features: columns other than counters; paths begin with observations, actions, rewards, flags or annotations.
-        about: the text of Source.about, if gym-trace exported it and it has not changed since then; or None.
+        about: the text of ExportSource.about, if gym-trace exported it and it has not changed since then; or None.
         was_changed: True if it has changed since.
     """
 
@@ -49,8 +49,8 @@ class DataSet:
         info = read_json(path / "meta" / "info.json")
         version = info.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
-            told = "python -m lerobot.scripts.convert_dataset_v21_to_v30 converts version 2.1"
-            raise self.malformed(f"unsupported version {version!r:.40}; only version 3 is supported; {told}")
+            advice = "python -m lerobot.scripts.convert_dataset_v21_to_v30 converts version 2.1"
+            raise self.malformed(f"unsupported version {version!r:.40}; only version 3 is supported; {advice}")
         fps = info.get("fps")
         if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps < 1e6:
             raise self.malformed(f"invalid frame rate {fps!r:.40}")
@@ -63,7 +63,7 @@ class DataSet:
         if not isinstance(self.declared, dict):
             raise self.malformed("has no features")
         self.about, self.was_changed, own = self._own()
-        foreign = [self._feature(name, told) for name, told in self.declared.items() if name not in COUNTED]
+        foreign = [self._feature(name, declared) for name, declared in self.declared.items() if name not in COUNTED]
         if len({feature.path for feature in foreign}) < len(foreign):
             raise self.malformed("has features whose names differ only in their prefix")
         self.features = foreign if own is None else own
@@ -91,27 +91,27 @@ class DataSet:
     def _own(self) -> tuple[str | None, bool, list[Feature] | None]:
         if not (self.path / ABOUT).is_file():
             return None, False, None
-        said = read_json(self.path / ABOUT)
-        about, features = said.get(KEY), said.get("features")
-        if said.get("episodes") != self.episodes or said.get("frames") != self.steps:
+        plain = read_json(self.path / ABOUT)
+        about, features = plain.get(KEY), plain.get("features")
+        if plain.get("episodes") != self.episodes or plain.get("frames") != self.steps:
             return None, True, None
         try:
-            if said.get("version") != 1 or not isinstance(about, str) or not isinstance(features, list):
+            if plain.get("version") != 1 or not isinstance(about, str) or not isinstance(features, list):
                 raise ValueError("of another version")
             return about, False, [*map(feature_of, features)]
         except (LookupError, TypeError, ValueError, CorruptTrace) as error:
             raise UnreadableRecording(f"{self.path / ABOUT}: malformed gym-trace metadata") from error
 
-    def _feature(self, name: str, said: Any) -> Feature:
+    def _feature(self, name: str, plain: Any) -> Feature:
         """Read a feature that gym-trace has not exported."""
-        if not isinstance(said, dict) or not isinstance(said.get("shape"), list):
+        if not isinstance(plain, dict) or not isinstance(plain.get("shape"), list):
             raise self.malformed(f"has a malformed feature {name!r:.60}")
-        shape, dtype = tuple(said["shape"]), said.get("dtype")
+        shape, dtype = tuple(plain["shape"]), plain.get("dtype")
         if not all(type(size) is int and size >= 0 for size in shape) or np.prod(shape, dtype=float) > _MOST_SIZE:
             raise self.malformed(f"feature {name!r:.60} has an invalid shape")
         path = _path_of(name)
         if dtype in ("image", "video"):
-            return self._pictures(name, path, said, shape)
+            return self._pictures(name, path, plain, shape)
         if dtype == "string":
             return Feature(name, path, "text", np.dtype(object), ())
         if dtype == "language":
@@ -120,19 +120,19 @@ class DataSet:
             raise self.malformed(f"has a feature {name!r:.60} of {dtype!r:.40}, not supported")
         return Feature(name, path, "array", np.dtype(dtype), shape if path[0] not in ("rewards", "flags") else ())
 
-    def _pictures(self, name: str, path: Any, said: dict[str, Any], shape: tuple[int, ...]) -> Feature:
-        info, names = said.get("info") or said.get("video_info") or {}, said.get("names")
+    def _pictures(self, name: str, path: Any, plain: dict[str, Any], shape: tuple[int, ...]) -> Feature:
+        info, names = plain.get("info") or plain.get("video_info") or {}, plain.get("names")
         if not isinstance(info, dict) or len(shape) != 3:
             raise self.malformed(f"images {name!r:.60} have an invalid shape")
         if isinstance(names, list) and names and str(names[0]).startswith("channel"):
             shape = (shape[1], shape[2], shape[0])
         if info.get("is_depth_map") or info.get("video.is_depth_map"):
-            if said["dtype"] == "video":
+            if plain["dtype"] == "video":
                 raise self.malformed(f"depth video {name!r:.60}: not supported")
             dtype = np.dtype(np.float32 if info.get("depth_unit") == "m" else np.uint16)
             return Feature(name, path, "image", dtype, (*shape[:2], 1))
-        channels = 3 if said["dtype"] == "video" or shape[2] not in (1, 3, 4) else shape[2]
-        return Feature(name, path, said["dtype"], np.dtype(np.uint8), (*shape[:2], channels))
+        channels = 3 if plain["dtype"] == "video" or shape[2] not in (1, 3, 4) else shape[2]
+        return Feature(name, path, plain["dtype"], np.dtype(np.uint8), (*shape[:2], channels))
 
     def _tasks(self) -> list[str]:
         path = self.path / TASKS
@@ -167,24 +167,24 @@ class DataSet:
                 if missing := [name for name in wanted if name not in names]:
                     raise UnreadableRecording(f"{path}: has no column {missing[0]}")
                 for batch in batches(path, 1024, [*wanted, *({KEY} & set(names))]):
-                    for said in batch.to_pylist():
-                        yield self._row(path, number, said)
+                    for plain in batch.to_pylist():
+                        yield self._row(path, number, plain)
                         number += 1
         if number != self.episodes:
             raise self.malformed(f"has {self.episodes} episodes, and tables of {number}")
 
-    def _row(self, path: Path, number: int, said: dict[str, Any]) -> EpisodeRow:
+    def _row(self, path: Path, number: int, plain: dict[str, Any]) -> EpisodeRow:
         videos = {}
         for key in self._videos:
-            chunk, file, begin = (said[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
+            chunk, file, begin = (plain[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
             if type(chunk) is not int or type(file) is not int or not isinstance(begin, float):
                 raise UnreadableRecording(f"{path}: episode {number}: location of video {key} missing")
             name = self._video.format(video_key=key, chunk_index=chunk, file_index=file)
             if ".." in name.split("/") or name.startswith("/"):
                 raise self.malformed(f"path outside of the dataset: {name!r:.100}")
             videos[key] = self.path / name, begin
-        steps, identity = said["length"], said.get(KEY)
-        if said["episode_index"] != number or type(steps) is not int or steps < 1:
+        steps, identity = plain["length"], plain.get(KEY)
+        if plain["episode_index"] != number or type(steps) is not int or steps < 1:
             raise UnreadableRecording(f"{path}: the row of episode {number} is malformed")
         return EpisodeRow(number, steps, identity if isinstance(identity, str) and self.about else None, videos)
 

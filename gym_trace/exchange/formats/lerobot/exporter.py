@@ -60,7 +60,7 @@ class LeRobotExporter:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """As Exporter. An import restores everything that LeRobotDataset does not give."""
+        """Plan the export. An import restores everything that LeRobotDataset does not return."""
         if not source.steps:
             raise InvalidOption(f"{source.trace.directory}: no steps; LeRobot needs at least one")
         origin = Origin.of(source)

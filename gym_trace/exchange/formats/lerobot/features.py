@@ -23,14 +23,14 @@ from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.writer_reader import WriterReader
 
-OWN = "meta/gym_trace"  # for what the format cannot store; no other reader looks there
+OWN = "meta/gym_trace"  # facts that the format cannot store; no other reader looks there
 ABOUT = f"{OWN}/about.json"
 FINAL = f"{OWN}/final_observations.parquet"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 TASKS = "meta/tasks.parquet"
-COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot dataset has
+COUNTED: dict[str, np.dtype[Any]] = {  # columns of every LeRobot dataset
     "timestamp": np.dtype(np.float32),
     "frame_index": np.dtype(np.int64),
     "episode_index": np.dtype(np.int64),
@@ -38,11 +38,11 @@ COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot dataset has
     "task_index": np.dtype(np.int64),
 }
 FLAGS = ("next.done", "next.terminated", "next.truncated")
-TASK_INDEX, TIMESTAMP = ("annotations", "task_index"), ("annotations", "timestamp")  # as an import has them
+TASK_INDEX, TIMESTAMP = ("annotations", "task_index"), ("annotations", "timestamp")  # annotations of an imported trace
 _TAKEN = frozenset((*COUNTED, *FLAGS, "next.reward", "next.info"))
-KIND = "LeRobot v3"  # that a trace was imported from
-_KNOWN_AS = {"pixels": "image", "agent_pos": "state"}  # by LeRobot's own environments, and so by its policies
-_MOST_DIMENSIONS = 5  # of an array; more are flattened into the first
+KIND = "LeRobot v3"  # IMPORTED_FROM of an imported trace
+_KNOWN_AS = {"pixels": "image", "agent_pos": "state"}  # names that LeRobot's environments and policies use
+_MOST_DIMENSIONS = 5  # further dimensions are flattened into the first
 
 
 class Feature(NamedTuple):
@@ -57,7 +57,7 @@ class Feature(NamedTuple):
     kind: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    names: Any = None  # what info.json says of its elements
+    names: Any = None  # names of its elements in info.json
 
     @property
     def is_picture(self) -> bool:
@@ -72,7 +72,7 @@ class Feature(NamedTuple):
         """The shape of a row in the dataset: () of a number, (H, W, C) of an image."""
         if self.is_picture:
             height, width, channels = picture_shape(self.shape)
-            return height, width, 3 if self.kind == "video" else channels  # which LeRobot decodes as RGB
+            return height, width, 3 if self.kind == "video" else channels  # LeRobot decodes videos as RGB
         if self.shape == (1,):
             return ()
         if len(self.shape) > _MOST_DIMENSIONS:
@@ -209,19 +209,19 @@ def _name(path: Path, kind: str, alone: bool) -> str:
 
 
 def _is_text(space: Any) -> bool:
-    return space["type"] == "Text" or str(space.get("class")).endswith(".MissionSpace")  # of MiniGrid
+    return space["type"] == "Text" or str(space.get("class")).endswith(".MissionSpace")  # MiniGrid
 
 
 # -- rows as Arrow has them ----------------------------------------------------------------------
 
 
-_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as the package datasets has it
+_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # type of images in the package datasets
 _MOST_INTEGER = np.iinfo(np.int64).max
 _MARK = "\0"  # before JSON that stands in the place of a text
 
 
 def schema_of(features: Sequence[Feature], counted: bool = True) -> pa.Schema:
-    """The schema of a file. counted: with flags, and with what LeRobot counts."""
+    """Return the schema of a file. counted: with flags and the columns of every dataset."""
     fields = [_field(feature) for feature in features if feature.kind != "video"]
     said = {feature.name: _told(feature) for feature in features if feature.kind != "video"}
     if counted:
@@ -247,7 +247,7 @@ def _field(feature: Feature) -> pa.Field:
 
 
 def _told(feature: Feature) -> dict[str, Any]:
-    """As the package datasets describes it."""
+    """Return the description of a feature for the package datasets."""
     if feature.is_picture:
         return {"_type": "Image"}
     if feature.is_text:

@@ -41,7 +41,7 @@ VIDEO_MB = 200
 
 
 class Place:
-    """Which file is written: file_index of chunk_index."""
+    """Position of a file in a dataset: chunk_index and file_index."""
 
     def __init__(self) -> None:
         self.chunk, self.file = 0, 0
@@ -122,7 +122,7 @@ def write_tasks(path: Path, tasks: list[str]) -> None:
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(said)}), path)
 
 
-_MOST_ROWS = 1 << 16  # in a group of rows
+_MOST_ROWS = 1 << 16  # per row group
 _MOST_BYTES = 64 << 20
 _MOST_ENDS = 256  # final observations that are written at a time
 _LONGEST = 500  # seconds in a video file of several episodes: LeRobot adds up times of 32 bits, and looks for the sum
@@ -141,11 +141,11 @@ class DatasetWriter:
         tasks: list[str],
         robot_type: str | None,
     ):
-        """counted: that are said by the columns which each dataset has. tasks: of several, steps say which."""
+        """counted: features that every dataset stores. tasks: names; with several, a column has their indices."""
         self._source, self._target, self._features, self._fps = source, target, features, fps
         self._counted_features, self._tasks, self._robot_type = counted, tasks, robot_type
-        self._task_indices: list[Array] = []  # of the rows
-        self._of_episode: list[Array] = []  # those of the episode that is not over
+        self._task_indices: list[Array] = []  # one part per window
+        self._of_episode: list[Array] = []  # task indices of the open episode
         plain = [f"{feature.name}.bytes" if feature.is_picture else feature.name for feature in features]
         plain += ["timestamp", "index", "frame_index"]
         self._data = Tables(target, DATA, schema_of(features), plain)
@@ -156,11 +156,11 @@ class DatasetWriter:
         self._videos = {feature.name: _Videos(feature, target, fps) for feature in features if feature.kind == "video"}
         self._pictures = {feature.name: _Sample() for feature in features if feature.is_picture}
         self._rows: dict[str, list[Any]] = {}
-        self._steps: list[tuple[int, int, int]] = []  # of each run: episode, step it begins with, steps
-        self._bytes, self._held = 0, 0  # in these rows, and how many they are
-        self._episodes: list[dict[str, Any]] = []  # that are over, and not written yet
-        self._open: dict[str, Any] = {}  # the one that is not over
-        self._found: dict[str, list[statistics.Statistics]] = {}  # of runs of the episode that is not over
+        self._steps: list[tuple[int, int, int]] = []  # runs of steps: episode, first step, count
+        self._bytes, self._held = 0, 0  # bytes and number of the rows
+        self._episodes: list[dict[str, Any]] = []  # complete, not written yet
+        self._open: dict[str, Any] = {}  # the open episode
+        self._found: dict[str, list[statistics.Statistics]] = {}  # statistics of runs of the open episode
         self._all: dict[str, statistics.Statistics] = {}
         self._ends: list[tuple[str | None, int, dict[LeafPath, Any]]] = []  # final observations
         self._count, self._frames = 0, 0

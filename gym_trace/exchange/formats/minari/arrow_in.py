@@ -50,9 +50,9 @@ class ArrowReader:
     def __len__(self) -> int:
         return len(self._directories)
 
-    def _space(self, root: str, said: PlainSpace | None) -> PlainSpace:
-        if said is not None:
-            return said
+    def _space(self, root: str, known: PlainSpace | None) -> PlainSpace:
+        if known is not None:
+            return known
         for directory in self._directories:
             with _ArrowFile(directory / f"part-0.{self._kind}") as file, located(file.path):
                 return _widest(file.field(root), 0)
@@ -65,8 +65,8 @@ class ArrowReader:
                 yield self._episode(file, directory)
 
     def _episode(self, file: _ArrowFile, directory: FilePath) -> NewEpisode:
-        said = read_json(directory / FILE) if (directory / FILE).is_file() else {}
-        identity, seed, options = said.get(KEY), said.get("seed"), said.get("options")
+        metadata = read_json(directory / FILE) if (directory / FILE).is_file() else {}
+        identity, seed, options = metadata.get(KEY), metadata.get("seed"), metadata.get("options")
         names = file.schema.names
         reset, is_ours = None, isinstance(identity, str)
         if "infos" in names and not is_ours:
@@ -220,8 +220,8 @@ def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None)
         return column.to_pylist()
     flat = numbers_in(column, shape)
     if flat is None:
-        told = "has a column with rows that are missing, or not alike"
-        raise fault(told if shape is None else f"{told}: the space has shape {shape}")
+        problem = "has a column with rows that are missing, or not alike"
+        raise fault(problem if shape is None else f"{problem}: the space has shape {shape}")
     return flat
 
 

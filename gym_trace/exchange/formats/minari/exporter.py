@@ -23,7 +23,7 @@ from gym_trace.exchange.formats.minari.plan import FILE, KINDS, MinariPlan, is_n
 from gym_trace.exchange.formats.source import ExportSource
 
 _VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
-_IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of datasets: NAMESPACE/NAME-v0
+_IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # dataset ids: NAMESPACE/NAME-v0
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class HDF5Reader:
     def __len__(self) -> int:
         return len(self._names)
 
-    def _space(self, root: str, said: PlainSpace | None) -> PlainSpace:
-        if said is not None:
-            return said
+    def _space(self, root: str, known: PlainSpace | None) -> PlainSpace:
+        if known is not None:
+            return known
         for name in self._names:
             return _widest(self._file.root.node(name), root, set())
         raise self._file.fault("", "no episodes and no spaces")
@@ -56,9 +56,9 @@ class HDF5Reader:
         actions, other = self._column(node, "actions", self.spaces[1], steps)
         for found in (terminations, truncations):
             _check(found, steps)
-        said = node.attributes(KEY, "options", "seed")
-        options = _nested({name[8:]: value for name, value in said.items() if name.startswith("options/")})
-        identity, seed = said.get(KEY), said.get("seed")
+        attributes = node.attributes(KEY, "options", "seed")
+        options = _nested({name[8:]: value for name, value in attributes.items() if name.startswith("options/")})
+        identity, seed = attributes.get(KEY), attributes.get("seed")
         infos = _Infos(node, steps, isinstance(identity, str))
 
         def parts() -> Iterator[NewSteps]:

@@ -44,33 +44,33 @@ class MinariImporter:
 
     def read(self, path: Path) -> Imported:
         data = _data_of(path)
-        said = read_json(data / FILE)
-        about = said.get(KEY) if isinstance(said.get(KEY), str) else None
-        kind = said.get("data_format")
+        metadata = read_json(data / FILE)
+        about = metadata.get(KEY) if isinstance(metadata.get(KEY), str) else None
+        kind = metadata.get("data_format")
         if kind not in KINDS:
-            told = f"data_format is {printable(kind)!r}, not one of {', '.join(KINDS)}"
-            raise UnreadableRecording(f"{data / FILE}: {told}")
-        spaces = _spaces(said, about, data)
-        jpeg = said.get("jpeg_encoding", True) is not False
+            problem = f"data_format is {printable(kind)!r}, not one of {', '.join(KINDS)}"
+            raise UnreadableRecording(f"{data / FILE}: {problem}")
+        spaces = _spaces(metadata, about, data)
+        jpeg = metadata.get("jpeg_encoding", True) is not False
         notes = [] if about is not None else [*_NOTES]
         if None in spaces:
             notes.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
             notes.append("images were stored as JPEG and differ from what was observed")
         source = HDF5Reader(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowReader(data, kind, spaces, jpeg)
-        total, steps = said.get("total_episodes"), said.get("total_steps")
+        total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
         if type(total) is int and total != len(source):
-            told = f"has {len(source):,} episodes, but {FILE} declares {total:,}; get a good copy"
-            raise UnreadableRecording(f"{data}: {told}")
+            problem = f"has {len(source):,} episodes, but {FILE} declares {total:,}; get a good copy"
+            raise UnreadableRecording(f"{data}: {problem}")
         schema = new_schema(
             _KIND,
             *source.spaces,
-            _environment_of(said, path),
-            {"imported_from": _KIND} | {key: said[key] for key in _TOLD if key in said},
+            _environment_of(metadata, path),
+            {"imported_from": _KIND} | {key: metadata[key] for key in _TOLD if key in metadata},
             infos=True,
         )
         return imported(
-            _KIND, source.episodes(), schema, about, _facts_of(said), notes, steps if type(steps) is int else 0
+            _KIND, source.episodes(), schema, about, _facts_of(metadata), notes, steps if type(steps) is int else 0
         )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _data_of(path: Path) -> Path:
     return path / "data" if (path / "data").is_dir() else path
 
 
-def _spaces(said: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
+def _spaces(metadata: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
     """Return the writers of the exported trace, if it was one; otherwise Minari's metadata."""
     names = ("observation_space", "action_space")
     try:
@@ -86,23 +86,23 @@ def _spaces(said: dict[str, Any], about: str | None, data: Path) -> tuple[PlainS
             for schema in read_about(about)["writers"].values():
                 observations, actions = (schema[name] for name in names)
                 return observations, actions
-        observations, actions = (from_json(said[name]) if name in said else None for name in names)
+        observations, actions = (from_json(metadata[name]) if name in metadata else None for name in names)
         return observations, actions
     except (KeyError, UnreadableRecording) as error:
         raise UnreadableRecording(f"{data / FILE}: {error}") from error
 
 
-def _facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata.json as facts of a trace."""
     facts = {
-        "author": _listed(said.get("author")),
-        "author_email": _listed(said.get("author_email")),
-        "algorithm": said.get("algorithm_name"),
-        "code": said.get("code_permalink"),
-        "description": said.get("description"),
+        "author": _listed(metadata.get("author")),
+        "author_email": _listed(metadata.get("author_email")),
+        "algorithm": metadata.get("algorithm_name"),
+        "code": metadata.get("code_permalink"),
+        "description": metadata.get("description"),
     }
     found: dict[str, Any] = {key: value for key, value in facts.items() if isinstance(value, str) and value}
-    low, high = said.get("ref_min_score"), said.get("ref_max_score")
+    low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if is_number(low) and is_number(high):
         found["reference_scores"] = {"random": low, "expert": high}
     return found
@@ -112,13 +112,13 @@ def _listed(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _environment_of(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _environment_of(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the environment of metadata.json, as a writer of a trace describes it."""
     try:
-        fields = json_of(said["env_spec"])
+        fields = json_of(metadata["env_spec"])
         spec = json.dumps({name: value for name, value in fields.items() if name not in _OF_OLD_SPECS})
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         spec = None
     if not is_spec(spec):
-        return {"note": f"Minari's dataset {printable(said.get('dataset_id', path.name))} names no environment"}
+        return {"note": f"Minari's dataset {printable(metadata.get('dataset_id', path.name))} names no environment"}
     return {"id": EnvSpec.from_json(str(spec)).id, "spec": spec, "note": ""}

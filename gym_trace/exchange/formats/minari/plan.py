@@ -24,7 +24,7 @@ from gym_trace.printable import printable
 
 FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")
-_MOST_ROWS = 131_072  # of an episode: with more, Minari takes it for several (pyarrow's batches have no more)
+_MOST_ROWS = 131_072  # per episode: pyarrow splits longer ones into batches, which Minari reads as episodes
 _LARGEST_INTEGER = 1 << 64
 _LARGEST_ATTRIBUTE = 32 << 10  # bytes
 
@@ -121,7 +121,7 @@ class _Leaf(NamedTuple):
             told = f"rows of shape {form.shape}, which is not that of the space, or has no elements"
             raise InvalidOption(f"{self.name}: {told}; Minari can read that from hdf5 alone: --set kind=hdf5")
         if not is_hdf5 and kind == "Discrete" and form.dtype.kind == "b":
-            form = RowType(np.dtype(np.int64), (), mixed=True)  # of which Minari cannot read single bits
+            form = RowType(np.dtype(np.int64), (), mixed=True)  # Minari cannot read a single bit
         lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
             return form, self.space, lost

@@ -70,39 +70,39 @@ def _out(space: PlainSpace) -> dict[str, Any]:
 def from_json(text: Any) -> PlainSpace:
     """Return the space from the result of serialize_space(). Raises UnreadableRecording."""
     try:
-        said = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
-        return _in(said, 0)
+        plain = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
+        return _in(plain, 0)
     except (ArithmeticError, AttributeError, CorruptTrace, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableRecording(f"a space is malformed ({printable(repr(error)):.100})") from error
 
 
-def _in(said: Any, depth: int) -> PlainSpace:
-    kind = said["type"]
+def _in(plain: Any, depth: int) -> PlainSpace:
+    kind = plain["type"]
     if depth > _DEEPEST:
         raise ValueError("nested too deep")
     if kind == "Dict":
-        return {"type": kind, "spaces": [[str(key), _in(one, depth + 1)] for key, one in said["subspaces"].items()]}
+        return {"type": kind, "spaces": [[str(key), _in(one, depth + 1)] for key, one in plain["subspaces"].items()]}
     if kind == "Tuple":
-        return {"type": kind, "spaces": [_in(one, depth + 1) for one in said["subspaces"]]}
+        return {"type": kind, "spaces": [_in(one, depth + 1) for one in plain["subspaces"]]}
     if kind == "Text":
-        limits = {"min_length": int(said["min_length"]), "max_length": int(said["max_length"])}
-        return {"type": kind, **limits, "characters": "".join(map(str, said["charset"]))}
+        limits = {"min_length": int(plain["min_length"]), "max_length": int(plain["max_length"])}
+        return {"type": kind, **limits, "characters": "".join(map(str, plain["charset"]))}
     if kind == "Discrete":
-        return {"type": kind, "dtype": "<i8", "n": int(said["n"]), "start": int(said.get("start", 0))}
+        return {"type": kind, "dtype": "<i8", "n": int(plain["n"]), "start": int(plain.get("start", 0))}
     if kind == "MultiBinary":
-        shape = said["n"] if isinstance(said["n"], list) else [said["n"]]
+        shape = plain["n"] if isinstance(plain["n"], list) else [plain["n"]]
         return {"type": kind, "dtype": "|i1", "shape": _sizes(shape)}
     if kind not in ("Box", "MultiDiscrete"):
         raise ValueError(f"unsupported type {kind}")
-    dtype = np.dtype(str(said["dtype"]))
+    dtype = np.dtype(str(plain["dtype"]))
     if dtype.kind not in "biuf":
         raise ValueError(f"unsupported dtype {dtype}")
     names = ("low", "high") if kind == "Box" else ("nvec", "start")
-    given = {name: said.get(name, 0) if name == "start" else said[name] for name in names}
+    given = {name: plain.get(name, 0) if name == "start" else plain[name] for name in names}
     arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in given.items()}
-    shape = _sizes(said["shape"] if kind == "Box" else list(arrays["nvec"].shape))
-    told = {name: to_array_map(np.broadcast_to(array, shape)) for name, array in arrays.items()}
-    return {"type": kind, "dtype": dtype.newbyteorder("<").str, "shape": shape, **told}
+    shape = _sizes(plain["shape"] if kind == "Box" else list(arrays["nvec"].shape))
+    bounds = {name: to_array_map(np.broadcast_to(array, shape)) for name, array in arrays.items()}
+    return {"type": kind, "dtype": dtype.newbyteorder("<").str, "shape": shape, **bounds}
 
 
 def _sizes(shape: Any) -> list[int]:

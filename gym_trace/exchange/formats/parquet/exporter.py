@@ -20,7 +20,7 @@ from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, columns_of
 from gym_trace.playback.tables.rows import TableColumn, Tables
 
 COLUMNS_KEY = "gym_trace.columns"
-_GROUP_ROWS, _GROUP_BYTES = 122_880, 32 << 20  # of a row group: whichever comes first
+_GROUP_ROWS, _GROUP_BYTES = 122_880, 32 << 20  # limits of a row group
 _FILE_BYTES = 256 << 20  # after which another file is begun
 
 

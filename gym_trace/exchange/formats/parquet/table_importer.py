@@ -94,15 +94,15 @@ class TableImporter:
         return _TableReader(table, _roles(table, _given(self.map))).imported()
 
 
-def _given(told: str | Mapping[str, str]) -> dict[str, str]:
+def _given(mapping: str | Mapping[str, str]) -> dict[str, str]:
     """A mapping by the names of ROLES. Raises InvalidOption."""
-    if isinstance(told, str):
-        parts = [part.partition("=") for part in told.split(",") if part.strip()]
+    if isinstance(mapping, str):
+        parts = [part.partition("=") for part in mapping.split(",") if part.strip()]
         if bad := next((name for name, equals, _ in parts if not equals), None):
             raise InvalidOption(f"map: {bad!r}: invalid; pass NAME=COLUMN, such as obs=state,acts=action")
-        told = {name.strip(): column.strip() for name, _, column in parts}
+        mapping = {name.strip(): column.strip() for name, _, column in parts}
     found = {}
-    for name, column in told.items():
+    for name, column in mapping.items():
         role = next((role for role, names in ROLES.items() if name in names), None)
         if role is None or not isinstance(column, str):
             raise InvalidOption(f"map: unknown name {name!r}; use {', '.join(ROLES)}")
@@ -238,17 +238,17 @@ class _TableReader:
 
     def imported(self) -> Imported:
         observations, actions = (_space(self._form(role)) for role in ("observations", "actions"))
-        told = {role: "+".join(names) for role, names in self._roles.items()}
+        columns = {role: "+".join(names) for role, names in self._roles.items()}
         environment = {"note": f"{self._table.path.name} does not say the environment"}
-        metadata = {"imported_from": _KIND, "columns": told}
+        metadata = {"imported_from": _KIND, "columns": columns}
         schema = new_schema(_KIND, observations, actions, environment, metadata)
         lengths = self._lengths()
-        return imported(_KIND, self._episodes(lengths), schema, notes=self._told(), steps=self._table.rows)
+        return imported(_KIND, self._episodes(lengths), schema, notes=self._notes_on_table(), steps=self._table.rows)
 
-    def _told(self) -> Iterator[str]:
+    def _notes_on_table(self) -> Iterator[str]:
         """Yield which columns were taken for what, and what the table lacks."""
-        told = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
-        yield f"read as a table with one row per step: {', '.join(told)}"
+        roles = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
+        yield f"read as a table with one row per step: {', '.join(roles)}"
         yield "the table has no seeds, times or spaces; spaces are as wide as the dtypes"
         if "next_observations" not in self._roles:
             yield "no next observations: final observations are placeholders (NaN, 0 or empty)"

@@ -34,8 +34,8 @@ def located(path: Path) -> Iterator[None]:
     except (CorruptTrace, OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
         if isinstance(error, TraceError) and not isinstance(error, CorruptTrace):
             raise
-        told = printable(" ".join(str(error).split()))
-        raise UnreadableRecording(f"{path}: cannot be read: {told:.200}") from error
+        problem = printable(" ".join(str(error).split()))
+        raise UnreadableRecording(f"{path}: cannot be read: {problem:.200}") from error
 
 
 def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
@@ -66,8 +66,8 @@ class Table:
                 if file is files[0]:
                     self.schema = opened.schema_arrow
                 elif not self.schema.equals(opened.schema_arrow):
-                    told = f"has other columns than {files[0].name}; import one table at a time"
-                    raise UnreadableRecording(f"{file}: {told}")
+                    problem = f"has other columns than {files[0].name}; import one table at a time"
+                    raise UnreadableRecording(f"{file}: {problem}")
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the table."""

@@ -102,6 +102,6 @@ def space_of(feature: Feature | Features) -> PlainSpace:
     if feature.kind == "label" and feature.classes:
         return {"type": "Discrete", "dtype": dtype.str, "n": feature.classes, "start": 0}
     if feature.kind == "text" or None in feature.shape or dtype.kind == "c":
-        told = "text" if feature.kind == "text" else f"{feature.kind}s of {dtype}, shape {feature.shape}"
-        return custom(told)
+        description = "text" if feature.kind == "text" else f"{feature.kind}s of {dtype}, shape {feature.shape}"
+        return custom(description)
     return widest(dtype, feature.sizes)

@@ -64,7 +64,7 @@ class RldsExporter:
             raise InvalidOption(f"images={self.images!r}: pass one of {', '.join(IMAGES)}")
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """As Exporter. Only mixed dtypes are lost."""
+        """Plan the export. Only mixed dtypes are lost."""
         columns = _Columns(source, self.images)
         longest = int(source.episodes["steps"].max()) + 1
         if (size := columns.row_size * longest) > LARGEST:
@@ -165,7 +165,7 @@ class _Columns:
         """Append the rows of a window."""
         columns, count, closes = window.columns, window.steps, window.closes
         for path in self._leaves:
-            rows = columns[path] if path in columns else objects([ABSENT] * count)  # of an annotation
+            rows = columns[path] if path in columns else objects([ABSENT] * count)  # an annotation may be missing
             if path[0] == "observations":
                 self._rows(example, path, rows if window.opens else rows[1:], last=False)
             else:

@@ -85,9 +85,9 @@ class _DataSet:
     def __init__(self, path: Path):
         self.path = path
         self.info = read_json(path / "dataset_info.json")
-        said = read_json(path / "features.json")
+        plain = read_json(path / "features.json")
         with _located(path / "features.json"):
-            self.features, unknown = features_of(said)
+            self.features, unknown = features_of(plain)
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
             raise UnreadableRecording(f"{path / 'features.json'}: not RLDS: its examples have no steps")
@@ -101,17 +101,17 @@ class _DataSet:
         if len(set(shards)) < len(shards):
             raise UnreadableRecording(f"{path / 'dataset_info.json'}: several splits have the same shards")
 
-    def _split(self, said: Any) -> _Split:
-        said = said if isinstance(said, dict) else {}
-        name, dataset = str(said.get("name", "")), str(self.info.get("name", ""))
-        lengths = _list(said.get("shardLengths"))
+    def _split(self, plain: Any) -> _Split:
+        plain = plain if isinstance(plain, dict) else {}
+        name, dataset = str(plain.get("name", "")), str(self.info.get("name", ""))
+        lengths = _list(plain.get("shardLengths"))
         file_format = self.info.get("fileFormat", "tfrecord")
         if file_format != "tfrecord":
-            told = "convert it with tfds.core.DatasetBuilder, file_format='tfrecord'"
-            raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {told}")
+            advice = "convert it with tfds.core.DatasetBuilder, file_format='tfrecord'"
+            raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {advice}")
         if not re.fullmatch(r"[\w.-]+", name) or not re.fullmatch(r"\w+", dataset):
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60}: invalid name of a split")
-        template = said.get("filepathTemplate") or TEMPLATE
+        template = plain.get("filepathTemplate") or TEMPLATE
         names = _shard_names(template, dataset, name, len(lengths))
         if names is None:
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
@@ -222,8 +222,10 @@ class _EpisodeReader:
             else:
                 yield episode
         if found != split.episodes:
-            told = f"{found} episodes, but dataset_info.json declares {split.episodes}"
-            raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
+            counts = f"{found} episodes, but dataset_info.json declares {split.episodes}"
+            raise UnreadableRecording(
+                f"{self._data.path}: the split {split.name} has {counts}; a file may be incomplete"
+            )
         self._data.notes += self._notes_at_end()
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, FeatureList]]]:
@@ -335,7 +337,7 @@ class _EpisodeReader:
                 if lead is not None:
                     observations, lead = trees.joined(lead, observations), None
                 given = np.full(count, np.nan) if rewards is None else rewards(count)
-                told = all_from_json(infos.values(count)) if infos else None
+                known = all_from_json(infos.values(count)) if infos else None
                 annotations = {name: read(count) for name, read in notes.items()}
                 if self._ours:
                     marked = ((name, _marked(found)) for name, found in annotations.items())
@@ -348,7 +350,7 @@ class _EpisodeReader:
                     observations,
                     actions,
                     given,
-                    infos=told if told and told[0] is not None else None,
+                    infos=known if known and known[0] is not None else None,
                     annotations=annotations if count else {},
                 )
 

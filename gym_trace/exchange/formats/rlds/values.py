@@ -1,4 +1,4 @@
-"""Values of any kind, such as texts and infos, as the strings that RLDS has them in."""
+"""Values without a dtype, such as texts and infos, as strings of RLDS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.values import is_utf8
 from gym_trace.exchange.formats.foreign import Values
 
-_JSON = b"\0"  # which JSON begins with where text would be expected
+_JSON = b"\0"  # prefix of JSON where text is also possible
 
 
 def packed(values: Iterable[Any]) -> Iterator[bytes]:

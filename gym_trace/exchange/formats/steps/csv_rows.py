@@ -20,17 +20,17 @@ from gym_trace.playback.column_selection import ColumnSelection, name_of, names_
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
-MOST_COLUMNS = 64  # of an array that has a column for each of its numbers
+MOST_COLUMNS = 64  # numbers of an array that get columns of their own
 _FACTS = ("episode", "step")
 _LOOKED_AT = 64  # windows that are looked at before the heading
-_FORMULA = tuple("=+-@＝＋－＠")  # what a formula begins with in spreadsheets
+_FORMULA = tuple("=+-@＝＋－＠")  # first characters of formulas in spreadsheets
 
 
 class _Cells(NamedTuple):
     """The columns that a leaf has in the CSV. spreadsheet: as csv_lines() has it."""
 
     names: tuple[str, ...]
-    shape: tuple[int, ...] | None  # of rows that have a column for each of their numbers; None: one column
+    shape: tuple[int, ...] | None  # shape of rows with one column per number; None: one column
     spreadsheet: bool
 
     @property
@@ -100,10 +100,10 @@ def _heading(trace: Trace, selection: ColumnSelection, windows: list[Window], sp
         for path, rows in window.columns.items():
             leaf = declared.get(path)
             if rows.dtype == object and leaf is not None and leaf.dtype is not None:
-                shapes[path] = leaf.shape  # as it was declared: some rows are something else
+                shapes[path] = leaf.shape  # declared shape: some rows differ
             elif len(rows) or path not in shapes:
                 shapes[path] = rows.shape[1:] if _are_numbers(rows) else None
-    for name in names_in(trace) if windows else ():  # which the first steps may have no value for
+    for name in names_in(trace) if windows else ():  # the first steps may have no value for some
         path = tuple(name.split("/", 1))
         if path[0] == "annotations" and len(path) > 1 and selection.takes(path):
             shapes.setdefault(path, None)

@@ -175,6 +175,6 @@ def _map(keys: list[Any], values: list[Any]) -> Any:
 def _values(rows: Array | None, leaf: Leaf | None) -> tuple[dict[str, Any], list[Any]]:
     if rows is not None and rows.dtype != object:
         form: Form | None = Form(rows.dtype, rows.shape[1:])
-    else:  # what they were to be, where they are of many kinds
+    else:  # values of many types: the declared dtype
         form = None if leaf is None or leaf.dtype is None else Form(leaf.dtype, leaf.shape)
     return {"dtype": None} if form is None else form.declared(), [] if rows is None else rows_of(rows, form)

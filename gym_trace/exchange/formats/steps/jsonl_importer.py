@@ -207,7 +207,7 @@ def _space(form: Any) -> PlainSpace:
         if "tuple" in form:
             return {"type": "Tuple", "spaces": list(map(_space, form["tuple"]))}
         if form["dtype"] is None:
-            return describe(StandIn("values of any kind"))
+            return describe(StandIn("arbitrary values"))
         dtype = array_from([], form["dtype"], [0, *form["shape"]]).dtype
         if dtype.kind not in "biuf" or math.prod(form["shape"]) > _MOST_ELEMENTS:
             raise ValueError("invalid dtype or shape of a Box")

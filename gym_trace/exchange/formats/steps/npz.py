@@ -18,7 +18,7 @@ from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
-_LEVEL = 1  # of deflate, where most of the time goes
+_LEVEL = 1  # deflate level; compression takes most of the time
 _VALUES = ".jsonl"  # how the name of a column ends that NumPy has no dtype for
 
 

@@ -1,4 +1,4 @@
-"""The columns of a trace, a leaf of a space each, and their rows: as channels and entities have them, and back."""
+"""Columns of a trace as channels (MCAP) and entities (Rerun), one per leaf of a space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward
 class Column(NamedTuple):
     """A column.
 
-    name: as "observation/position". form: of its rows; None: values of any kind. is_image: whether rows become PNG.
+    name: as "observation/position". form: of its rows; None: arbitrary values. is_image: whether rows become PNG.
     """
 
     name: str

@@ -56,7 +56,7 @@ class McapExporter:
             raise InvalidOption(f"fps={self.fps!r}: pass steps per second, such as 30")
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """As Exporter. Only mixed dtypes are lost."""
+        """Plan the export. Only mixed dtypes are lost."""
         write = partial(self._write, source, _begin(source, self._spacing))
         return ExportPlan(list(losses(source, "dtype")), write, self._how_to_load)
 

@@ -28,7 +28,7 @@ from gym_trace.printable import printable
 
 EXACT = "exact"  # the component for the bytes of rows that float64 scalars cannot hold
 _MOST_PLOTTED = 256  # numbers of a row
-_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a column that are sent at once
+_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a column, sent together
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RerunExporter:
     makes: ClassVar[str] = "file"
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """As Exporter. Only mixed dtypes are lost."""
+        """Plan the export. Only mixed dtypes are lost."""
         return ExportPlan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
     def _write(self, source: ExportSource, target: Target) -> None:
@@ -67,7 +67,7 @@ class RerunExporter:
 
 
 def _kept(chunks: Iterator[Chunk], raised: list[BaseException]) -> Iterator[Chunk]:
-    """The chunks up to an exception, which is kept: Rerun makes one of its own of it."""
+    """Yield chunks. Keep an exception, because Rerun replaces it by its own."""
     try:
         yield from chunks
     except BaseException as error:
