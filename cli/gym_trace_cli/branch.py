@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import FINE
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.help import headed, opt, options_of, shared
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
@@ -29,44 +30,30 @@ if TYPE_CHECKING:
     from gym_trace.results import Branched
 
 
+@dataclass(frozen=True, kw_only=True)
+class BranchOptions:
+    """Options of gym-trace branch."""
+
+    episode: int = opt(
+        "--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0, under="Step"
+    )
+    step: int = opt("--step N", "First step of the policy. Default: 0, after the reset.", click.INT, default=0)
+    policy: str = shared(policy_option, under="Continuations")
+    episodes: int = opt("--episodes N", "New episodes. Default: 20.", POSITIVE, default=20)
+    seed: int | None = opt("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE)
+    output: str = opt("-o, --output DIR", "Directory of the new trace.", PATH, required=True, under="Output")
+    on_exist: str = shared(on_exist_option)
+    no_prefix: bool = opt("--no-prefix", "Leave out the repeated steps (unverifiable).")
+    quiet: bool = shared(quiet_option)
+    as_json: bool = shared(json_option)
+    recorded: RecordedEnvironment = shared(recorded_environment_options)
+    comparison: dict[str, Any] = shared(comparison_options)
+
+
 @headed("branch")
 @trace_argument
-@section(
-    "Step",
-    option("--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0),
-    option("--step N", "First step of the policy. Default: 0, after the reset.", click.INT, default=0),
-)
-@section(
-    "Continuations",
-    policy_option,
-    option("--episodes N", "New episodes. Default: 20.", POSITIVE, default=20),
-    option("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE),
-)
-@section(
-    "Output",
-    option("-o, --output DIR", "Directory of the new trace.", PATH, required=True),
-    on_exist_option,
-    option("--no-prefix", "Leave out the repeated steps (unverifiable)."),
-    quiet_option,
-    json_option,
-)
-@recorded_environment_options
-@comparison_options
-def command(
-    directory: str,
-    episode: int,
-    step: int,
-    policy: str,
-    episodes: int,
-    seed: int | None,
-    output: str,
-    on_exist: str,
-    no_prefix: bool,
-    quiet: bool,
-    as_json: bool,
-    recorded: RecordedEnvironment,
-    comparison: dict[str, Any],
-) -> int:
+@options_of(BranchOptions)
+def command(directory: str, options: BranchOptions) -> int:
     """Record new episodes that begin as a recorded one did.
     From a step on, another policy acts. What if?
     Every repeated step is compared, bit for bit.
@@ -76,37 +63,38 @@ def command(
     gym-trace branch traces/cartpole --episode 7 --step 120 -o traces/if --policy sb3:model.zip
     """
     trace = gym_trace.open_trace(directory)
+    episode, step = options.episode, options.step
     if not -len(trace) <= episode < len(trace):
         known = show.count(len(trace), "episode")
         raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
-    acting = named_policy(policy)
+    acting = named_policy(options.policy)
 
     def report(progress: tuple[int, int]) -> Report:
         done, steps = progress
-        return Report([show.count(done, "episode"), show.count(steps, "step")], done / episodes)
+        return Report([show.count(done, "episode"), show.count(steps, "step")], done / options.episodes)
 
-    watch = Watch(report, quiet=quiet)
-    arguments = recorded.arguments()
+    watch = Watch(report, quiet=options.quiet)
+    arguments = options.recorded.arguments()
     with watch, errors_name_options():
         done = gym_trace.branch(
             trace,
             episode,
             step,
             acting,
-            output,
-            episodes=episodes,
-            seed=seed,
-            prefix=not no_prefix,
+            options.output,
+            episodes=options.episodes,
+            seed=options.seed,
+            prefix=not options.no_prefix,
             on_progress=lambda *progress: watch(progress),
             command="gym-trace branch",
-            on_exist=on_exist,
+            on_exist=options.on_exist,
             **arguments,
-            **comparison,
+            **options.comparison,
         )
-    if as_json:
+    if options.as_json:
         show.json_line(_plain(done))
-    elif not quiet:
-        _print(done, range(len(trace))[episode], step, policy)
+    elif not options.quiet:
+        _print(done, range(len(trace))[episode], step, options.policy)
     if watch.stop.received:
         click.echo(f"{watch.stop.what_happened}; every step up to here is saved", err=True)
         return watch.stop.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
 from functools import wraps
 from typing import Any
 
@@ -95,6 +96,50 @@ def bundle(name: str, make: Callable[..., Any], *options: _Decorator, also: Sequ
             option(bundling)
         own += (param.name for param in params[before:])
         return bundling
+
+    return decorate
+
+
+# -- options as dataclasses: each option, its default and its help in one place --------------------------------------
+
+
+def opt(
+    spec: str, help: str, type: Any = None, *, default: Any = None, under: str | None = None, **attributes: Any
+) -> Any:
+    """Declare a field of a dataclass as an option; the arguments are those of option().
+
+    under: heading of this option and of those after it.
+    """
+    is_flag = " " not in spec.split(", ")[-1]
+    given = attributes if default is None else {**attributes, "default": default}
+    default = False if is_flag and default is None else default
+    make = lambda name: option(spec, help, type, name=name, **given)  # noqa: E731
+    return field(default=default, metadata={"make": make, "heading": under})
+
+
+def shared(decorator: _Decorator, under: str | None = None) -> Any:
+    """Declare a field that is an option, or a bundle, of several commands."""
+    return field(metadata={"make": lambda _: decorator, "heading": under})
+
+
+def options_of(kind: Any) -> _Decorator:
+    """Give a command the options of a dataclass as one parameter, options."""
+    groups: dict[str, list[_Decorator]] = {}
+    heading = "Options"
+    for declared in fields(kind):
+        heading = declared.metadata["heading"] or heading
+        groups.setdefault(heading, []).append(declared.metadata["make"](declared.name))
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def with_options(*args: Any, **values: Any) -> Any:
+            options = kind(**{declared.name: values.pop(declared.name) for declared in fields(kind)})
+            return command(*args, options=options, **values)
+
+        decorated: Any = with_options
+        for heading, decorators in reversed(groups.items()):
+            decorated = section(heading, *decorators)(decorated)
+        return decorated
 
     return decorate
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,7 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, environment_ids
 from gym_trace_cli.environments import NamedEnvironment, RecordedEnvironment, environment_options
 from gym_trace_cli.exit_codes import FINE
-from gym_trace_cli.help import bundle, headed, option, section
+from gym_trace_cli.help import headed, opt, options_of, shared
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
@@ -44,77 +45,63 @@ class Mark(TextOption):
         return key, name
 
 
-class Source(NamedTuple):
-    """The recorded step to go on from."""
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """Options of gym-trace play."""
 
-    trace: str | None
-    episode: int
-    step: int
-    trust: bool
+    output: str | None = opt("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH, under="Output")
+    on_exist: str = shared(on_exist_option)
+    split: str = opt("--split NAME", "Split of the episodes. Default: train.", default="train")
+    record_infos: bool = opt("--infos", "Record infos.")
+    quiet: bool = shared(quiet_option)
+    as_json: bool = opt("--json", "Print the summary as one JSON object.")
+    keys: str | None = opt(
+        "--keys FILE",
+        "Key map (TOML). Default: the environment's, or questions.",
+        click.Path(dir_okay=False),
+        under="Playing",
+    )
+    asks_again: bool = opt("--ask", "Ask for the keys again.")
+    marks: Sequence[tuple[str, str]] = opt(
+        "--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", Mark()
+    )
+    fps: float | None = opt(
+        "--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)
+    )
+    episodes: int | None = opt("--episodes N", "Stop after N complete episodes.", POSITIVE)
+    seed: int | None = opt("--seed N", "Make the start of episode k the same in every session.", NOT_NEGATIVE)
+    trace: str | None = opt(
+        "--from TRACE", "Trace with the episode.", TraceDirectory(), under="Going on from a recorded step"
+    )
+    episode: int = opt("--episode N", "Its index. Default: 0.", click.INT, default=0)
+    step: int = opt("--step N", "Steps that are taken as recorded. Default: 0.", NOT_NEGATIVE, default=0)
+    trust: bool = opt("--trust", "Allow imports, calls, files only the trace names.")
+    comparison: dict[str, Any] = shared(comparison_options)
+    named: NamedEnvironment = shared(environment_options, under="Environment")
+    facts: dict[str, Any] = shared(fact_options, under="Metadata")
+    metadata: Sequence[tuple[str, Any]] = shared(metadata_option)
 
-    def made(self, named: NamedEnvironment, comparison: dict[str, Any]) -> Any:
-        """Return the environment at that step. Raises the errors of env_at()."""
-        from gym_trace.replay import Continued
 
-        recorded = RecordedEnvironment(
-            named.env_id, named.factory, tuple(named.env_args.items()), named.imports, self.trust
-        )
-        trace = gym_trace.open_trace(str(self.trace))
-        try:
-            return Continued(trace, self.episode, self.step, **recorded.arguments(), **comparison)
-        except IndexError as error:
-            episodes = show.count(len(trace), "episode")
-            raise click.UsageError(f"--episode {self.episode}: the trace has {episodes}") from error
+def _continued(options: PlayOptions) -> Any:
+    """Return the environment at the recorded step. Raises the errors of env_at()."""
+    from gym_trace.replay import Continued
+
+    named = options.named
+    recorded = RecordedEnvironment(
+        named.env_id, named.factory, tuple(named.env_args.items()), named.imports, options.trust
+    )
+    trace = gym_trace.open_trace(str(options.trace))
+    try:
+        return Continued(trace, options.episode, options.step, **recorded.arguments(), **options.comparison)
+    except IndexError as error:
+        episodes = show.count(len(trace), "episode")
+        raise click.UsageError(f"--episode {options.episode}: the trace has {episodes}") from error
 
 
 @headed("play")
 @click.argument("env_id", required=False, shell_complete=environment_ids)
-@section(
-    "Output",
-    option("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH),
-    on_exist_option,
-    option("--split NAME", "Split of the episodes. Default: train.", default="train"),
-    option("--infos", "Record infos.", name="record_infos"),
-    quiet_option,
-    option("--json", "Print the summary as one JSON object.", name="as_json"),
-)
-@section(
-    "Playing",
-    option("--keys FILE", "Key map (TOML). Default: the environment's, or questions.", click.Path(dir_okay=False)),
-    option("--ask", "Ask for the keys again.", name="asks_again"),
-    option("--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", Mark(), name="marks"),
-    option("--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)),
-    option("--episodes N", "Stop after N complete episodes.", POSITIVE),
-    option("--seed N", "Make the start of episode k the same in every session.", NOT_NEGATIVE),
-)
-@section(
-    "Going on from a recorded step",
-    bundle(
-        "source",
-        Source,
-        option("--from TRACE", "Trace with the episode.", TraceDirectory(), name="trace"),
-        option("--episode N", "Its index. Default: 0.", click.INT, default=0),
-        option("--step N", "Steps that are taken as recorded. Default: 0.", NOT_NEGATIVE, default=0),
-        option("--trust", "Allow imports, calls, files only the trace names."),
-    ),
-)
-@comparison_options
-@section("Environment", environment_options)
-@section("Metadata", fact_options, metadata_option)
-def command(
-    named: NamedEnvironment,
-    source: Source,
-    comparison: dict[str, Any],
-    output: str | None,
-    seed: int | None,
-    keys: str | None,
-    marks: Sequence[tuple[str, str]],
-    facts: dict[str, Any],
-    metadata: Sequence[tuple[str, Any]],
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
-) -> int:
+@options_of(PlayOptions)
+def command(options: PlayOptions) -> int:
     """Play an environment in a window, and record every step.
 
     F1 shows all keys: pause, restart from the seed, discard, save, annotate.
@@ -124,35 +111,40 @@ def command(
     gym-trace play CartPole-v1 -o traces/by-hand
     gym-trace play --from traces/cartpole --episode 7 --step 12 -o traces/by-hand
     """
-    if source.trace is None and (named.env_id is None) == (named.factory is None):
+    named = options.named
+    if options.trace is None and (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")
-    if source.trace is None and any(comparison.values()):
+    if options.trace is None and any(options.comparison.values()):
         raise click.UsageError("--atol, --rtol, --tolerance and --ignore need --from")
-    if source.trace is not None and output is None:
+    if options.trace is not None and options.output is None:
         raise click.UsageError("--from: pass -o DIR, too")
-    if source.trace is not None and (named.wrappers or named.max_episode_steps is not None):
+    if options.trace is not None and (named.wrappers or named.max_episode_steps is not None):
         raise click.UsageError("--from: excludes --wrapper and --max-episode-steps; the recorded ones are used")
-    directory = Path(output or f"traces/{named.file_name}")
-    if named.factory is None and source.trace is None:
+    directory = Path(options.output or f"traces/{named.file_name}")
+    if named.factory is None and options.trace is None:
         named.env_args.setdefault("render_mode", "rgb_array")
-    facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
-    if marks:
-        options["marks"] = dict(marks)
+    facts = {key: list(value) if key == "tags" else value for key, value in options.facts.items() if value}
     with StopSignals() as stop, errors_name_options():
         played = gym_trace.play(
-            named() if source.trace is None else source.made(named, comparison),
+            named() if options.trace is None else _continued(options),
             directory,
-            seed=seed,
+            seed=options.seed,
             name=named.env_id or "",
-            keys=None if keys is None else Path(keys),
+            keys=None if options.keys is None else Path(options.keys),
+            asks_again=options.asks_again,
+            fps=options.fps,
+            episodes=options.episodes,
             facts=facts,
-            metadata=dict(metadata),
+            metadata=dict(options.metadata),
             make_env=named,
             command=_COMMAND,
             stop=lambda: bool(stop.received),
-            **options,
+            on_exist=options.on_exist,
+            split=options.split,
+            record_infos=options.record_infos,
+            **({"marks": dict(options.marks)} if options.marks else {}),
         )
-    _summarize(played, directory, named.replaying(), quiet, as_json)
+    _summarize(played, directory, named.replaying(), options.quiet, options.as_json)
     if not stop.received:
         return FINE
     click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)

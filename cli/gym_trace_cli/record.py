@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, environment_options, import_modules
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import bundle, headed, option, section
+from gym_trace_cli.help import bundle, headed, opt, option, options_of, section, shared
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
@@ -35,7 +36,7 @@ from gym_trace_cli.options import (
     quiet_option,
 )
 from gym_trace_cli.progress import Report, Watch, fraction
-from gym_trace_cli.record_config import config_options, write_config
+from gym_trace_cli.record_config import config_option, write_config, write_config_option
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
@@ -117,176 +118,152 @@ policy_option = option(
 )
 
 
-@headed("record")
-@click.argument("env_id", required=False, shell_complete=environment_ids)
-@section(
-    "Output",
-    option("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH),
-    on_exist_option,
-    option("--split NAME", "Split of the episodes. Default: train.", default="train"),
-    option("--infos", "Record infos.", name="record_infos"),
-    option("--states K", "Keep states every K steps, for env_at.", POSITIVE),
-    option("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName()),
-    option("--tensorboard DIR", "Write TensorBoard scalars.", PATH),
-    option("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1),
-    quiet_option,
-    option("--json", "Print the summary as one JSON object.", name="as_json"),
-    *config_options,
-)
-@section(
-    "Limits",
-    bundle(
-        "limits",
-        dict,
-        option("--episodes N", "Complete episodes. Default: 10 if no limit is given.", POSITIVE),
-        option("--steps N", "Steps.", POSITIVE),
-        option("--seconds S", "Seconds.", SECONDS),
-        option("--bytes N", "Bytes on disk, approximately.", POSITIVE),
-    ),
-)
-@section(
-    "Environment and policy",
-    environment_options,
-    policy_option,
-    option("--seed N", "Make episode k the same in every run.", NOT_NEGATIVE),
-)
-@section(
-    "Several environments or processes",
-    option("--num-envs N", _LANES, POSITIVE),
-    option("--lanes N", _LANES, POSITIVE),
-    option(
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Options of gym-trace record."""
+
+    output: str | None = opt("-o, --output DIR", "Trace directory. Default: traces/ENV_ID.", PATH, under="Output")
+    on_exist: str = shared(on_exist_option)
+    split: str = opt("--split NAME", "Split of the episodes. Default: train.", default="train")
+    record_infos: bool = opt("--infos", "Record infos.")
+    states: int | None = opt("--states K", "Keep states every K steps, for env_at.", POSITIVE)
+    video: str | None = opt("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName())
+    tensorboard: str | None = opt("--tensorboard DIR", "Write TensorBoard scalars.", PATH)
+    level: int = opt("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1)
+    quiet: bool = shared(quiet_option)
+    as_json: bool = opt("--json", "Print the summary as one JSON object.")
+    new_config: str | None = shared(write_config_option)
+    episodes: int | None = opt(
+        "--episodes N", "Complete episodes. Default: 10 if no limit is given.", POSITIVE, under="Limits"
+    )
+    steps: int | None = opt("--steps N", "Steps.", POSITIVE)
+    seconds: float | None = opt("--seconds S", "Seconds.", SECONDS)
+    bytes: int | None = opt("--bytes N", "Bytes on disk, approximately.", POSITIVE)
+    named: NamedEnvironment = shared(environment_options, under="Environment and policy")
+    policy: str = shared(policy_option)
+    seed: int | None = opt("--seed N", "Make episode k the same in every run.", NOT_NEGATIVE)
+    num_envs: int | None = opt("--num-envs N", _LANES, POSITIVE, under="Several environments or processes")
+    lanes: int | None = opt("--lanes N", _LANES, POSITIVE)
+    vectorization: str | None = opt(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
         ["sync", "async", "vector_entry_point"],
-        name="vectorization",
-    ),
-    option(
+    )
+    autoreset: str | None = opt(
         "--autoreset MODE",
         "next-step, same-step, disabled. Default: next-step.",
         ["next-step", "same-step", "disabled"],
-    ),
-    option("-j, --workers N", "Record with N processes.", POSITIVE),
-    bundle(
-        "of_workers",
-        dict,
-        option("--engine E", _ENGINE, ["local", "ray"]),
-        option("--address A", _ENGINE),
-        option("--shard I/N", "Record only episodes k with k mod N = I.", ShardOf()),
-        option("--resume", "Resume an interrupted run of -j."),
-        option("--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS),
-        option("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE),
-        option("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19), name="niceness"),
-    ),
-)
-@section(
-    "Metadata",
-    fact_options,
-    metadata_option,
-    bundle("private", dict, option("--argv", _PRIVATE), option("--git-diff", _PRIVATE)),
-)
+    )
+    workers: int | None = opt("-j, --workers N", "Record with N processes.", POSITIVE)
+    engine: str | None = opt("--engine E", _ENGINE, ["local", "ray"])
+    address: str | None = opt("--address A", _ENGINE)
+    shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", ShardOf())
+    resume: bool = opt("--resume", "Resume an interrupted run of -j.")
+    stall_timeout: float | None = opt(
+        "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS
+    )
+    max_restarts: int | None = opt("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE)
+    niceness: int | None = opt("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19))
+    facts: dict[str, Any] = shared(fact_options, under="Metadata")
+    metadata: Sequence[tuple[str, Any]] = shared(metadata_option)
+    argv: bool = opt("--argv", _PRIVATE)
+    git_diff: bool = opt("--git-diff", _PRIVATE)
+
+    def of_workers(self) -> dict[str, Any]:
+        """Return the given arguments of collect() that need workers."""
+        names = ("shard", "resume", "stall_timeout", "max_restarts", "niceness")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+@headed("record")
+@click.argument("env_id", required=False, shell_complete=environment_ids)
+@options_of(RecordOptions)
+@section("Output", config_option)
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    named: NamedEnvironment,
-    output: str | None,
-    limits: dict[str, Any],
-    seed: int | None,
-    policy: str,
-    num_envs: int | None,
-    vectorization: str | None,
-    autoreset: str | None,
-    lanes: int | None,
-    workers: int | None,
-    of_workers: dict[str, Any],
-    facts: dict[str, Any],
-    metadata: Sequence[tuple[str, Any]],
-    private: dict[str, bool],
-    video: str | None,
-    tensorboard: str | None,
-    quiet: bool,
-    as_json: bool,
-    new_config: str | None,
-    states: int | None,
-    **recording: Any,
-) -> int:
+def command(ctx: click.Context, /, options: RecordOptions) -> int:
     """Record episodes until the first limit; Ctrl-C keeps everything.
 
     \b
     gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0
     """
+    named = options.named
     if (named.env_id is None) == (named.factory is None):
         raise click.UsageError("pass an environment: either ENV_ID or --make MODULE:FUNCTION")
+    limits = {name: getattr(options, name) for name in ("episodes", "steps", "seconds", "bytes")}
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
-    directory = path_of(output or f"traces/{named.file_name}")
-    given = dict(metadata)
+    directory = path_of(options.output or f"traces/{named.file_name}")
+    given = dict(options.metadata)
     if taken := sorted(set(_OWN_METADATA) & set(given)):
         raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
-    facts = {key: list(value) if key == "tags" else value for key, value in facts.items() if value}
-    engine, address = of_workers.pop("engine") or "local", of_workers.pop("address")
-    if engine == "ray" and workers is None:
-        raise click.UsageError("--engine ray needs -j, the number of its actors")
-    if address is not None and engine != "ray":
-        raise click.UsageError("--address needs --engine ray")
-    shard = of_workers["shard"]
-    if shard is not None:
-        workers = workers or 1
-        if seed is None:
-            raise click.UsageError("--shard needs --seed, the same for all shards")
-    of_workers = {name: value for name, value in of_workers.items() if value is not None and value is not False}
-    if workers is None and of_workers:
-        raise click.UsageError(f"--{next(iter(of_workers)).replace('_', '-').replace('niceness', 'nice')} needs -j")
-    if workers is None and num_envs is not None and policy.startswith(("onnx:", "run:")):
-        workers = 1  # these act in single environments; workers have one policy per lane
-    if workers is not None and (vectorization or autoreset):
-        raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
-                               "--autoreset")  # fmt: skip
-    if lanes is not None:
-        if workers is not None or num_envs is None:
-            raise click.UsageError("--lanes needs --num-envs, and a policy for all of its lanes; omit -j")
-        recording["lanes"] = lanes
-    if num_envs is None and (vectorization or autoreset):
-        raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
-    if video is not None:
-        if workers is not None or num_envs is not None:
+    workers = _workers(options)
+    if options.video is not None:
+        if workers is not None or options.num_envs is not None:
             raise click.UsageError("--video: needs a single environment; omit -j and --num-envs, or film episodes "
                                    "afterwards with gym-trace render")  # fmt: skip
         if named.factory is None:
             named.env_args.setdefault("render_mode", "rgb_array")
-    if states is not None:
-        recording["states"] = states
-    seed = _seed(seed, directory, "resume" in of_workers)
-    if new_config is not None:
-        write_config(ctx, new_config, seed)
-    acting = named_policy(policy)
-    plots = [Path(tensorboard)] if tensorboard else []
+    seed = _seed(options.seed, directory, options.resume)
+    if options.new_config is not None:
+        write_config(ctx, options.new_config, seed)
+    policy = named_policy(options.policy)
+    plots = [Path(options.tensorboard)] if options.tensorboard else []
     report = partial(_report, {name: limit for name, limit in limits.items() if limit is not None})
-    watch = Watch(report, quiet=quiet, tensorboard=plots)
+    watch = Watch(report, quiet=options.quiet, tensorboard=plots)
+    recording = {name: getattr(options, name) for name in ("on_exist", "split", "record_infos", "level")}
+    recording |= {"metadata": given} if given else {}
+    recording |= {} if options.states is None else {"states": options.states}
+    recording["facts"] = {key: list(value) if key == "tags" else value for key, value in options.facts.items() if value}
+    recording |= {"seed": seed, "argv": options.argv, "git_diff": options.git_diff, "command": _COMMAND, **limits}
     done: Any
     if workers is not None:
-        options = {"workers": workers, "num_envs": num_envs, "seed": seed, **limits, **of_workers, **private}
-        options |= {"command": _COMMAND, "facts": facts, **({"metadata": given} if given else {}), **recording}
-        options |= {"describe": named.described(), "on_progress": watch}
-        with watch, errors_name_options(directory), _engine(engine, address) as backend:
-            options["backend"] = backend
-            done = gym_trace.collect(named, acting, directory, **options)
+        recording |= {"workers": workers, "num_envs": options.num_envs, "describe": named.described()}
+        recording |= {**options.of_workers(), "on_progress": watch}
+        with watch, errors_name_options(directory), _engine(options.engine, options.address) as backend:
+            done = gym_trace.collect(named, policy, directory, backend=backend, **recording)
             watch.finish(done)
     else:
-        if video is not None:
-            recording["video"] = video if _is_named_schedule(video) else NamedCallable().convert(video, None, None)
+        recording |= {"make_env": named} if options.lanes is None else {"make_env": named, "lanes": options.lanes}
+        if options.video is not None:
+            is_named = _is_named_schedule(options.video)
+            recording["video"] = options.video if is_named else NamedCallable().convert(options.video, None, None)
         import_modules(named.imports)
-        with spared_children() if vectorization == "async" else nullcontext():
-            env = named(num_envs, vectorization, autoreset)
-        recording |= {"metadata": given, "seed": seed, "facts": facts, "make_env": named, **private}
-        done = _record_here(env, acting, directory, watch, limits, recording)
-    return _summarize(done, watch.stop, directory, named.replaying(), quiet, as_json)
+        with spared_children() if options.vectorization == "async" else nullcontext():
+            env = named(options.num_envs, options.vectorization, options.autoreset)
+        done = _record_here(env, policy, directory, watch, recording)
+    return _summarize(done, watch.stop, directory, named.replaying(), options.quiet, options.as_json)
+
+
+def _workers(options: RecordOptions) -> int | None:
+    """Return the number of workers, None for this process. Raises UsageError for options that exclude each other."""
+    workers, shard = options.workers, options.shard
+    if options.engine == "ray" and workers is None:
+        raise click.UsageError("--engine ray needs -j, the number of its actors")
+    if options.address is not None and options.engine != "ray":
+        raise click.UsageError("--address needs --engine ray")
+    if shard is not None:
+        workers = workers or 1
+        if options.seed is None:
+            raise click.UsageError("--shard needs --seed, the same for all shards")
+    if workers is None and (given := options.of_workers()):
+        raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
+    if workers is None and options.num_envs is not None and options.policy.startswith(("onnx:", "run:")):
+        workers = 1  # these act in single environments; workers have one policy per lane
+    if workers is not None and (options.vectorization or options.autoreset):
+        raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
+                               "--autoreset")  # fmt: skip
+    if options.lanes is not None and (workers is not None or options.num_envs is None):
+        raise click.UsageError("--lanes needs --num-envs, and a policy for all of its lanes; omit -j")
+    if options.num_envs is None and (options.vectorization or options.autoreset):
+        raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
+    return workers
 
 
 @contextmanager
-def _engine(name: str, address: str | None) -> Iterator[Any]:
+def _engine(name: str | None, address: str | None) -> Iterator[Any]:
     """Return the backend of the workers; None for processes of this machine."""
-    if name == "local":
+    if name != "ray":
         yield None
         return
     from gym_trace.recording import RayActors
@@ -306,13 +283,11 @@ def _seed(given: int | None, directory: Path, resume: bool) -> int:
     return new_seed() if before is None else int(before["seed"])
 
 
-def _record_here(
-    env: Any, policy: Any, directory: Path, watch: Watch, limits: dict[str, Any], options: dict[str, Any]
-) -> RolloutProgress:
+def _record_here(env: Any, policy: Any, directory: Path, watch: Watch, options: dict[str, Any]) -> RolloutProgress:
     """Record in this process."""
     with watch, errors_name_options():
         try:
-            done = gym_trace.record(env, policy, directory, on_progress=watch, command=_COMMAND, **limits, **options)
+            done = gym_trace.record(env, policy, directory, on_progress=watch, **options)
         except TraceError:
             raise
         except Exception as error:

@@ -39,9 +39,8 @@ config_option = option(
     expose_value=False,
     callback=_read,
 )
-config_options = (
-    config_option,
-    option("--write-config FILE", "Write options as TOML, to repeat this run.", PATH, name="new_config"),
+write_config_option = option(
+    "--write-config FILE", "Write options as TOML, to repeat this run.", PATH, name="new_config"
 )
 
 

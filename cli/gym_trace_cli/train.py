@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment, environment_options
 from gym_trace_cli.exit_codes import FINE
-from gym_trace_cli.help import Headed, option, section
+from gym_trace_cli.help import Headed, opt, options_of, section, shared
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
 _SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
+_LIMITS = ("steps", "seconds", "until_return")
+_OF_TRAIN = (
+    *("trust", "begin_with", "seed", "argv", "git_diff", "stall_timeout", "max_restarts", "niceness", "cpus"),
+    *("checkpoint_seconds", "keep", "milestone_seconds"),
+)
 _ALWAYS = {"as_json", "quiet", "trust", "config"}
 _OF_RESUME = {"resume", "steps", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep"}
 _OF_RESUME |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
@@ -91,116 +97,105 @@ class TrainCommand(Headed):
             raise click.UsageError(f"{error.option_name}: is a setting; pass --set {name}=VALUE", ctx) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of gym-trace train."""
+
+    output: str | None = opt("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH, under="Run")
+    resume: str | None = opt("--resume DIR", "Resume a run, or extend it with --steps.", PATH)
+    verified: str | None = opt("--verify DIR", "Prove a run; exit 3 if something differs.", PATH)
+    no_replay: bool = opt("--no-replay", "With --verify: do not play the episodes again.")
+    anchor: str | None = opt("--anchor FILE", "Write, or compare, the log's head: a file, git-note.")
+    trust: bool = opt("--trust", "Allow imports and calls that only the run names.")
+    begin_with: str | None = opt("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.")
+    seed: int | None = opt("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE)
+    tensorboard: str | None = opt("--tensorboard DIR", _AS_IN_RECORD, PATH)
+    quiet: bool = opt("--quiet", _AS_IN_RECORD)
+    as_json: bool = opt("--json", _AS_IN_RECORD)
+    argv: bool = opt("--argv", _AS_IN_RECORD)
+    git_diff: bool = opt("--git-diff", _AS_IN_RECORD)
+    steps: int | None = opt("--steps N", "Steps, rounded up to whole updates.", POSITIVE, under="Limits")
+    seconds: float | None = opt("--seconds S", "Seconds.", SECONDS)
+    until_return: float | None = opt("--until-return R", "Mean return of 100 episodes.", float)
+    named: NamedEnvironment = shared(environment_options, under="Environment")
+    workers: int | None = opt(
+        "-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE, under="Collecting"
+    )
+    num_envs: int | None = opt("--num-envs N", "Environments per worker. Default: 16.", POSITIVE)
+    rollout: int | None = opt("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE)
+    inference: str | None = opt("--inference WHO", "Sampled by: actor or server. Default: actor.", ["actor", "server"])
+    no_learn: bool = opt("--no-learn", "Only collect, to measure throughput.")
+    stall_timeout: float = opt("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0)
+    max_restarts: int = opt("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100)
+    niceness: int = opt("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), default=0)
+    cpus: list[int] | None = opt("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", Processors())
+    batch: int | None = opt(
+        "--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE, under="Learning"
+    )
+    lag: str | None = opt("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", ["0", "1", "any"])
+    device: str | None = opt("--device D", "cpu, cuda or cuda:N. Default: cpu.")
+    settings: Sequence[tuple[str, Any]] = opt(
+        "--set NAME=VALUE", "Any other setting, e.g. gamma=0.9 (repeatable).", EnvArg("learning_rate=3e-4")
+    )
+    policies: int | None = opt("--policies N", "Train a population of N policies.", POSITIVE)
+    exchange: Sequence[tuple[str, Any]] = opt(
+        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", Exchanging(), multiple=True
+    )
+    checkpoint_seconds: float = opt(
+        "--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0
+    )
+    keep: int = opt("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3)
+    milestone_seconds: float | None = opt("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS)
+
+
 @click.command("train", cls=TrainCommand)
 @click.argument("env_id", required=False, shell_complete=environment_ids)
-@section(
-    "Run",
-    option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
-    option("--resume DIR", "Resume a run, or extend it with --steps.", PATH),
-    option("--verify DIR", "Prove a run; exit 3 if something differs.", PATH, name="verified"),
-    option("--no-replay", "With --verify: do not play the episodes again."),
-    option("--anchor FILE", "Write, or compare, the log's head: a file, git-note."),
-    option("--trust", "Allow imports and calls that only the run names."),
-    option("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.", name="begin_with"),
-    option("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE),
-    option("--tensorboard DIR", _AS_IN_RECORD, PATH),
-    option("--quiet", _AS_IN_RECORD),
-    option("--json", _AS_IN_RECORD, name="as_json"),
-    option("--argv", _AS_IN_RECORD),
-    option("--git-diff", _AS_IN_RECORD),
-    config_option,
-)
-@section(
-    "Limits",
-    option("--steps N", "Steps, rounded up to whole updates.", POSITIVE),
-    option("--seconds S", "Seconds.", SECONDS),
-    option("--until-return R", "Mean return of 100 episodes.", float),
-)
-@section("Environment", environment_options)
-@section(
-    "Collecting",
-    option("-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE),
-    option("--num-envs N", "Environments per worker. Default: 16.", POSITIVE),
-    option("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE),
-    option("--inference WHO", "Sampled by: actor or server. Default: actor.", ["actor", "server"]),
-    option("--no-learn", "Only collect, to measure throughput."),
-    option("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0),
-    option("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100),
-    option("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), name="niceness", default=0),
-    option("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", Processors()),
-)
-@section(
-    "Learning",
-    option("--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE),
-    option("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", ["0", "1", "any"]),
-    option("--device D", "cpu, cuda or cuda:N. Default: cpu."),
-    option(
-        "--set NAME=VALUE",
-        "Any other setting, e.g. gamma=0.9 (repeatable).",
-        EnvArg("learning_rate=3e-4"),
-        name="settings",
-    ),
-    option("--policies N", "Train a population of N policies.", POSITIVE),
-    option(
-        "--pbt STEPS",
-        "Exchange interval, or NAME=VALUE. Default: 100000.",
-        Exchanging(),
-        name="exchange",
-        multiple=True,
-    ),
-    option("--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0),
-    option("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3),
-    option("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS, name="milestone_seconds"),
-)
+@options_of(TrainOptions)
+@section("Run", config_option)
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    named: NamedEnvironment,
-    output: str | None,
-    settings: Sequence[tuple[str, Any]],
-    no_learn: bool,
-    no_replay: bool,
-    resume: str | None,
-    verified: str | None,
-    policies: int | None,
-    exchange: Sequence[tuple[str, Any]],
-    **given: Any,
-) -> int:
+def command(ctx: click.Context, /, options: TrainOptions) -> int:
     """Train a policy with PPO and record every step. Ctrl-C saves everything.
 
     \b
     gym-trace train CartPole-v1 -o runs/cartpole --steps 100000 --seed 1
     gym-trace train --verify runs/cartpole
     """
-    if sum(bool(mode) for mode in (named.env_id, named.factory and not verified, resume, verified)) != 1:
+    named = options.named
+    if (
+        sum(
+            bool(mode)
+            for mode in (named.env_id, named.factory and not options.verified, options.resume, options.verified)
+        )
+        != 1
+    ):
         raise click.UsageError("pass one of ENV_ID, --make MODULE:FUNCTION, --resume DIR and --verify DIR")
-    _refuse_options(ctx, dict(settings))
-    if given["trust"]:
+    _refuse_options(ctx, dict(options.settings))
+    if options.trust:
         look_in_current_directory()  # may have what the run names
-    find_here(str(dict(settings).get("model") or "").partition(":")[0])
-    if verified is not None:
+    find_here(str(dict(options.settings).get("model") or "").partition(":")[0])
+    if options.verified is not None:
         _refuse_others(ctx, "--verify", {"verified", "no_replay", "anchor"} | _OF_ENVIRONMENT | _ALWAYS)
-        return _verify(verified, named if named.factory else None, not no_replay, **given)
-    if no_replay:
+        return _verify(named if named.factory else None, options)
+    if options.no_replay:
         raise click.UsageError("--no-replay: needs --verify DIR")
-    chosen = {**dict(settings), **{name: given.pop(name) for name in _SETTINGS if given.get(name) is not None}}
-    given = {name: value for name, value in given.items() if name not in _SETTINGS}
-    if resume is not None:
+    given = {name: getattr(options, name) for name in (*_LIMITS, *_OF_TRAIN)}
+    if options.resume is not None:
         _refuse_others(ctx, "--resume", _OF_RESUME | _ALWAYS)
-        named, about = environment_of(resume, given["trust"])
-        return _train(named, Path(resume), resume=True, describe=about, **given)
-    if all(given[name] is None for name in ("steps", "seconds", "until_return")):
+        named, about = environment_of(options.resume, options.trust)
+        return _train(named, Path(options.resume), options, resume=True, describe=about, **given)
+    if all(given[name] is None for name in _LIMITS):
         raise click.UsageError("no limit; pass --steps N, --seconds S or --until-return R")
-    if policies is not None:
+    own = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
+    chosen = {**dict(options.settings), **own}
+    if options.policies is not None:
         from gym_trace.training import Exchange
 
-        chosen |= {"policies": policies, "exchange": Exchange.of(dict(exchange))}
-    elif exchange:
+        chosen |= {"policies": options.policies, "exchange": Exchange.of(dict(options.exchange))}
+    elif options.exchange:
         raise click.UsageError("--pbt: needs a population; pass --policies N")
     about = named.described() | ({"imports": list(named.imports)} if named.imports else {})
-    directory = Path(output or f"runs/{named.file_name}")
-    return _train(named, directory, learn=not no_learn, describe=about, **given, **chosen)
+    directory = Path(options.output or f"runs/{named.file_name}")
+    return _train(named, directory, options, learn=not options.no_learn, describe=about, **given, **chosen)
 
 
 def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
@@ -226,46 +221,38 @@ def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:
 
 
 def _train(
-    named: NamedEnvironment,
-    directory: Path,
-    *,
-    quiet: bool,
-    as_json: bool,
-    tensorboard: str | None,
-    seconds: float | None,
-    anchor: str | None,
-    **options: Any,
+    named: NamedEnvironment, directory: Path, options: TrainOptions, *, seconds: float | None, **arguments: Any
 ) -> int:
     """Train, show progress and a summary, and return the exit code."""
     from gym_trace.proof import write_anchor
     from gym_trace.training import runs_in
 
     train = gym_trace.train  # first, because PyTorch may be missing
-    if options["until_return"] is None and options.get("resume"):
-        del options["until_return"]
-    if options.get("steps") is None:
-        options.pop("steps", None)
-    told = {"steps": options.get("steps"), "seconds": seconds}
-    limits = {name: limit for name, limit in told.items() if limit is not None}
+    if arguments["until_return"] is None and arguments.get("resume"):
+        del arguments["until_return"]
+    if arguments.get("steps") is None:
+        arguments.pop("steps", None)
+    known = {"steps": arguments.get("steps"), "seconds": seconds}
+    limits = {name: limit for name, limit in known.items() if limit is not None}
     resume = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} resumes it")
-    policies = options.get("policies") or len(runs_in(directory))
-    plots = [Path(tensorboard)] if tensorboard else []
+    policies = arguments.get("policies") or len(runs_in(directory))
+    plots = [Path(options.tensorboard)] if options.tensorboard else []
     if policies > 1:
         plots = [path / f"policy-{number}" for path in plots for number in range(policies)]
-    with Watch(partial(_report, limits), quiet=quiet, tensorboard=plots, group="train", saving=False) as watch:
+    with Watch(partial(_report, limits), quiet=options.quiet, tensorboard=plots, group="train", saving=False) as watch:
         watch.line.update("starting")  # processes import PyTorch first
         try:
-            done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=watch, **options)
+            done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=watch, **arguments)
         except TrainingFailed:
             click.echo(f"everything up to the error is saved; {resume}", err=True)
             raise
         watch.finish(done)
-    if anchor is not None:
-        for run in runs_in(directory):
-            write_anchor(run.path, anchor)
-    if as_json:
+    if options.anchor is not None:
+        for trained in runs_in(directory):
+            write_anchor(trained.path, options.anchor)
+    if options.as_json:
         show.json_line(dataclasses.asdict(done), default=str)
-    elif not quiet:
+    elif not options.quiet:
         _print_summary(done, directory, named)
     if done.stopped == "interrupted":
         click.echo(f"{watch.stop.what_happened}; {resume}", err=True)
@@ -273,30 +260,24 @@ def _train(
     return FINE
 
 
-def _verify(
-    directory: str,
-    make_env: NamedEnvironment | None,
-    replays: bool,
-    *,
-    as_json: bool,
-    quiet: bool,
-    trust: bool,
-    anchor: str | None,
-    **_: Any,
-) -> int:
+def _verify(make_env: NamedEnvironment | None, options: TrainOptions) -> int:
     from gym_trace.training import runs_in, verify_run
 
+    directory = str(options.verified)
     if make_env is None and runs_in(directory)[0].about.get("environment") is not None:
         with suppress(InvalidOption):  # it is not trusted; what is proved without it is
-            make_env, _ = environment_of(directory, trust)
-    with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
+            make_env, _ = environment_of(directory, options.trust)
+    with StopSignals() as stop, ProgressLine(quiet=options.quiet) as line:
 
         def report(proof: Proof) -> int:
             line.update_count(proof.done, proof.out_of, proof.doing)
             return stop.received
 
-        proof = verify_run(directory, report, trust=trust, replays=replays, make_env=make_env, anchor=anchor)
-    return print_proof(proof, stop, as_json, quiet)
+        replays = not options.no_replay
+        proof = verify_run(
+            directory, report, trust=options.trust, replays=replays, make_env=make_env, anchor=options.anchor
+        )
+    return print_proof(proof, stop, options.as_json, options.quiet)
 
 
 def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_trace.envs.consent import asked_of_argument, called, named, together, whole
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.training.run import runs_in
+from gym_trace.training import run
 
 _TYPES: dict[str, Any] = {
     "id": (str, type(None)),
@@ -31,7 +31,7 @@ def described_environment(directory: str | os.PathLike[str], trust: bool = False
             Python, without a description.
         TraceNotFound, CorruptTrace
     """
-    about = runs_in(directory)[0].about.get("environment")
+    about = run.runs_in(directory)[0].about.get("environment")
     if about is None:
         place = os.fspath(directory)
         raise InvalidOption(
