@@ -14,7 +14,7 @@ from gym_trace import check_trace, heal_trace, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import columns
-from gym_trace.format.columns import Column
+from gym_trace.format.columns import ColumnDescriptor
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def test_samples_show_every_encoding() -> None:
     assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
 
 
-def columns_of_samples() -> Iterator[Column]:
+def columns_of_samples() -> Iterator[ColumnDescriptor]:
     for name in FOLDERS:
         for writer in open_trace(SAMPLES / name).readers:
             for batch in writer.batches:

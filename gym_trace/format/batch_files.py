@@ -15,7 +15,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk
 from gym_trace.format.batch_writer import BatchWriter, copy_batch
-from gym_trace.format.columns import Column, ColumnEncoder, Piece, Workspace
+from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Workspace
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.fragments import Fragments
@@ -29,7 +29,7 @@ BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # bounds the index, which stays in memory until the batch is sealed
 
 
-RowsOrEncoded = Array | list[bytes] | tuple[Column, Piece]
+RowsOrEncoded = Array | list[bytes] | tuple[ColumnDescriptor, Buffer]
 
 
 class BatchFiles:
@@ -102,7 +102,7 @@ class BatchFiles:
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
-        encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoders[path].finish() for path in self._fed]
+        encoded: list[tuple[ColumnDescriptor, Sequence[Buffer]]] = [self._encoders[path].finish() for path in self._fed]
         self._fed.clear()
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
         self._write(fragments, encoded, slab, pending)
@@ -110,7 +110,7 @@ class BatchFiles:
     def _write(
         self,
         fragments: Array,
-        columns: list[tuple[Column, Sequence[Piece]]],
+        columns: list[tuple[ColumnDescriptor, Sequence[Buffer]]],
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
@@ -237,7 +237,7 @@ class BatchFiles:
             with contextlib.suppress(OSError):
                 batch.detach()
 
-    def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[Column, Sequence[Piece]]:
+    def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[ColumnDescriptor, Sequence[Buffer]]:
         if isinstance(rows, tuple):
             column, blob = rows
         else:

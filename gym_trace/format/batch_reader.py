@@ -14,9 +14,9 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
-    Column,
+    Buffer,
+    ColumnDescriptor,
     Path,
-    Piece,
     decode,
     decode_rows,
     is_path,
@@ -76,8 +76,8 @@ class Chunk:
 
     def __init__(
         self,
-        blobs: dict[Path, tuple[Column, Piece]],
-        described: list[Column],
+        blobs: dict[Path, tuple[ColumnDescriptor, Buffer]],
+        described: list[ColumnDescriptor],
         located: Callable[[CorruptTrace], CorruptTrace],
     ):
         self.described = described
@@ -88,7 +88,7 @@ class Chunk:
         self._packed: dict[Path, list[bytes]] = {}
 
     @property
-    def columns(self) -> dict[Path, Column]:
+    def columns(self) -> dict[Path, ColumnDescriptor]:
         return {path: column for path, (column, _) in self._blobs.items()}
 
     @property
@@ -113,7 +113,7 @@ class Chunk:
         other._decoded = self._decoded
         return other
 
-    def encoded(self, path: Path) -> tuple[Column, Piece]:
+    def encoded(self, path: Path) -> tuple[ColumnDescriptor, Buffer]:
         """Return a column as stored. Call it before the column is decoded."""
         return self._blobs[path]
 
@@ -163,7 +163,7 @@ class StoredChunk(NamedTuple):
 
     file: Reader
     header: wire.RecordHeader
-    columns: list[Column]
+    columns: list[ColumnDescriptor]
     pending: Any
 
 
@@ -211,7 +211,7 @@ class Index(NamedTuple):
     slabs: SlabLedger
 
 
-class TableRoom:
+class RowBudget:
     """Limits the table rows of a trace: tables stay in memory, and few stored bytes can become many rows."""
 
     def __init__(self) -> None:
@@ -244,10 +244,10 @@ class BatchReader:
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
-    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None, warns: bool = True):
+    def __init__(self, storage: ReadStorage, name: str, budget: RowBudget | None = None, warns: bool = True):
         """Open a batch.
 
-        room: row limit shared by the tables of several batches; None: a limit for this batch alone.
+        budget: row limit shared by the tables of several batches; None: a limit for this batch alone.
         warns: warn once if damaged bytes were restored from the parity of the batch.
         """
         self.name = name
@@ -257,16 +257,18 @@ class BatchReader:
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
-        self._room = TableRoom() if room is None else room
-        self._known: dict[int, list[tuple[Column, int]]] = {}  # by chunk offset: its columns and their offsets
+        self._budget = RowBudget() if budget is None else budget
+        self._known: dict[
+            int, list[tuple[ColumnDescriptor, int]]
+        ] = {}  # by chunk offset: its columns and their offsets
         with self.open() as file:
             self.size = file.size
             self._version = storage.version(self.name)
-            self._room.grant(self.size)
+            self._budget.grant(self.size)
             self._load(file)
         if self.damage and self.heal():
             with self.open() as file:
-                self._room.grant(self.size)
+                self._budget.grant(self.size)
                 self._load(file)
 
     def _load(self, file: Reader) -> None:
@@ -292,7 +294,7 @@ class BatchReader:
             return
         with self.open() as file:
             before, self.size = self.size, file.size
-            self._room.grant(max(0, self.size - before))
+            self._budget.grant(max(0, self.size - before))
             self._walk(file)
 
     def is_replaced(self, name: str) -> bool:
@@ -444,7 +446,7 @@ class BatchReader:
 
     def _chunk_record(
         self, file: Reader, number: int
-    ) -> tuple[wire.RecordHeader, dict[str, Any], list[tuple[Column, int]]]:
+    ) -> tuple[wire.RecordHeader, dict[str, Any], list[tuple[ColumnDescriptor, int]]]:
         """Return the header, the metadata and the columns of a chunk, with their offsets."""
         offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         header = self._header_at(file, offset)
@@ -553,13 +555,13 @@ class BatchReader:
         return not any(file.read(offset, min(self.size - offset, SCAN_BLOCK)))
 
     def _table(
-        self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]
-    ) -> tuple[Column, Piece]:
+        self, columns: dict[Path, tuple[ColumnDescriptor, Buffer]], name: str, dtype: np.dtype[Any]
+    ) -> tuple[ColumnDescriptor, Buffer]:
         """Return the column of a table as stored, its rows counted. Raises CorruptTrace."""
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
             raise CorruptTrace(f"record without a {name} table")
-        self._room.take(found[0].rows)
+        self._budget.take(found[0].rows)
         return found
 
     def _footer(self, file: Reader) -> wire.Footer | None:
@@ -602,7 +604,7 @@ def observation_rows(fragments: Array | Fragments) -> int:
     return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
 
 
-def add_totals(totals: dict[Path, list[int]], columns: Iterable[Column]) -> None:
+def add_totals(totals: dict[Path, list[int]], columns: Iterable[ColumnDescriptor]) -> None:
     """Add the decoded and stored bytes of the columns of a chunk."""
     for column in columns:
         total = totals.setdefault(column.path, [0, 0])

@@ -14,7 +14,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
-from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
+from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Path, Workspace
 from gym_trace.format.kernels import crc32
 from gym_trace.format.parity import HealedReader, parity_of, parity_record, record_for, shape_for, stored_parity
 from gym_trace.storage.protocol import Storage
@@ -128,7 +128,7 @@ class BatchWriter:
     def write_chunk(
         self,
         fragments: Array,
-        columns: list[tuple[Column, Sequence[Piece]]],
+        columns: list[tuple[ColumnDescriptor, Sequence[Buffer]]],
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
@@ -172,7 +172,7 @@ class BatchWriter:
         self._pending = chunk.pending or ()
         self._indexed(offset, fragments, chunk.columns)
 
-    def _indexed(self, offset: int, fragments: Array, columns: Sequence[Column]) -> None:
+    def _indexed(self, offset: int, fragments: Array, columns: Sequence[ColumnDescriptor]) -> None:
         """Add the appended chunk to the index."""
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows(fragments)))
@@ -208,7 +208,7 @@ class BatchWriter:
         self._file.close()
 
     def _record(
-        self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]], crcs: Mapping[int, int] = _NO_CRCS
+        self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Buffer]], crcs: Mapping[int, int] = _NO_CRCS
     ) -> None:
         """Append a record. crcs: known CRCs of pieces, by the id of the piece."""
         if len(metadata) > wire.MAX_METADATA:
@@ -216,7 +216,7 @@ class BatchWriter:
         self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id), crcs)
         self._sequence += 1
 
-    def _append(self, pieces: Sequence[Piece], crcs: Mapping[int, int] = _NO_CRCS) -> None:
+    def _append(self, pieces: Sequence[Buffer], crcs: Mapping[int, int] = _NO_CRCS) -> None:
         start, size, crc = self.size, self.size, self.crc
         try:
             for group in _gathered(pieces):
@@ -230,7 +230,9 @@ class BatchWriter:
         self.size, self.crc = size, crc
 
 
-def _metadata(columns: Sequence[Column], slab: Sequence[int] | None, pending: Sequence[Any], **more: Any) -> bytes:
+def _metadata(
+    columns: Sequence[ColumnDescriptor], slab: Sequence[int] | None, pending: Sequence[Any], **more: Any
+) -> bytes:
     """Return the metadata of a chunk or an index."""
     described = {"columns": [column.descriptor() for column in columns], **more}
     described |= {} if slab is None else {"slab": list(slab)}
@@ -238,9 +240,9 @@ def _metadata(columns: Sequence[Column], slab: Sequence[int] | None, pending: Se
     return pack(described)
 
 
-def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _gathered(pieces: Sequence[Buffer]) -> Iterator[Buffer]:
     """Yield the same bytes in fewer pieces: small ones are joined, large ones are not copied."""
-    small: list[Piece] = []
+    small: list[Buffer] = []
     for piece in pieces:
         if len(piece) < _LARGE_PIECE:
             small.append(piece)

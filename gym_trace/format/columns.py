@@ -30,7 +30,6 @@ from gym_trace.format.encodings import (
 MSGPACK = "msgpack"
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
-_IMMUTABLE = frozenset((str, bytes, int, float, bool, type(None)))  # rows can share such a value
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
 _SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
 _LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
@@ -46,10 +45,10 @@ _LEAST_ROWS = 2  # fewer large rows do not predict the next ones
 _RETRY_AFTER = 64  # chunks between trials of the encodings
 
 Path = tuple[str | int, ...]
-Piece = bytes | memoryview
+Buffer = bytes | memoryview
 
 
-class Column(NamedTuple):
+class ColumnDescriptor(NamedTuple):
     """Descriptor of one column in a record (docs/FORMAT.md)."""
 
     path: Path
@@ -102,11 +101,11 @@ def item_size(dtype: str) -> int:
     return int(dtype[2:]) if dtype.startswith("|V") else dtype_from(dtype).itemsize
 
 
-def parse_column(descriptor: Any) -> Column:
+def parse_column(descriptor: Any) -> ColumnDescriptor:
     """Parse a descriptor read from a file and check every field. Raises CorruptTrace."""
     try:
         path, dtype, shape, rows, encoding, stored, raw, crc = descriptor
-        column = Column(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc)
+        column = ColumnDescriptor(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc)
         numbers = (*column.shape, rows, encoding, stored, raw, crc)
     except (TypeError, ValueError) as error:
         raise CorruptTrace("malformed column descriptor") from error
@@ -149,7 +148,7 @@ def parse_column(descriptor: Any) -> Column:
 # -- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode(column: Column, blob: bytes | memoryview) -> Array:
+def decode(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     """Return the rows of a column as a writable array; for a msgpack column, an array of objects.
 
     The array of an unencoded column shares the memory of blob, if blob is writable.
@@ -167,18 +166,18 @@ def decode(column: Column, blob: bytes | memoryview) -> Array:
         raise memory_error(column) from error
 
 
-def memory_error(column: Column) -> CorruptTrace:
+def memory_error(column: ColumnDescriptor) -> CorruptTrace:
     return CorruptTrace(f"column {column.name} declares {column.full_size} bytes, more than the available memory")
 
 
-def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
+def decode_rows(column: ColumnDescriptor, blob: bytes | memoryview, begin: int, out: Array) -> None:
     """Decode rows of a delta-encoded column, starting at begin, into out, (rows, *row shape). Raises CorruptTrace."""
     decode_range = _encoding(column).decode_rows
     assert decode_range is not None
     decode_range(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
 
 
-def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
+def packed_values(column: ColumnDescriptor, blob: bytes | memoryview) -> list[bytes]:
     """Return the packed rows of a msgpack column. Raises CorruptTrace."""
     view, bounds = _value_bounds(column, blob)
     return [bytes(view[a:b]) for a, b in bounds]
@@ -190,14 +189,14 @@ def unpacked(packed: Sequence[bytes]) -> Array:
     return objects([unpack(value, containers) for value in packed])
 
 
-def _encoding(column: Column) -> Encoding:
+def _encoding(column: ColumnDescriptor) -> Encoding:
     """Return the encoding of a column that parse_column accepted."""
     encoding = encoding_of(column.encoding)
     assert encoding is not None
     return encoding
 
 
-def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
+def _decode_typed(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     row_size, rows = column.row_size, column.rows
     stored = _inflated(column, blob)
     flat = _encoding(column).decode(stored, column.encoded_rows, row_size, item_size(column.dtype))
@@ -208,13 +207,13 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
     return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
 
 
-def _inflated(column: Column, blob: bytes | memoryview) -> Array:
+def _inflated(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     """Decompress blob to exactly the declared size, into a writable array."""
     (whole,) = inflated_pieces(column, blob, 1)
     return whole
 
 
-def inflated_pieces(column: Column, blob: bytes | memoryview, count: int) -> Iterator[Array]:
+def inflated_pieces(column: ColumnDescriptor, blob: bytes | memoryview, count: int) -> Iterator[Array]:
     """Decompress blob to exactly the declared size; yield it in pieces of equal size, each in the memory of the last.
 
     Raises CorruptTrace.
@@ -241,7 +240,7 @@ def inflated_pieces(column: Column, blob: bytes | memoryview, count: int) -> Ite
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
 
 
-def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+def _value_bounds(column: ColumnDescriptor, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
     """Return the decompressed bytes of a msgpack column, and the begin and end of each row in them."""
     raw = _inflated(column, blob)
     view = memoryview(raw.data)
@@ -317,7 +316,7 @@ class ColumnEncoder:
         else:
             self._stream.feed(transforms.as_bytes(rows))
 
-    def finish(self) -> tuple[Column, list[Piece]]:
+    def finish(self) -> tuple[ColumnDescriptor, list[Buffer]]:
         """Return the column of all rows fed since the last call, with its bytes in pieces."""
         stream, self._stream = self._stream, None
         assert stream is not None
@@ -337,7 +336,7 @@ class ColumnEncoder:
             self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
         return self._compressors[little]
 
-    def encode(self, rows: Array) -> tuple[Column, bytes]:
+    def encode(self, rows: Array) -> tuple[ColumnDescriptor, bytes]:
         """Encode a column. rows: C-contiguous, (rows, *row shape), of a plain little-endian or void dtype."""
         if is_large(rows):
             self.feed(rows)
@@ -356,7 +355,7 @@ class ColumnEncoder:
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), bits | CONSTANT * constant, flat.size, [blob]), blob
 
-    def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
+    def encode_values(self, packed: list[bytes]) -> tuple[ColumnDescriptor, bytes]:
         """Encode a msgpack column. packed: one MessagePack value per row."""
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
         if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
@@ -372,12 +371,12 @@ class ColumnEncoder:
         return self._column(MSGPACK, (), len(packed), bits | CONSTANT * constant, len(raw), [blob]), blob
 
     def _column(
-        self, dtype: str, shape: tuple[int, ...], rows: int, bits: int, raw: int, pieces: Sequence[Piece]
-    ) -> Column:
+        self, dtype: str, shape: tuple[int, ...], rows: int, bits: int, raw: int, pieces: Sequence[Buffer]
+    ) -> ColumnDescriptor:
         crc = 0
         for piece in pieces:
             crc = kernels.crc32(piece, crc)
-        return Column(self._path, dtype, shape, rows, bits, sum(map(len, pieces)), raw, crc)
+        return ColumnDescriptor(self._path, dtype, shape, rows, bits, sum(map(len, pieces)), raw, crc)
 
     def _choice(self, rows: Array | DeltaRows, row_size: int, as_before: bool = False) -> tuple[Encoding, bool]:
         """Return the encoding that was smallest on a sample, with periodic new trials, and whether to compress."""
@@ -470,7 +469,7 @@ class _ColumnStream:
         self.rows = self.raw = 0
         self.bits = encoding.bits | ZSTD * (compressor is not None)
         self._object = None if compressor is None else compressor.compressobj()
-        self._pieces: list[Piece] = []
+        self._pieces: list[Buffer] = []
         self._step = max(1, encoding.piece_bytes // row_size)
         self._scratch = np.empty((self._step, row_size), np.uint8)
         self._before = np.zeros(row_size, np.uint8)
@@ -517,7 +516,7 @@ class _ColumnStream:
         """True if rows are stored as changes, and few bytes change."""
         return self._encoding is CHANGES and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Buffer]:
         if self._object is not None:
             self._pieces.append(self._object.flush())
         return self._pieces

@@ -10,7 +10,7 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, wire
-from gym_trace.format.columns import Column, Piece, decode, inflated_pieces, memory_error
+from gym_trace.format.columns import Buffer, ColumnDescriptor, decode, inflated_pieces, memory_error
 from gym_trace.format.encodings import SHUFFLE, ZSTD
 
 _LEAST_ROWS = 4096  # smaller tables take less time decoded
@@ -19,7 +19,7 @@ _FIELDS = {name: (dtype, offset) for name, (dtype, offset, *_) in (wire.FRAGMENT
 _FIRST = _FIELDS["flags"][1] + _FIELDS["flags"][0].itemsize  # bytes of the fields that opening a trace needs
 _ALL = slice(None)
 
-Rows = slice | Array  # a slice has step 1
+RowIndex = slice | Array  # a slice has step 1
 
 
 class Planes:
@@ -36,12 +36,12 @@ class Planes:
     def __len__(self) -> int:
         return len(self._stored[0][0])
 
-    def column(self, name: str, rows: Rows = _ALL) -> Array:
+    def column(self, name: str, rows: RowIndex = _ALL) -> Array:
         """Return a field of these rows."""
         dtype, offset = _FIELDS[name]
         return self._decoded(offset, dtype, rows)
 
-    def table(self, rows: Rows = _ALL) -> Array:
+    def table(self, rows: RowIndex = _ALL) -> Array:
         """Return these rows, as wire.FRAGMENT."""
         return self._decoded(0, wire.FRAGMENT, rows)
 
@@ -60,7 +60,7 @@ class Planes:
             self._stored = planes, list
         return planes
 
-    def _decoded(self, offset: int, dtype: np.dtype[np.void], rows: Rows) -> Array:
+    def _decoded(self, offset: int, dtype: np.dtype[np.void], rows: RowIndex) -> Array:
         end = offset + dtype.itemsize
         chosen = [plane[rows] for plane in self._planes(end)[offset:end]]
         out = np.empty((len(chosen[0]), dtype.itemsize), np.uint8)
@@ -69,7 +69,7 @@ class Planes:
         return found
 
 
-def read_fragments(column: Column, blob: Piece) -> Fragments:
+def read_fragments(column: ColumnDescriptor, blob: Buffer) -> Fragments:
     """Return the table that is stored in a column. blob: not to be changed afterwards. Raises CorruptTrace."""
     if column.rows < _LEAST_ROWS or column.encoding & ~ZSTD != SHUFFLE.bits:
         return Fragments([decode(column, blob).view(wire.FRAGMENT)])
@@ -119,10 +119,10 @@ class Fragments:
     def __len__(self) -> int:
         return self._bounds[-1]
 
-    def __getitem__(self, key: str | Rows) -> Array:
+    def __getitem__(self, key: str | RowIndex) -> Array:
         return self.column(key) if isinstance(key, str) else self._of(None, key)
 
-    def column(self, name: str, rows: Rows = _ALL) -> Array:
+    def column(self, name: str, rows: RowIndex = _ALL) -> Array:
         """Return a field of these rows."""
         return self._of(name, rows)
 
@@ -151,7 +151,7 @@ class Fragments:
             (table, max(low, 0), min(high, len(table))) for table, low, high in found if high > 0 and low < len(table)
         ]
 
-    def _of(self, name: str | None, rows: Rows) -> Array:
+    def _of(self, name: str | None, rows: RowIndex) -> Array:
         dtype = wire.FRAGMENT if name is None else wire.FRAGMENT[name]
         if len(self._tables) == 1:
             return _read(self._tables[0], name, rows)
@@ -165,7 +165,7 @@ class Fragments:
         found = np.empty(len(rows), dtype)
         if bool((rows[1:] >= rows[:-1]).all()):  # as a rule
             cuts = np.searchsorted(rows, self._bounds).tolist()
-            places: Sequence[Rows] = [slice(*ends) for ends in pairwise(cuts)]
+            places: Sequence[RowIndex] = [slice(*ends) for ends in pairwise(cuts)]
         else:
             of_table = np.searchsorted(self._bounds, rows, side="right") - 1
             places = [np.flatnonzero(of_table == number) for number in range(len(self._tables))]
@@ -179,7 +179,7 @@ def _joined(tables: list[Array]) -> list[Array]:
     return tables if len(tables) < 2 else [wire.join_fragments(tables)]
 
 
-def _read(table: Planes | Array, name: str | None, rows: Rows) -> Array:
+def _read(table: Planes | Array, name: str | None, rows: RowIndex) -> Array:
     if isinstance(table, Planes):
         return table.table(rows) if name is None else table.column(name, rows)
     found: Array = (table if name is None else table[name])[rows]

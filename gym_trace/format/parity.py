@@ -18,7 +18,7 @@ from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import Column
+from gym_trace.format.columns import ColumnDescriptor
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Reader
 
@@ -205,7 +205,9 @@ def _metadata(file: Reader, header: wire.RecordHeader) -> Any:
 def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int, file_id: bytes) -> bytes:
     """Pack the parity record, which follows the bytes that it protects."""
     columns = [
-        Column((name,), rows.dtype.str, (), len(rows), 0, rows.nbytes, rows.nbytes, crc32(rows.data)).descriptor()
+        ColumnDescriptor(
+            (name,), rows.dtype.str, (), len(rows), 0, rows.nbytes, rows.nbytes, crc32(rows.data)
+        ).descriptor()
         for name, rows in (("parity", parity.blocks), ("checksums", parity.checksums))
     ]
     described = {"columns": columns, "block": shape.block, "groups": shape.groups, "index": index_offset}

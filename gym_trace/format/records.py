@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, parse_column
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Reader
 
@@ -35,7 +35,7 @@ def metadata_of(file: Reader, header: wire.RecordHeader) -> dict[str, Any]:
     return metadata
 
 
-def columns_of(header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
+def columns_of(header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[ColumnDescriptor, int]]:
     """Yield the columns of a record with the offsets of their blobs. Raises CorruptTrace."""
     descriptors = metadata.get("columns")
     if not isinstance(descriptors, list):
@@ -57,7 +57,7 @@ def columns_of(header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[
         offset += wire.aligned(column.stored)
 
 
-def gaps_of(header: wire.RecordHeader, columns: Iterable[tuple[Column, int]]) -> Iterator[tuple[int, int]]:
+def gaps_of(header: wire.RecordHeader, columns: Iterable[tuple[ColumnDescriptor, int]]) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a record that are padding: behind its metadata and behind each of its columns."""
     used = [(header.offset + wire.HEADER_SIZE, header.metadata_length), *((at, c.stored) for c, at in columns)]
     for (at, length), end in zip(used, [*(at for at, _ in used[1:]), header.end]):
@@ -85,9 +85,9 @@ def next_record(file: Reader, offset: int, file_id: bytes) -> tuple[int | None, 
     return None, last
 
 
-def checked(file: Reader, offset: int, column: Column) -> Piece:
+def checked(file: Reader, offset: int, column: ColumnDescriptor) -> Buffer:
     """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
-    blob: Piece
+    blob: Buffer
     if column.stored < _LARGE:
         blob = file.read(offset, column.stored)
     else:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.episode import Episode
-from gym_trace.data.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
+from gym_trace.data.selecting.columns import ALWAYS, ConditionColumn, NoSuchKey, factorized, numbers, times, words
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
-from gym_trace.format.fragments import Rows
+from gym_trace.format.fragments import RowIndex
 from gym_trace.playback.agent_returns import AgentReturns, agent_returns
 from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import OUTCOME_CODE, Columns, outcome_codes
@@ -49,7 +49,7 @@ class EpisodeColumns:
     def __len__(self) -> int:
         return len(self._content)
 
-    def column(self, path: tuple[Any, ...]) -> Column:
+    def column(self, path: tuple[Any, ...]) -> ConditionColumn:
         """The column that is called so: see Trace.select. Raises InvalidOption, CorruptTrace."""
         name, *keys = path
         if name == "metadata":
@@ -76,7 +76,7 @@ class EpisodeColumns:
         """Which episodes are: see complete_rows."""
         return complete_rows(self._content, self._content.readers)
 
-    def _of_table(self, name: str) -> Column:
+    def _of_table(self, name: str) -> ConditionColumn:
         content = self._content
         if name == "index":
             return numbers(np.arange(len(content)) if content.chosen is None else content.chosen)
@@ -99,7 +99,7 @@ class EpisodeColumns:
             return numbers(content["duration"] / 1e9, ~np.isnat(content["end_time"]))
         data = content[name]
         if data.dtype == np.bool_:
-            return Column("condition", data, ALWAYS)
+            return ConditionColumn("condition", data, ALWAYS)
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
 
     def flags(self) -> Array:
@@ -118,7 +118,7 @@ class EpisodeColumns:
                 codes[mine[found]] = known[places[found]]
         return codes
 
-    def _seeds(self, seeds: Array) -> Column:
+    def _seeds(self, seeds: Array) -> ConditionColumn:
         """Return the seeds; those too large for the table are stored with the reset."""
         large = np.flatnonzero(seeds == _LARGE_SEED)
         if not len(large):
@@ -128,7 +128,7 @@ class EpisodeColumns:
             exact[index], known[index] = (seed, True) if isinstance(seed, int) else (0, False)
         return numbers(exact, known)
 
-    def _objective(self, index: int) -> Column:
+    def _objective(self, index: int) -> ConditionColumn:
         found = self._objectives
         if found is None:
             if not len(self):
@@ -142,7 +142,7 @@ class EpisodeColumns:
     def _agents(self) -> AgentReturns:
         return agent_returns(self._content, self._scan)
 
-    def _of_agent(self, name: Any) -> Column:
+    def _of_agent(self, name: Any) -> ConditionColumn:
         names = self._agents.names
         if name not in names:
             raise NoSuchKey(printable(f"no agent {name!r}; there are {', '.join(map(repr, names[:_NAMED]))}"))
@@ -157,12 +157,12 @@ class EpisodeColumns:
             return False
         return any(len(_sums(one.rewards)) for one in self._scan(("rewards",), episodes=first, on_damage="skip"))
 
-    def _metadata(self, keys: list[Any]) -> Column:
+    def _metadata(self, keys: list[Any]) -> ConditionColumn:
         given = [writer.about_or_empty.metadata for writer in self._content.readers]
         self._check_key(given, keys, "metadata")
         return words(self._content["writer"].astype(np.int64), [_at(value, keys) for value in given])
 
-    def _options(self, keys: list[Any]) -> Column:
+    def _options(self, keys: list[Any]) -> ConditionColumn:
         self._check_key(self._given, keys, "options")
         return factorized(_at(value, keys) for value in self._given)
 
@@ -201,7 +201,7 @@ class EpisodeColumns:
 
 
 def complete_rows(
-    table: Columns, readers: Sequence[WriterReader], rows: Rows = slice(None), lengths: Array | None = None
+    table: Columns, readers: Sequence[WriterReader], rows: RowIndex = slice(None), lengths: Array | None = None
 ) -> Array:
     """Return True for episodes that count in mean returns: terminated or truncated, with at least one step.
 

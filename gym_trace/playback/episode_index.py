@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.format.fragments import Rows
+from gym_trace.format.fragments import RowIndex
 from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, finished, outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -125,7 +125,7 @@ class EpisodeIndex:
             first, last = self.bounds.searchsorted(begin, side="right") - 1, self.bounds.searchsorted(end)
             for number in range(int(first), int(last)):
                 low, high = (min(max(int(at), begin), end) for at in self.bounds[number : number + 2])
-                rows: Rows = slice(low - int(self.bounds[number]), high - int(self.bounds[number]))
+                rows: RowIndex = slice(low - int(self.bounds[number]), high - int(self.bounds[number]))
                 column[low - begin : high - begin] = self._of_writer(number, name, rows)
             return column
         places = self.chosen[begin:end]
@@ -135,7 +135,7 @@ class EpisodeIndex:
             column[mine] = self._of_writer(number, name, places[mine] - self.bounds[number])
         return column
 
-    def _of_writer(self, number: int, name: str, rows: Rows) -> Array | int:
+    def _of_writer(self, number: int, name: str, rows: RowIndex) -> Array | int:
         if name != "writer":
             return self.writers[number].parts.column(name, rows)
         return number if self._present is None else int(self._present.searchsorted(number))

@@ -13,7 +13,7 @@ from gym_trace.data.showing.words import aligned, count, moment, number, seed_of
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
-from gym_trace.format.fragments import Fragments, Rows
+from gym_trace.format.fragments import Fragments, RowIndex
 from gym_trace.format.ring.pending import Pending
 
 EPISODE = np.dtype(
@@ -140,12 +140,12 @@ class EpisodeRuns:
     def _episode_ids(self) -> Array:
         return self.column("episode_id")
 
-    def first_of(self, rows: Rows) -> Array:
+    def first_of(self, rows: RowIndex) -> Array:
         """The first fragment of these rows."""
         found: Array = self.fragments[self.first[:-1][rows]]
         return found
 
-    def last_of(self, rows: Rows) -> Array:
+    def last_of(self, rows: RowIndex) -> Array:
         """The last fragment of these rows."""
         found: Array = self.fragments[self.first[1:][rows] - 1]
         return found
@@ -184,7 +184,7 @@ class EpisodeRuns:
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
-    def column(self, name: str, rows: Rows = _ALL) -> Array:
+    def column(self, name: str, rows: RowIndex = _ALL) -> Array:
         """Return a column of EPISODE, or OUTCOME_CODE, at these rows. All are of this writer: "writer" is 0."""
         stored = self._stored
         if name == "index":
@@ -218,7 +218,7 @@ class EpisodeRuns:
             return self._said(self._ends, "duration", 0, rows)
         return self._said(self.starts, name, _UNKNOWN[name], rows)
 
-    def table(self, rows: Rows = _ALL) -> Array:
+    def table(self, rows: RowIndex = _ALL) -> Array:
         """Return these rows of the table, as EPISODE."""
         numbers = np.arange(len(self))[rows]
         table = np.empty(len(numbers), EPISODE)
@@ -227,11 +227,11 @@ class EpisodeRuns:
             fill(table[begin : begin + ROWS_AT_ONCE], lambda name, some=some: self.column(name, some))  # type: ignore[misc]
         return table
 
-    def _first_step_lost(self, rows: Rows) -> Array:
+    def _first_step_lost(self, rows: RowIndex) -> Array:
         first_step_lost: Array = self._stored.flags[self.first_of(rows)] & wire.LEADS == 0
         return first_step_lost
 
-    def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: Rows) -> Array:
+    def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: RowIndex) -> Array:
         """Add up a number of each fragment, by row. values: None: the sums of rewards."""
         begins, ends = self.first[:-1][rows], self.first[1:][rows]
         if isinstance(rows, slice):
@@ -245,7 +245,7 @@ class EpisodeRuns:
         found = found.astype(dtype)
         return found if len(found) == len(at) else np.add.reduceat(found, at)
 
-    def _said(self, fragments: Array, name: str, unknown: int, rows: Rows) -> Array:
+    def _said(self, fragments: Array, name: str, unknown: int, rows: RowIndex) -> Array:
         """Return what one fragment of each row says. fragments: -1 where it is unknown."""
         chosen = fragments[rows]
         found = chosen >= 0
@@ -255,7 +255,7 @@ class EpisodeRuns:
         column[found] = self._stored.column(name, chosen[found])
         return column
 
-    def _time(self, name: str, rows: Rows) -> Array:
+    def _time(self, name: str, rows: RowIndex) -> Array:
         start = self._said(self.starts, "start_time", _NAT, rows)
         if name == "start_time":
             return start

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gym_trace.data.layout import Path
 from gym_trace.data.trees import cut
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, TableRoom, expect_indexes
+from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, RowBudget, expect_indexes
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.playback.assembly import ChunkSlice, assemble, cut_down
@@ -112,7 +112,7 @@ class Opened:
         self.writers = self._in_order()
         self.cache = ChunkCache(_CACHE_BYTES)
         self.skipped: dict[Damage, None] = {}
-        self._room = TableRoom()
+        self._budget = RowBudget()
         self._lock = Lock()
 
     def refresh(self) -> dict[str, WriterReader]:
@@ -125,7 +125,7 @@ class Opened:
             self._stored = {
                 files.writer: known[files.writer].refreshed(files)
                 if files.writer in known
-                else WriterReader(files, room=self._room)
+                else WriterReader(files, budget=self._budget)
                 for files in found
             }
             self._by_origin = {
@@ -175,10 +175,10 @@ def _read_again(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> list
     found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{storage.root}: writer {missing[0]} no longer exists")
-    room = TableRoom()
+    budget = RowBudget()
     if storage.ahead:
         expect_indexes(storage, _unread([found[extent.writer] for extent in extents], {}))
-    writers = [WriterReader(found[extent.writer], extent, room) for extent in extents]
+    writers = [WriterReader(found[extent.writer], extent, budget) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
         raise TraceError(f"{storage.root}: data of writer {changed[0]} was changed or removed; open the trace again")
     return writers

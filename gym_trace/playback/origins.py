@@ -22,7 +22,7 @@ def readers_by_origin(stored: WriterReader) -> list[WriterReader]:
     """Return a reader for each writer whose episodes are in some files: the given one, or one for each origin."""
     try:
         origins = origins_of(stored.about_or_empty.raw, stored.writer)
-        stored.room.take(_ROWS_AN_ORIGIN * (len(origins) - origins.count(None)))
+        stored.budget.take(_ROWS_AN_ORIGIN * (len(origins) - origins.count(None)))
     except CorruptTrace as error:
         stored.take_damage(error)
         return [stored]

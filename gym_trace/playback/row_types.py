@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.columns import MSGPACK, Column
+from gym_trace.format.columns import MSGPACK, ColumnDescriptor
 from gym_trace.playback.episode_index import RecordedEpisodes
 
 _HEADERS: frozenset[str | Path] = frozenset(("",))  # the name of no column: of a chunk only its header is fetched
@@ -59,7 +59,7 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
     return found
 
 
-def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[Column | None]:
+def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[ColumnDescriptor | None]:
     """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
     writers, rows_of = trace.content["writer"], trace.rows
     for number, reader in enumerate(trace.readers):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import Path
-from gym_trace.data.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, words
+from gym_trace.data.selecting.columns import ALWAYS, ConditionColumn, NoSuchKey, factorized, numbers, words
 from gym_trace.data.selecting.conditions import rows_where
 from gym_trace.data.selecting.language import columns_in, parse_condition, pointed
 from gym_trace.data.values import Array
@@ -109,7 +109,7 @@ class _Rows:
     def __len__(self) -> int:
         return self._block.size
 
-    def column(self, path: tuple[Any, ...]) -> Column:
+    def column(self, path: tuple[Any, ...]) -> ConditionColumn:
         """Return a column by its path. Raises InvalidOption, CorruptTrace."""
         name, *keys = path
         block, columns = self._block, self._block.columns
@@ -118,7 +118,7 @@ class _Rows:
         if name in ("step", "episode"):
             return numbers((block.step if name == "step" else block.episode[block.run_of_step])[:, None])
         if name in _FLAGS:
-            return Column("condition", columns[_FLAGS[name],][:, None], ALWAYS)
+            return ConditionColumn("condition", columns[_FLAGS[name],][:, None], ALWAYS)
         if name == "info":
             infos = columns.get(("infos",), ())
             return _of_any_kind([_within(info, keys) for info in infos]) if len(infos) else self._unknown()
@@ -142,7 +142,7 @@ class _Rows:
             rows = rows[:, key]
         return _without(_column_of(rows), unknown)
 
-    def _unknown(self) -> Column:
+    def _unknown(self) -> ConditionColumn:
         return words(np.zeros((len(self), 1), np.int64), [None])
 
 
@@ -152,7 +152,7 @@ def _taken(rows: Array, at: Array) -> Array:
     return rows[first : last + 1] if last - first == len(at) - 1 else rows.take(at, axis=0)
 
 
-def _without(column: Column, rows: Array) -> Column:
+def _without(column: ConditionColumn, rows: Array) -> ConditionColumn:
     """Return a column whose values in some rows are unknown."""
     if not len(rows):
         return column
@@ -164,19 +164,19 @@ def _without(column: Column, rows: Array) -> Column:
     return column._replace(data=data, known=known)
 
 
-def _column_of(rows: Array) -> Column:
+def _column_of(rows: Array) -> ConditionColumn:
     """Return rows as a column, (rows, values of a row)."""
     if rows.dtype == object:
         return _of_any_kind(rows)
     data = rows.reshape(len(rows), -1)
     if data.dtype.kind == "b":
-        return Column("condition", data, np.broadcast_to(ALWAYS, data.shape))
+        return ConditionColumn("condition", data, np.broadcast_to(ALWAYS, data.shape))
     if data.dtype.kind not in "iuf":
         raise InvalidOption(f"values of {rows.dtype} cannot be compared")
     return numbers(data, np.broadcast_to(ALWAYS, data.shape))
 
 
-def _of_any_kind(values: Iterable[Any]) -> Column:
+def _of_any_kind(values: Iterable[Any]) -> ConditionColumn:
     column = factorized(values)
     return column._replace(data=column.data[:, None], known=column.known[:, None])
 

@@ -20,8 +20,8 @@ from gym_trace.data.schema import Layouts, WriterSchema
 from gym_trace.data.values import Array, copied, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, TableRoom
-from gym_trace.format.columns import Column
+from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, RowBudget
+from gym_trace.format.columns import ColumnDescriptor
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
@@ -140,11 +140,11 @@ class WriterReader:
 
     share: Share | None = None
 
-    def __init__(self, files: WriterFiles, extent: FileSnapshot | None = None, room: TableRoom | None = None):
-        """room: for the tables of all writers of a trace; None: of this one alone."""
+    def __init__(self, files: WriterFiles, extent: FileSnapshot | None = None, budget: RowBudget | None = None):
+        """budget: for the tables of all writers of a trace; None: of this one alone."""
         self.writer = self.key = files.writer
         self._extent = extent
-        self.room = TableRoom() if room is None else room
+        self.budget = RowBudget() if budget is None else budget
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._missing: list[Damage] = []
@@ -160,13 +160,13 @@ class WriterReader:
         if self._extent is not None:
             return WriterReader(files)
         if self._is_replaced(files):
-            return WriterReader(files, room=self.room)
+            return WriterReader(files, budget=self.budget)
         newer = copy(self)
         newer._starts = {}
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)
         if newer._has_missed:  # batches that were dropped since they were listed; those before them were, too
-            return WriterReader(files.listed_again(), room=self.room)
+            return WriterReader(files.listed_again(), budget=self.budget)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
 
     def of_origin(self, share: Share, origin: Origin, fragments: slice, rows: slice) -> WriterReader:
@@ -298,7 +298,7 @@ class WriterReader:
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
             size = self.files.storage.size(name)  # before opening: the header may be written in between
         try:
-            return BatchReader(self.files.storage, name, self.room)
+            return BatchReader(self.files.storage, name, self.budget)
         except CorruptTrace as error:
             if not (name.endswith(PART) and size < wire.HEADER_SIZE):
                 self._take_damage(name, error, size)
@@ -511,7 +511,7 @@ class WriterReader:
             storage.soon(partial(self.expect, list(group), frozenset(roots)))
         yield from (item for item, _ in waiting)
 
-    def columns_of(self, number: int) -> list[Column]:
+    def columns_of(self, number: int) -> list[ColumnDescriptor]:
         """Return the columns of a chunk without reading them. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described

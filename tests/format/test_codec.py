@@ -15,7 +15,7 @@ from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import Column, ColumnEncoder, Workspace, decode, packed_values, parse_column
+from gym_trace.format.columns import ColumnDescriptor, ColumnEncoder, Workspace, decode, packed_values, parse_column
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
@@ -32,7 +32,7 @@ def rows_of(dtype: str, count: int, shape: tuple[int, ...], seed: int, smooth: b
     return raw.view(dtype).reshape(count, *shape)
 
 
-def by_the_document(rows: np.ndarray, encoding: int) -> tuple[Column, bytes]:
+def by_the_document(rows: np.ndarray, encoding: int) -> tuple[ColumnDescriptor, bytes]:
     """Encode a column byte by byte, as docs/FORMAT.md specifies."""
     width = int(np.prod(rows.shape[1:])) * rows.dtype.itemsize
     kept = [bytearray(row.tobytes()) for row in (rows[:1] if encoding & CONSTANT else rows)]
@@ -46,7 +46,9 @@ def by_the_document(rows: np.ndarray, encoding: int) -> tuple[Column, bytes]:
         raw = b"".join(bytes(g[i * w + j] for j in range(w) for i in range(len(g) // w)) for g in groups)
     blob = zstandard.ZstdCompressor().compress(raw) if encoding & ZSTD else raw
     assert len(raw) == len(kept) * width
-    return Column(("a",), rows.dtype.str, rows.shape[1:], len(rows), encoding, len(blob), len(raw), crc32(blob)), blob
+    return ColumnDescriptor(
+        ("a",), rows.dtype.str, rows.shape[1:], len(rows), encoding, len(blob), len(raw), crc32(blob)
+    ), blob
 
 
 @pytest.mark.parametrize("encoding", range(16))
@@ -262,6 +264,6 @@ def test_a_blob_of_the_wrong_size_raises() -> None:
 @pytest.mark.parametrize("lengths", [[5, 5], [1, 1], [9, 0], [0xFFFFFFFF, 1], [3, 6]])
 def test_value_lengths_that_do_not_match_the_column_raise(lengths: list[int]) -> None:
     raw = np.array(lengths, "<u4").tobytes() + b"\x01\x02\x03"
-    column = Column(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
+    column = ColumnDescriptor(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
     with pytest.raises(CorruptTrace):
         decode(column, raw)

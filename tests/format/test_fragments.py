@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import fragments, wire
-from gym_trace.format.columns import Column, ColumnEncoder, Workspace
+from gym_trace.format.columns import ColumnDescriptor, ColumnEncoder, Workspace
 from gym_trace.format.encodings import SHUFFLE, ZSTD
 from gym_trace.format.fragments import Fragments, Planes, read_fragments
 
@@ -26,7 +26,7 @@ def a_table(rows: int, seed: int) -> Any:
     return table
 
 
-def stored(table: Any) -> tuple[Column, bytes]:
+def stored(table: Any) -> tuple[ColumnDescriptor, bytes]:
     return ColumnEncoder(("fragments",), Workspace(1)).encode(table)
 
 

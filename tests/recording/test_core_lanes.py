@@ -15,7 +15,7 @@ from test_core_trees import tree_for
 
 from gym_trace.data.layout import Branch, Layout, Leaf
 from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
-from gym_trace.format.ring.lanes.contents import PYTHON, Contents, Passes
+from gym_trace.format.ring.lanes.contents import PYTHON, LaneEvents, Passes
 from gym_trace.format.ring.lanes.decoder import decoded
 from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, More, Observed, Reset
 from gym_trace.format.ring.lanes.layout import LaneLayout
@@ -362,7 +362,7 @@ def odd_slab_run(seed: int) -> None:
     )
     found = []
     for passes in (PYTHON, Passes(core.lane_rows, core.lane_fragments)):
-        segments, after = decoded(layout, Contents(layout, 1, memory, passes=passes), state)
+        segments, after = decoded(layout, LaneEvents(layout, 1, memory, passes=passes), state)
         found.append(([_told(segment()) for segment in segments], after.lanes.tobytes(), after.episodes))
     assert found[0] == found[1]
 

@@ -24,7 +24,7 @@ _TIME = re.compile(
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-class Column(NamedTuple):
+class ConditionColumn(NamedTuple):
     """One value per row, or one value for all rows.
 
     Attributes:
@@ -50,7 +50,7 @@ class Table(Protocol):
 
     def __len__(self) -> int: ...
 
-    def column(self, path: tuple[Any, ...]) -> Column:
+    def column(self, path: tuple[Any, ...]) -> ConditionColumn:
         """Return a column by its path. Raises InvalidOption, or NoSuchKey if this table does not have it."""
 
 
@@ -59,26 +59,26 @@ ALWAYS = np.array(True)
 NEVER = np.array(False)
 
 
-def numbers(data: Array, known: Array = ALWAYS) -> Column:
+def numbers(data: Array, known: Array = ALWAYS) -> ConditionColumn:
     """Make a column of int64, float64 (NaN is unknown), or Python integers."""
     if data.dtype.kind == "f":
         known = known & ~np.isnan(data)
-    return Column("number", data, known)
+    return ConditionColumn("number", data, known)
 
 
-def times(data: Array) -> Column:
+def times(data: Array) -> ConditionColumn:
     """Make a column of datetime64[ns]."""
-    return Column("time", data.view(np.int64), ~np.isnat(data))
+    return ConditionColumn("time", data.view(np.int64), ~np.isnat(data))
 
 
-def words(codes: Array, values: Iterable[Any], kind: str = "any") -> Column:
+def words(codes: Array, values: Iterable[Any], kind: str = "any") -> ConditionColumn:
     """Make a column of values by their indices into `values`; None is unknown."""
     plain = [_plain(value) for value in values]
     known = np.array([value is not None for value in plain] or [False], bool)
-    return Column(kind, codes, known[codes] if len(plain) else np.zeros(codes.shape, bool), plain or [None])
+    return ConditionColumn(kind, codes, known[codes] if len(plain) else np.zeros(codes.shape, bool), plain or [None])
 
 
-def factorized(values: Iterable[Any]) -> Column:
+def factorized(values: Iterable[Any]) -> ConditionColumn:
     """Make a column of any values, one per row."""
     places: dict[Any, int] = {}
     codes = []
@@ -87,18 +87,18 @@ def factorized(values: Iterable[Any]) -> Column:
     return words(np.array(codes, np.int64), [value for _, value in places])
 
 
-def literal(value: Any) -> Column:
+def literal(value: Any) -> ConditionColumn:
     """Make a column with the same value in all rows."""
     if value is None:
-        return Column("none", np.array(0), NEVER)
+        return ConditionColumn("none", np.array(0), NEVER)
     if isinstance(value, bool):
-        return Column("condition", np.array(value), ALWAYS)
+        return ConditionColumn("condition", np.array(value), ALWAYS)
     if isinstance(value, str):
-        return Column("text", np.array(0), ALWAYS, [value])
+        return ConditionColumn("text", np.array(0), ALWAYS, [value])
     if isinstance(value, float):
         return numbers(np.array(value))
     fits = _INT64.min <= value <= _INT64.max
-    return Column("number", np.array(value, np.int64 if fits else object), ALWAYS)
+    return ConditionColumn("number", np.array(value, np.int64 if fits else object), ALWAYS)
 
 
 def time_of(text: str) -> int | None:
@@ -116,7 +116,7 @@ def time_of(text: str) -> int | None:
     return whole * 10**9 + int((found[7] or "").ljust(9, "0"))
 
 
-def as_numbers(column: Column) -> Column:
+def as_numbers(column: ConditionColumn) -> ConditionColumn:
     """Return the numbers in a column; other values become unknown."""
     if column.kind == "number":
         return column
@@ -129,17 +129,17 @@ def as_numbers(column: Column) -> Column:
         dtype = np.int64
     elif max(map(abs, ints), default=0) > _EXACT:
         dtype = object
-    return Column("number", np.array(there, dtype)[column.data], known)
+    return ConditionColumn("number", np.array(there, dtype)[column.data], known)
 
 
-def floats(column: Column) -> Array:
+def floats(column: ConditionColumn) -> Array:
     """Return the numbers of a column as float64."""
     if column.data.dtype != object:
         return column.data.astype(np.float64)
     return np.array([_float(value) for value in column.data.ravel().tolist()]).reshape(column.data.shape)
 
 
-def of_pairs(a: Column, b: Column, answer: Callable[[Any, Any], bool]) -> Array:
+def of_pairs(a: ConditionColumn, b: ConditionColumn, answer: Callable[[Any, Any], bool]) -> Array:
     """Apply answer to two columns, row by row, with one call per distinct pair of values."""
     wide, pairs = len(b.words), a.data * len(b.words) + b.data
     if len(a.words) * wide <= max(_MOST_COMBINED, pairs.size):
@@ -161,7 +161,7 @@ def in_order(x: Any, y: Any, compare: Callable[[Any, Any], bool]) -> bool:
     return _rank(x) == _rank(y) < 2 and compare(x, y)
 
 
-def ranks(column: Column) -> Array:
+def ranks(column: ConditionColumn) -> Array:
     """Return numbers in the sort order of the values: numbers first, then text, then bools."""
     if column.kind in ("text", "any"):
         ranked = {key: i for i, key in enumerate(sorted(set(map(_sortable, column.words))))}
@@ -173,7 +173,7 @@ def ranks(column: Column) -> Array:
 
 
 def _plain(value: Any) -> Any:
-    """Normalize a value for Column.words."""
+    """Normalize a value for ConditionColumn.words."""
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         value = value.item()
     if isinstance(value, float):

@@ -14,7 +14,7 @@ from gym_trace.data.selecting.columns import (
     ALWAYS,
     NEVER,
     Array,
-    Column,
+    ConditionColumn,
     NoSuchKey,
     Table,
     as_numbers,
@@ -139,7 +139,7 @@ class _Evaluation:
 
     def __init__(self, source: str, table: Table):
         self._source, self._table = source, table
-        self._columns: dict[tuple[Any, ...], Column] = {}
+        self._columns: dict[tuple[Any, ...], ConditionColumn] = {}
 
     def _error(self, node: Node, problem: str) -> InvalidOption:
         return pointed(self._source, node.begin, node.end, problem)
@@ -196,7 +196,7 @@ class _Evaluation:
             answer = self._ordered(sign, a, left, b, right)
         return ~answer if negated else answer
 
-    def _ordered(self, sign: str, a: Column, left: Node, b: Column, right: Node) -> Array:
+    def _ordered(self, sign: str, a: ConditionColumn, left: Node, b: ConditionColumn, right: Node) -> Array:
         if "time" in (a.kind, b.kind):
             a, b = self._as_time(a, left), self._as_time(b, right)
         elif "condition" in (a.kind, b.kind) and sign in _ORDERED:
@@ -213,7 +213,7 @@ class _Evaluation:
         with np.errstate(invalid="ignore"):
             return _exactly(_COMPARED[sign], a.data, b.data) & a.known & b.known
 
-    def _within(self, a: Column, left: Node, b: Column, right: Node) -> Array:
+    def _within(self, a: ConditionColumn, left: Node, b: ConditionColumn, right: Node) -> Array:
         if b.kind in ("text", "any"):
             if a.kind not in ("text", "any"):
                 raise self._error(left, f"{self._text(left)} is {_kind_name(a)}; only text can be in text")
@@ -243,22 +243,22 @@ class _Evaluation:
             answer = answer | self._ordered("==", a, left, literal(value), part)
         return answer
 
-    def _as_time(self, column: Column, node: Node) -> Column:
+    def _as_time(self, column: ConditionColumn, node: Node) -> ConditionColumn:
         if column.kind == "time":
             return column
         moment = time_of(node.value) if node.kind == "literal" and isinstance(node.value, str) else None
         if moment is None:
             example = '"2026-11-01" or "2026-11-01 20:15"'
             raise self._error(node, f"not a time; write times as {example}, in UTC")
-        return Column("time", literal(moment).data, ALWAYS)
+        return ConditionColumn("time", literal(moment).data, ALWAYS)
 
     # -- values -------------------------------------------------------------------------------------------------------
 
-    def _value(self, node: Node) -> Column:
+    def _value(self, node: Node) -> ConditionColumn:
         if node.kind == "literal":
             return literal(node.value)
         if node.kind == "list":
-            return Column("list", np.array(0), ALWAYS)
+            return ConditionColumn("list", np.array(0), ALWAYS)
         if node.kind == "column":
             if node.value not in self._columns:
                 try:
@@ -273,28 +273,32 @@ class _Evaluation:
         if node.kind in ("isnan", "isinf"):
             data = self._number(node.parts[0]).data
             test = np.isnan if node.kind == "isnan" else np.isinf
-            return Column("condition", test(data) if data.dtype.kind == "f" else np.zeros(data.shape, bool), ALWAYS)
+            return ConditionColumn(
+                "condition", test(data) if data.dtype.kind == "f" else np.zeros(data.shape, bool), ALWAYS
+            )
         if node.kind in ("any", "all"):
             answer = self.condition(node.parts[0])
             reduced = np.any if node.kind == "any" else np.all
-            return Column("condition", reduced(answer, 1, keepdims=True) if answer.ndim == 2 else answer, ALWAYS)
+            return ConditionColumn(
+                "condition", reduced(answer, 1, keepdims=True) if answer.ndim == 2 else answer, ALWAYS
+            )
         if node.kind in ("plus", "minus", "abs"):
             column = self._number(node.parts[0])
             negated = _calculated("-", literal(0), column)
             if node.kind != "abs":
                 return negated if node.kind == "minus" else column
             data = column.data if column.data.dtype == negated.data.dtype else floats(column)
-            return Column("number", np.where(data < 0, negated.data, data), column.known)
-        return Column("condition", self.condition(node), ALWAYS)
+            return ConditionColumn("number", np.where(data < 0, negated.data, data), column.known)
+        return ConditionColumn("condition", self.condition(node), ALWAYS)
 
-    def _number(self, node: Node) -> Column:
+    def _number(self, node: Node) -> ConditionColumn:
         column = self._value(node)
         if column.kind not in ("number", "any"):
             hint = "; use duration for seconds from start to end" if column.kind == "time" else ""
             raise self._error(node, f"{self._text(node)} is {_kind_name(column)}, not a number{hint}")
         return as_numbers(column)
 
-    def sortable(self, node: Node) -> Column:
+    def sortable(self, node: Node) -> ConditionColumn:
         """Return the column to sort by."""
         column = self._value(node)
         if column.kind in ("none", "list") or node.kind in ("literal",):
@@ -302,14 +306,14 @@ class _Evaluation:
         return column
 
 
-def _as_words(column: Column) -> Column:
+def _as_words(column: ConditionColumn) -> ConditionColumn:
     """Convert a condition to a column of kind "any"."""
     if column.kind != "condition":
         return column
-    return Column("any", column.data.astype(np.int64), column.known, [False, True])
+    return ConditionColumn("any", column.data.astype(np.int64), column.known, [False, True])
 
 
-def _kind_name(column: Column) -> str:
+def _kind_name(column: ConditionColumn) -> str:
     return _KIND_NAMES.get(column.kind, "None" if column.kind == "none" else "of mixed types")
 
 
@@ -324,14 +328,14 @@ def _exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
     return np.asarray(compare(a.astype(object), b.astype(object))).astype(bool)
 
 
-def _calculated(sign: str, a: Column, b: Column) -> Column:
+def _calculated(sign: str, a: ConditionColumn, b: ConditionColumn) -> ConditionColumn:
     """Apply an arithmetic operator. Integer results stay int64 if they fit; everything else is float64."""
     known = a.known & b.known
     with np.errstate(all="ignore"):
         if sign in ("/", "%"):
             known = known & np.asarray(b.data != 0)
         if sign != "/" and a.data.dtype == b.data.dtype == np.int64 and _fits(sign, a.data, b.data):
-            return Column("number", np.asarray(_CALCULATED[sign](a.data, b.data)), known)
+            return ConditionColumn("number", np.asarray(_CALCULATED[sign](a.data, b.data)), known)
         return numbers(np.asarray(_CALCULATED[sign](floats(a), floats(b))), known)
 
 

@@ -14,7 +14,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP, after_step
-from gym_trace.format.ring.lanes.contents import Contents
+from gym_trace.format.ring.lanes.contents import LaneEvents
 from gym_trace.format.ring.lanes.decoder import LazySegment, decoded, pending_of
 from gym_trace.format.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.format.ring.lanes.layout import LaneLayout, row_bytes
@@ -126,7 +126,7 @@ class LaneRecorder(Recorder):
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
         with held_back():  # libraries turn the exception of a signal handler into one of theirs
-            contents = Contents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
+            contents = LaneEvents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
             return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
     def switch_slab(self) -> None:

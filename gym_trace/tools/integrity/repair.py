@@ -17,7 +17,7 @@ from gym_trace.errors import CorruptTrace, RecordingError, TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
 from gym_trace.format.batch_reader import Chunk, Damage
-from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, Piece, decode, packed_values
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Buffer, ColumnDescriptor, decode, packed_values
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
@@ -309,7 +309,7 @@ def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
     return stops
 
 
-def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
+def _without(column: ColumnDescriptor, blob: Buffer, dropped: Array) -> RowsOrEncoded:
     """Return the rows of a column without the dropped ones."""
     if column.dtype != MSGPACK:
         return np.delete(decode(column, blob), dropped, axis=0)

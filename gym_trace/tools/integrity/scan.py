@@ -26,12 +26,12 @@ from gym_trace.format.batch_reader import (
     Chunk,
     Damage,
     Index,
+    RowBudget,
     SlabLedger,
-    TableRoom,
     add_totals,
     observation_rows,
 )
-from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Column, ColumnEncoder, Piece, Workspace, decode
+from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Buffer, ColumnDescriptor, ColumnEncoder, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.fragments import Fragments
@@ -283,8 +283,8 @@ class BatchInspector(BatchReader):
         return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
 
     def _reset_row_limit(self) -> None:
-        self._room = TableRoom()
-        self._room.grant(self.size)
+        self._budget = RowBudget()
+        self._budget.grant(self.size)
 
     def _check_padding(self, file: Reader, header: wire.RecordHeader) -> None:
         metadata = metadata_of(file, header)
@@ -614,7 +614,7 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
     Raises CorruptTrace if no column of steps is readable.
     """
     described = batch.read_chunk(number, lambda path: False).described
-    found: dict[ColumnPath, tuple[Column, Piece]] = {}
+    found: dict[ColumnPath, tuple[ColumnDescriptor, Buffer]] = {}
     lost: list[ColumnPath] = []
     workspace = Workspace(level=3)
     for column in described:
@@ -631,7 +631,7 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
     return Chunk(found, [column for column, _ in found.values()], lambda error: error), lost
 
 
-def _nothing_known(column: Column, workspace: Workspace) -> tuple[Column, Piece]:
+def _nothing_known(column: ColumnDescriptor, workspace: Workspace) -> tuple[ColumnDescriptor, Buffer]:
     """Return a column of placeholders with as many rows."""
     encoder = ColumnEncoder(column.path, workspace)
     if column.dtype != MSGPACK and (dtype := dtype_from(column.dtype)).kind in "fc":

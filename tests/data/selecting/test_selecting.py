@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_trace.data.selecting.columns import Array, Column, factorized, numbers, time_of, times, words
+from gym_trace.data.selecting.columns import Array, ConditionColumn, factorized, numbers, time_of, times, words
 from gym_trace.data.selecting.conditions import chosen_rows
 from gym_trace.errors import InvalidOption
 
@@ -36,7 +36,7 @@ class Rows:
     def __len__(self) -> int:
         return 6
 
-    def column(self, path: tuple[Any, ...]) -> Column:
+    def column(self, path: tuple[Any, ...]) -> ConditionColumn:
         if path not in COLUMNS:
             raise InvalidOption(f"no column {path[0]!r}")
         return COLUMNS[path]
@@ -205,7 +205,7 @@ def test_mixed_values_are_compared_within_their_type() -> None:
         def __len__(self) -> int:
             return len(values)
 
-        def column(self, path: tuple[Any, ...]) -> Column:
+        def column(self, path: tuple[Any, ...]) -> ConditionColumn:
             return factorized(values)
 
     def chosen(where: str) -> list[int]:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_trace.data.selecting.columns import Array, Column, factorized, numbers, words
+from gym_trace.data.selecting.columns import Array, ConditionColumn, factorized, numbers, words
 from gym_trace.data.selecting.conditions import chosen_rows
 
 INF = float("inf")
@@ -36,7 +36,7 @@ class Rows:
     def __len__(self) -> int:
         return 6
 
-    def column(self, path: tuple[Any, ...]) -> Column:
+    def column(self, path: tuple[Any, ...]) -> ConditionColumn:
         return COLUMNS[path[0]]
 
 

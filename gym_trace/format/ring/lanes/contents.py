@@ -107,7 +107,7 @@ class Steps(NamedTuple):
         return flat if isinstance(chosen, Except) else taken(flat, chosen)
 
 
-class Contents:
+class LaneEvents:
     """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.format.ring.lanes.entries.
 
     Args:

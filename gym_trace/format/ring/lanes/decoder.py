@@ -16,7 +16,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.ring.chunk_builder import PACKED_ABSENT, joined_rows
 from gym_trace.format.ring.lanes.autoreset import MODES, SAME_STEP, after_steps
-from gym_trace.format.ring.lanes.contents import Contents, Except, Steps, by_lane, inserted
+from gym_trace.format.ring.lanes.contents import Except, LaneEvents, Steps, by_lane, inserted
 from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, start_with_info, taken
 from gym_trace.format.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
 from gym_trace.format.ring.log import STEP, headers, places
@@ -55,7 +55,7 @@ class LaneDecoder:
         Raises CorruptTrace.
         """
         with _malformed_is_corrupt("slab"):
-            contents = Contents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
+            contents = LaneEvents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
             segments, state = decoded(self._layout, contents, contents.state())
             pending = [] if most else pending_of(contents.asked, state.lanes, self._layout.numbers)
             return [segment() for segment in segments], pending
@@ -93,7 +93,7 @@ def _value(rows: Rows, lane: int) -> Any:
 LazySegment = Callable[[], Segment]
 
 
-def decoded(layout: LaneLayout, contents: Contents, state: LaneState) -> tuple[list[LazySegment], LaneState]:
+def decoded(layout: LaneLayout, contents: LaneEvents, state: LaneState) -> tuple[list[LazySegment], LaneState]:
     """Return the segments of a slab, and the state of the lanes after it.
 
     The fragments are made at once; a function makes each segment, with its columns, which takes most of the time.
