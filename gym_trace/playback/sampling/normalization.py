@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import zipfile
 from contextlib import suppress
@@ -14,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import Path
+from gym_trace.data.moments import RunningMoments
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes
-from gym_trace.playback.row_types import row_types
+from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.sampling.rows import agreed_layouts, chosen_forms
 from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.storage.staging import replaced_file
 
-_VERSION = 2
+_VERSION = 3
 _FILE = "moments.npz"
-_FLOAT_BYTES = 1 << 24  # that are computed with at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,40 +45,6 @@ class Moments:
     max: Array
 
 
-@dataclass
-class _Sums:
-    """Moments to which rows can be added: the squares are those of distances from the mean (Chan et al., 1979)."""
-
-    count: int
-    mean: Array
-    squares: Array
-    low: Array
-    high: Array
-
-    @classmethod
-    def of_none(cls, shape: tuple[int, ...]) -> _Sums:
-        return cls(0, np.zeros(shape), np.zeros(shape), np.full(shape, np.inf), np.full(shape, -np.inf))
-
-    def add(self, rows: Array) -> None:
-        at_once = max(1, _FLOAT_BYTES // (8 * max(1, int(np.prod(rows.shape[1:], dtype=np.int64)))))
-        with np.errstate(all="ignore"):  # what is not finite has moments that are not
-            for begin in range(0, len(rows), at_once):
-                self._add(rows[begin : begin + at_once].astype(np.float64))
-
-    def _add(self, rows: Array) -> None:
-        count, mean = self.count + len(rows), rows.mean(axis=0)
-        further = mean - self.mean
-        self.low, self.high = np.minimum(self.low, rows.min(axis=0)), np.maximum(self.high, rows.max(axis=0))
-        rows -= mean
-        self.squares = self.squares + (rows * rows).sum(axis=0) + further**2 * (self.count * len(rows) / count)
-        self.mean = self.mean + further * (len(rows) / count)
-        self.count = count
-
-    def moments(self) -> Moments:
-        with np.errstate(all="ignore"):
-            return Moments(self.count, self.mean, np.sqrt(self.squares / self.count), self.low, self.high)
-
-
 def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]:
     """Return moments, with the structure of the spaces. Those of a whole trace are cached.
 
@@ -92,7 +59,7 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
     file = default_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
     episodes = identified(content, trace.readers, content["steps"])
     over = content["outcome"] != "running"
-    known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _Sums.of_none(form.shape) for path, form in forms.items()}
+    known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _empty(form) for path, form in forms.items()}
     is_whole = trace.whole is trace
     if is_whole:
         known, sums = _found(file, episodes[over], known, sums)
@@ -101,17 +68,28 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
     if is_whole and (is_new & over).any():
         _keep(file, episodes[over], sums)
     _add(content, is_new & ~over, sums)
-    return _structured(layouts, roots, {path: one.moments() if one.count else None for path, one in sums.items()})
+    return _structured(layouts, roots, {path: _result(moments, forms[path]) for path, moments in sums.items()})
 
 
-def _add(content: EpisodeIndex, chosen: Array, sums: dict[Path, _Sums]) -> None:
+def _empty(form: RowType) -> RunningMoments:
+    return RunningMoments(math.prod(form.shape), finite_only=False)
+
+
+def _result(moments: RunningMoments, form: RowType) -> Moments | None:
+    """Return moments of rows of this form; None without rows."""
+    columns = (moments.mean, moments.std, moments.least, moments.largest)
+    return Moments(moments.rows, *(column.reshape(form.shape) for column in columns)) if moments.rows else None
+
+
+def _add(content: EpisodeIndex, chosen: Array, sums: dict[Path, RunningMoments]) -> None:
     """Add the rows of chosen episodes; those that a view has several times are added as often."""
     whole, episodes = content.whole_places, np.flatnonzero(chosen & (content["steps"] > 0))
     while len(episodes):
         _, firsts = np.unique(whole[episodes], return_index=True)
         for block in Scan(content, sums, episodes[firsts], finals=OMITTED, prefix=False):
             for path in sums.keys() & block.columns:
-                sums[path].add(block.columns[path])
+                rows = block.columns[path]
+                sums[path].add(rows.reshape(len(rows), math.prod(rows.shape[1:])))
         episodes = np.delete(episodes, firsts)
 
 
@@ -125,31 +103,36 @@ def _structured(layouts: Layouts, roots: frozenset[str], found: dict[Path, Momen
     return result | ({"annotations": notes} if notes else {})
 
 
-# -- kept -------------------------------------------------------------------------------------------------------------
+# -- cached -----------------------------------------------------------------------------------------------------------
 
 
-def _found(file: FilePath, episodes: Array, known: Known, sums: dict[Path, _Sums]) -> tuple[Known, dict[Path, _Sums]]:
+def _found(
+    file: FilePath, episodes: Array, known: Known, sums: dict[Path, RunningMoments]
+) -> tuple[Known, dict[Path, RunningMoments]]:
     """Return what is cached if it belongs to these episodes; otherwise the arguments."""
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as kept:
-        table = kept["episodes"]
+    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as cached:
+        table = cached["episodes"]
         there = Known(episodes)
         if table.dtype == CACHE_KEY and (there.places(table) >= 0).all():
-            found = {
-                path: _Sums(int(kept["counts"][number]), *(kept[f"{name}{number}"] for name in _NAMES))
-                for number, path in enumerate(sums)
-            }
-            if all(one.mean.shape == sums[path].mean.shape for path, one in found.items()):
+            found = {}
+            for number, (path, empty) in enumerate(sums.items()):
+                found[path] = moments = RunningMoments(len(empty.mean), finite_only=False)
+                moments.rows = int(cached["counts"][number])
+                moments.count[:] = moments.rows
+                for name in _NAMES:
+                    setattr(moments, name, cached[f"{name}{number}"])
+            if all(moments.mean.shape == sums[path].mean.shape for path, moments in found.items()):
                 return Known(table), found
     return known, sums
 
 
-_NAMES = ("mean", "squares", "low", "high")
+_NAMES = ("mean", "squares", "least", "largest")
 
 
-def _keep(file: FilePath, episodes: Array, sums: dict[Path, _Sums]) -> None:
-    """Keeps them where that can be: they can be had again."""
+def _keep(file: FilePath, episodes: Array, sums: dict[Path, RunningMoments]) -> None:
+    """Cache moments, if possible: they can be computed again."""
     arrays = {f"{name}{number}": getattr(one, name) for number, one in enumerate(sums.values()) for name in _NAMES}
-    counts = np.array([one.count for one in sums.values()], np.int64)
+    counts = np.array([one.rows for one in sums.values()], np.int64)
     with suppress(OSError):
         os.makedirs(file.parent, exist_ok=True)
         with replaced_file(file) as staged, open(staged, "wb") as out:

@@ -1,4 +1,4 @@
-"""Streaming statistics in bounded memory: moments, counts, histograms, examples.
+"""Streaming statistics in bounded memory: curves, counts, histograms, examples.
 
 All accumulators can be merged: two halves merged give the result of the whole.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.moments import RunningMoments
 from gym_trace.data.packing import pack
 from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue
@@ -25,7 +26,6 @@ POINTS = 40  # most points of a curve in a result
 _KEPT_POINTS = 256  # most points of a curve while it is made, before neighbours are joined
 _BLOCK_POINTS = 64  # points for one block of rows
 _BLOCK = 1 << 18  # elements summed at a time
-_BYTE = np.arange(256.0)
 _LARGEST = np.finfo(np.float64).max
 
 
@@ -34,99 +34,15 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-class Moments:
-    """Mean, standard deviation, min and max of each column of the added rows.
-
-    Each block of rows is summed about its own mean and merged with the update of Chan, Golub and LeVeque, "Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979). Precision is independent of the number of
-    rows and of their distance from zero. NaN and infinities are counted and skipped.
-    """
-
-    def __init__(self, width: int):
-        self.count = np.zeros(width, np.int64)
-        self.nan = np.zeros(width, np.int64)
-        self.infinite = np.zeros(width, np.int64)
-        self.mean = np.zeros(width)
-        self.squares = np.zeros(width)  # sum of squared distances from the mean
-        self.least = np.full(width, np.inf)
-        self.largest = np.full(width, -np.inf)
-
-    def add(self, rows: Array) -> None:
-        """Add rows of numbers, (rows, width)."""
-        width = rows.shape[1]
-        if rows.dtype == np.uint8 and width == 1:
-            return self._add_bytes(rows.reshape(-1))
-        step = max(1, _BLOCK // max(1, width))
-        for start in range(0, len(rows), step):
-            self.merge(_moments_of(rows[start : start + step]))
-
-    def _add_bytes(self, values: Array) -> None:
-        """Add pixels: counting 256 values is several times faster than summing."""
-        counts = np.zeros(256)
-        for start in range(0, len(values), _BLOCK):
-            counts += np.bincount(values[start : start + _BLOCK], minlength=256)
-        seen = np.flatnonzero(counts)
-        if not len(seen):
-            return
-        block = Moments(1)
-        block.count[0] = len(values)
-        block.mean[0] = counts @ _BYTE / len(values)
-        block.squares[0] = counts @ (_BYTE - block.mean[0]) ** 2
-        block.least[0], block.largest[0] = seen[0], seen[-1]
-        self.merge(block)
-
-    def merge(self, other: Moments) -> None:
-        count = self.count + other.count
-        with np.errstate(over="ignore", invalid="ignore"):
-            share = other.count / np.maximum(count, 1)
-            apart = np.where(other.count > 0, other.mean - self.mean, 0.0)
-            self.mean = self.mean + apart * share
-            self.squares = self.squares + other.squares + apart * apart * self.count * share
-        self.count = count
-        self.nan = self.nan + other.nan
-        self.infinite = self.infinite + other.infinite
-        self.least = np.minimum(self.least, other.least)
-        self.largest = np.maximum(self.largest, other.largest)
-
-    def result(self) -> list[dict[str, Any]]:
-        """Return for each column count, nan and inf (counts), mean, std, min and max; None without values."""
-        described = []
-        for i, count in enumerate(self.count.tolist()):
-            known: dict[str, Any] = dict.fromkeys(("mean", "std", "min", "max"))
-            if count:
-                with np.errstate(invalid="ignore"):
-                    std = finite(np.sqrt(self.squares[i] / count))
-                known = {
-                    "mean": finite(self.mean[i]),
-                    "std": std,
-                    "min": finite(self.least[i]),
-                    "max": finite(self.largest[i]),
-                }
-            described.append({"count": count, **known, "nan": int(self.nan[i]), "inf": int(self.infinite[i])})
-        return described
-
-
-def _moments_of(rows: Array) -> Moments:
-    block = Moments(rows.shape[1])
-    # One row per dimension: numpy sums the last axis pairwise, which is faster and more exact.
-    values = np.array(rows.T, np.float64, order="C")
-    good = np.isfinite(values)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if good.all():
-            block.count[:] = values.shape[1]
-            block.least, block.largest = values.min(axis=1), values.max(axis=1)
-            block.mean = values.mean(axis=1)
-            values -= block.mean[:, None]
-        else:
-            block.count = good.sum(axis=1)
-            block.nan = np.isnan(values).sum(axis=1)
-            block.infinite = values.shape[1] - block.count - block.nan
-            block.least = np.where(good, values, np.inf).min(axis=1)
-            block.largest = np.where(good, values, -np.inf).max(axis=1)
-            block.mean = np.where(good, values, 0.0).sum(axis=1) / np.maximum(block.count, 1)
-            values = np.where(good, values - block.mean[:, None], 0.0)
-        block.squares = np.einsum("ij,ij->i", values, values)
-    return block
+def described(moments: RunningMoments) -> list[dict[str, Any]]:
+    """Return for each column count, nan and inf (counts), mean, std, min and max; None without values."""
+    columns = (moments.mean, moments.std, moments.least, moments.largest)
+    found = []
+    for i, count in enumerate(moments.count.tolist()):
+        values = [finite(column[i]) if count else None for column in columns]
+        known = dict(zip(("mean", "std", "min", "max"), values))
+        found.append({"count": count, **known, "nan": int(moments.nan[i]), "inf": int(moments.infinite[i])})
+    return found
 
 
 class Curve:

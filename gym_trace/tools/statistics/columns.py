@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import Leaf, Path, PlainSpace
+from gym_trace.data.moments import RunningMoments
 from gym_trace.data.values import Array
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace
-from gym_trace.tools.statistics.accumulators import Curve, Moments, Tally, Variety
+from gym_trace.tools.statistics.accumulators import Curve, Tally, Variety, described
 
 DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
 DISTINCT_CATEGORIES = 4096  # same for discrete actions and observations
@@ -112,7 +113,7 @@ class LeafValues:
         self.rows = 0
         self.misfits = 0  # rows that are not numbers with the shape of the space
         self._tallies: list[Tally] = []
-        self._moments: Moments | None = None
+        self._moments: RunningMoments | None = None
         self._curve: Curve | None = None
         self._variety: Variety | None = None
         size = math.prod(leaf.shape)
@@ -126,7 +127,7 @@ class LeafValues:
         if by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
             self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
         else:
-            self._moments = Moments(self._width)
+            self._moments = RunningMoments(self._width)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -169,13 +170,13 @@ class LeafValues:
         if self._variety is not None:
             return {**common, **self._variety.result()}
         tallies = [tally.result() for tally in self._tallies]
-        described = tallies if self._moments is None else self._moments.result()
+        dimensions = tallies if self._moments is None else described(self._moments)
         if self._curve is not None:
-            described = [{**known, "curve": curve} for known, curve in zip(described, self._curve.result())]
-        return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
+            dimensions = [{**known, "curve": curve} for known, curve in zip(dimensions, self._curve.result())]
+        return {**common, **({"all": dimensions[0]} if self._whole else {"dimensions": self._indexed(dimensions)})}
 
-    def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), described)]
+    def _indexed(self, dimensions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), dimensions)]
 
 
 def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
@@ -196,10 +197,10 @@ class Rewards:
 
     def __init__(self) -> None:
         self.misfits = 0  # rewards that are neither a number nor an array of numbers
-        self._moments = Moments(1)
+        self._moments = RunningMoments(1)
         self._curve = Curve(1)
         self._tally = Tally(DISTINCT_VALUES)
-        self._objectives: dict[int, tuple[Moments, Curve]] = {}  # by number of objectives
+        self._objectives: dict[int, tuple[RunningMoments, Curve]] = {}  # by number of objectives
 
     def add(self, rows: Array) -> None:
         if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
@@ -224,16 +225,16 @@ class Rewards:
             mine[0].merge(moments)
             mine[1].merge(curve)
 
-    def _of(self, width: int) -> tuple[Moments, Curve]:
-        return self._objectives.setdefault(width, (Moments(width), Curve(width)))
+    def _of(self, width: int) -> tuple[RunningMoments, Curve]:
+        return self._objectives.setdefault(width, (RunningMoments(width), Curve(width)))
 
     def result(self) -> dict[str, Any]:
         """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
         objectives = [
             {"index": [i], **known, "curve": points}
             for width, (moments, curve) in sorted(self._objectives.items())
-            for i, (known, points) in enumerate(zip(moments.result(), curve.result()))
+            for i, (known, points) in enumerate(zip(described(moments), curve.result()))
         ]
-        (moments,), (points,) = self._moments.result(), self._curve.result()
+        (moments,), (points,) = described(self._moments), self._curve.result()
         single = {**moments, "curve": points, "misfits": self.misfits, **self._tally.gathered().result()}
         return {**single, "objectives": objectives}

@@ -18,7 +18,7 @@ from gym_trace.playback.trace import Trace
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(normalization, "_FLOAT_BYTES", 300)
+    monkeypatch.setattr("gym_trace.data.moments._BLOCK", 40)
     return tmp_path / "cache"
 
 

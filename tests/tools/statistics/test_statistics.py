@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv, ToyEnv
 
 from gym_trace import open_trace, summarize
+from gym_trace.data.moments import RunningMoments
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.tools.statistics.accumulators import KNOWN_VALUES, POINTS, Curve, Moments, Tally, Variety
+from gym_trace.tools.statistics.accumulators import KNOWN_VALUES, POINTS, Curve, Tally, Variety, described
 from gym_trace.tools.statistics.columns import DISTINCT_VALUES
 from gym_trace.tools.statistics.summary import _running_time
 
@@ -407,16 +408,16 @@ moderate = st.floats(-1e6, 1e6)
 
 @given(st.lists(st.lists(moderate, min_size=1, max_size=20), min_size=1, max_size=6))
 def test_merged_moments_equal_the_moments_of_the_whole(pieces: list[list[float]]) -> None:
-    parts, stream = Moments(1), Moments(1)
+    parts, stream = RunningMoments(1), RunningMoments(1)
     for piece in pieces:
         rows = np.array(piece)[:, None]
         stream.add(rows)
-        part = Moments(1)
+        part = RunningMoments(1)
         part.add(rows)
         parts.merge(part)
     whole = np.concatenate([np.array(piece) for piece in pieces])
     for moments in (parts, stream):
-        (known,) = moments.result()
+        (known,) = described(moments)
         assert (known["count"], known["min"], known["max"]) == (len(whole), whole.min(), whole.max())
         assert known["mean"] == pytest.approx(whole.mean(), abs=1e-6)
         assert known["std"] == pytest.approx(whole.std(), rel=1e-9, abs=1e-6)
@@ -426,10 +427,10 @@ def test_moments_lose_no_precision_far_from_zero() -> None:
     """At 1e12, a sum of squares minus the squared sum would lose a deviation of 1 completely."""
     random = np.random.default_rng(0)
     noise = random.normal(size=(100_000, 1))
-    moments = Moments(1)
+    moments = RunningMoments(1)
     for block in np.array_split(noise + 1e12, 37):
         moments.add(block)
-    (known,) = moments.result()
+    (known,) = described(moments)
     assert known["std"] == pytest.approx(noise.std(), rel=1e-4)
     assert known["mean"] - 1e12 == pytest.approx(noise.mean(), abs=1e-3)
 
@@ -463,12 +464,12 @@ def test_a_curve_skips_nan_and_has_gaps_without_values() -> None:
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.int64, np.float16])
 def test_moments_of_every_dtype_and_of_no_rows(dtype: Any) -> None:
     rows = np.array([[0], [1], [1]], dtype)
-    moments = Moments(1)
+    moments = RunningMoments(1)
     moments.add(rows[:0])
-    assert moments.result()[0]["mean"] is None
+    assert described(moments)[0]["mean"] is None
     moments.add(rows)
-    assert moments.result()[0]["mean"] == pytest.approx(2 / 3)
-    assert moments.result()[0]["std"] == pytest.approx(math.sqrt(2) / 3)
+    assert described(moments)[0]["mean"] == pytest.approx(2 / 3)
+    assert described(moments)[0]["std"] == pytest.approx(math.sqrt(2) / 3)
 
 
 @given(st.lists(st.lists(finite_floats, max_size=30), min_size=1, max_size=6), st.integers(0, 40))

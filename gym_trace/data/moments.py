@@ -1,0 +1,110 @@
+"""Mean, variance, minimum and maximum of many rows, block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gym_trace.data.values import Array
+
+_BLOCK = 1 << 18  # elements summed at a time
+_BYTE = np.arange(256.0)
+
+
+class RunningMoments:
+    """Moments of each column of the added rows.
+
+    Each block of rows is summed about its own mean and merged with the update of Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979). Precision is independent of the number of
+    rows and of their distance from zero.
+
+    Args:
+        width: number of columns.
+        finite_only: count NaN and infinities, and leave them out. False: moments of columns with such values are not
+            finite either.
+
+    Attributes:
+        rows: number of added rows.
+        count, nan, infinite: (width,) int64, numbers of values that count and that are left out.
+        mean, squares, least, largest: (width,) float64; squares: the sum of squared distances from the mean.
+    """
+
+    def __init__(self, width: int, finite_only: bool = True):
+        self._finite_only = finite_only
+        self.rows = 0
+        self.count = np.zeros(width, np.int64)
+        self.nan = np.zeros(width, np.int64)
+        self.infinite = np.zeros(width, np.int64)
+        self.mean = np.zeros(width)
+        self.squares = np.zeros(width)
+        self.least = np.full(width, np.inf)
+        self.largest = np.full(width, -np.inf)
+
+    @property
+    def std(self) -> Array:
+        """(width,) float64, standard deviation of the rows; NaN without any."""
+        with np.errstate(all="ignore"):
+            std: Array = np.sqrt(self.squares / self.count)
+        return std
+
+    def add(self, rows: Array) -> None:
+        """Add rows of numbers, (rows, width)."""
+        width = rows.shape[1]
+        if rows.dtype == np.uint8 and width == 1:
+            return self._add_bytes(rows.reshape(-1))
+        step = max(1, _BLOCK // max(1, width))
+        for start in range(0, len(rows), step):
+            self._add(rows[start : start + step])
+
+    def _add(self, rows: Array) -> None:
+        block = RunningMoments(rows.shape[1])
+        block.rows = len(rows)
+        # One row per dimension: numpy sums the last axis pairwise, which is faster and more exact.
+        values = np.array(rows.T, np.float64, order="C")
+        with np.errstate(all="ignore"):
+            good = np.isfinite(values) if self._finite_only else None
+            if good is None or good.all():
+                block.count[:] = values.shape[1]
+                block.least, block.largest = values.min(axis=1), values.max(axis=1)
+                block.mean = values.mean(axis=1)
+                values -= block.mean[:, None]
+            else:
+                block.count = good.sum(axis=1)
+                block.nan = np.isnan(values).sum(axis=1)
+                block.infinite = values.shape[1] - block.count - block.nan
+                block.least = np.where(good, values, np.inf).min(axis=1)
+                block.largest = np.where(good, values, -np.inf).max(axis=1)
+                block.mean = np.where(good, values, 0.0).sum(axis=1) / np.maximum(block.count, 1)
+                values = np.where(good, values - block.mean[:, None], 0.0)
+            block.squares = np.einsum("ij,ij->i", values, values)
+        self.merge(block)
+
+    def _add_bytes(self, values: Array) -> None:
+        """Add pixels: counting 256 values is several times faster than summing."""
+        counts = np.zeros(256)
+        for start in range(0, len(values), _BLOCK):
+            counts += np.bincount(values[start : start + _BLOCK], minlength=256)
+        seen = np.flatnonzero(counts)
+        if not len(seen):
+            return
+        block = RunningMoments(1)
+        block.rows = len(values)
+        block.count[0] = len(values)
+        block.mean[0] = counts @ _BYTE / len(values)
+        block.squares[0] = counts @ (_BYTE - block.mean[0]) ** 2
+        block.least[0], block.largest[0] = seen[0], seen[-1]
+        self.merge(block)
+
+    def merge(self, other: RunningMoments) -> None:
+        """Add the rows of other moments."""
+        count = self.count + other.count
+        with np.errstate(all="ignore"):
+            share = other.count / np.maximum(count, 1)
+            apart = np.where(other.count > 0, other.mean - self.mean, 0.0)
+            self.mean = self.mean + apart * share
+            self.squares = self.squares + other.squares + apart * apart * self.count * share
+            self.least = np.minimum(self.least, other.least)
+            self.largest = np.maximum(self.largest, other.largest)
+        self.rows += other.rows
+        self.count = count
+        self.nan = self.nan + other.nan
+        self.infinite = self.infinite + other.infinite
