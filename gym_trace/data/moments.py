@@ -7,6 +7,7 @@ import numpy as np
 from gym_trace.data.values import Array
 
 _BLOCK = 1 << 18  # elements summed at a time
+_WIDE = 512  # columns
 _BYTE = np.arange(256.0)
 
 
@@ -58,24 +59,25 @@ class RunningMoments:
     def _add(self, rows: Array) -> None:
         block = RunningMoments(rows.shape[1])
         block.rows = len(rows)
-        # One row per dimension: numpy sums the last axis pairwise, which is faster and more exact.
-        values = np.array(rows.T, np.float64, order="C")
+        # Few columns become rows: numpy sums the last axis pairwise, which is faster and more exact.
+        axis = 0 if rows.shape[1] > _WIDE else 1
+        values = np.array(rows.T if axis else rows, np.float64, order="C")
         with np.errstate(all="ignore"):
             good = np.isfinite(values) if self._finite_only else None
             if good is None or good.all():
-                block.count[:] = values.shape[1]
-                block.least, block.largest = values.min(axis=1), values.max(axis=1)
-                block.mean = values.mean(axis=1)
-                values -= block.mean[:, None]
+                block.count[:] = len(rows)
+                block.least, block.largest = values.min(axis), values.max(axis)
+                block.mean = values.mean(axis)
+                values -= np.expand_dims(block.mean, axis)
             else:
-                block.count = good.sum(axis=1)
-                block.nan = np.isnan(values).sum(axis=1)
-                block.infinite = values.shape[1] - block.count - block.nan
-                block.least = np.where(good, values, np.inf).min(axis=1)
-                block.largest = np.where(good, values, -np.inf).max(axis=1)
-                block.mean = np.where(good, values, 0.0).sum(axis=1) / np.maximum(block.count, 1)
-                values = np.where(good, values - block.mean[:, None], 0.0)
-            block.squares = np.einsum("ij,ij->i", values, values)
+                block.count = good.sum(axis)
+                block.nan = np.isnan(values).sum(axis)
+                block.infinite = len(rows) - block.count - block.nan
+                block.least = np.where(good, values, np.inf).min(axis)
+                block.largest = np.where(good, values, -np.inf).max(axis)
+                block.mean = np.where(good, values, 0.0).sum(axis) / np.maximum(block.count, 1)
+                values = np.where(good, values - np.expand_dims(block.mean, axis), 0.0)
+            block.squares = np.einsum("ij,ij->i" if axis else "ij,ij->j", values, values)
         self.merge(block)
 
     def _add_bytes(self, values: Array) -> None:
