@@ -80,7 +80,7 @@ def compiled(folder: str) -> dict[str, Path]:
     try:
         build.ensure_finalized()
         build.run()
-    except (Exception, SystemExit) as error:  # of any kind, such as that there is no compiler
+    except (Exception, SystemExit) as error:  # any error, for example without a compiler
         raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
     return {name: Path(folder, Path(name).name + SUFFIX) for name in MODULES}
 

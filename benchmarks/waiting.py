@@ -26,7 +26,7 @@ def network(observations: Any, outputs: int, width: int) -> Any:
             nn.LazyLinear(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
         )
     layers: list[Any] = []
-    for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # of Mnih et al., 2015
+    for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # as in Mnih et al., 2015
         layers += [nn.LazyConv2d(channels, kernel, stride), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(512), nn.ReLU(), nn.Linear(512, outputs))
 

@@ -102,7 +102,7 @@ class _Recorded:
 class RecordedAEC(_Recorded, BaseWrapper):
     """An AEC environment that is recorded; see record()."""
 
-    _unseen = False  # what last() returned was not handed out yet
+    _unseen = False  # the result of last() was not returned yet
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self._end_if_dead()

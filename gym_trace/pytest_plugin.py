@@ -123,7 +123,7 @@ class _Drift(NamedTuple):
     """Differences of one column in an episode."""
 
     column: str
-    steps: int  # that differ
+    steps: int  # number of steps that differ
     first: int
     largest: float  # NaN for values that are not numbers
 
@@ -204,7 +204,7 @@ def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:
         for observation in told:
             for name, value in zip(names, layout.split(observation)):
                 rows.setdefault(name, []).append(value)
-    except Exception:  # of the environment: verify_trace has told it
+    except Exception:  # an error of the environment, which verify_trace has reported
         return []
     finally:
         env.close()

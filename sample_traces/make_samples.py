@@ -334,7 +334,7 @@ def agents(directory: Path) -> None:
     for uid, made, play_one in (("at-once", Crowded(), play_parallel), ("turns", Passing(), play_aec)):
         env = record_agents(made, directory, uid=f"sample-{uid}", state=isinstance(made, Meadow), **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the latecomer
+            warnings.simplefilter("ignore")  # a warning about the latecomer
             for seed, most in ((0, 100), (1, 5), (2, 100)):
                 play_one(env, seed, chooser(seed), most)
                 env.flush()

@@ -151,7 +151,7 @@ def test_the_report_shows_random_access_per_step_beside_a_copy_in_memory() -> No
     head, _, *rows = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
     assert {len(row) for row in rows} == {len(head)}
     ours = dict(zip(head, rows[0]))
-    assert ours["µs per step"] == "8.00"  # of episodes of any length
+    assert ours["µs per step"] == "8.00"  # mean over all episode lengths
     copied = next(row for row in rows if "copying" in row[0])
     assert (rows[0][7], copied[7]) == ("0.50", "1.25")  # GB/s
 

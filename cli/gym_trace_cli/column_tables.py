@@ -12,7 +12,7 @@ from gym_trace_cli import show
 from gym_trace_cli.show import number
 
 Table = tuple[list[str], list[list[str]]]
-MOST_ROWS = 20  # of one leaf; --json has all of them
+MOST_ROWS = 20  # per leaf; --json has all of them
 OVER_TIME = "over time"  # heading of sparklines
 _COUNTED = ("count", "nan", "inf")
 _NARROWEST, _WIDEST = 8, 40  # characters of a sparkline

@@ -250,7 +250,7 @@ def _counts_table(counted: list[tuple[str, Summary]]) -> Table:
     headings, rows = ["", "value", "count", "share", ""], []
     draws = show.draws() and any(
         "mean" not in tally for _, tally in counted
-    )  # those with moments are drawn beside them
+    )  # columns with moments are drawn beside them
     for label, tally in counted:
         curves = chain([show.curve(tally["curve"], _BAR)], repeat("")) if draws else repeat("")
         rows += [[label, *cells, curve] for cells, curve in zip(_tally(tally), curves)]

@@ -92,7 +92,7 @@ def assemble_leaf(path: Path, pieces: list[ChunkSlice], layouts: Layouts) -> Arr
 
 
 _Rows = tuple[Chunk, slice]
-_VALUES = Leaf(("values",), None, ())  # of any kind
+_VALUES = Leaf(("values",), None, ())  # any object
 
 
 def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:

@@ -27,7 +27,7 @@ COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start_time", "end_time"),
     *("duration", "episode_id", "first_step", "has_final_observation", "flag", "metadata", "options"),
 )
-MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
+MOST_OBJECTIVES = 64  # components of a reward; a larger one has no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
 _NAMED = 8  # keys that an error names
 _LARGEST_ID = np.iinfo(np.int64).max

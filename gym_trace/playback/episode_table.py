@@ -294,7 +294,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     if not is_in_order:
         by_episode = _stable_order(episode)
         order, episode = order[by_episode], episode[by_episode]
-    opens = leads if is_all and is_in_order else leads[order]  # whether a part begins here
+    opens = leads if is_all and is_in_order else leads[order]  # a part begins here
     others = np.flatnonzero(~opens)
     before = others[others > 0] - 1
     opens[others] = True

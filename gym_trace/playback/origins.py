@@ -15,7 +15,7 @@ from gym_trace.format.directory import is_writer_id
 from gym_trace.format.fragments import Fragments
 from gym_trace.playback.writer_reader import Share, SharedChunks, WriterReader
 
-_ROWS_AN_ORIGIN = 32  # of the limit for the tables of a trace
+_ROWS_AN_ORIGIN = 32  # rows of the limit for the tables of a trace
 
 
 def readers_by_origin(stored: WriterReader) -> list[WriterReader]:

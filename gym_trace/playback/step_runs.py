@@ -16,7 +16,7 @@ from gym_trace.playback.writer_reader import WriterReader
 
 OnDamage = Callable[[Damage], None]
 
-# What becomes of the last observation of an episode where it is unknown (Episode.has_final_observation is False).
+# Policies for an unknown last observation of an episode (Episode.has_final_observation is False).
 KEPT = "kept"  # the stored placeholder is handed on
 OMITTED = "omitted"  # it is left out: its run has one observation less
 REPEATED = "repeated"  # the observation before it stands in

@@ -35,7 +35,7 @@ _STARTS = frozenset(("starts",))
 _MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
 _GROUP = 4 << 20  # bytes of chunks that are fetched together
 _MOST_AHEAD = 64  # chunks
-_LISTINGS = 3  # of a writer that begins one batch after the other
+_LISTINGS = 3  # retries for a writer that begins one batch after the other
 
 
 _Item = TypeVar("_Item")
@@ -72,7 +72,7 @@ class FileSnapshot(NamedTuple):
     alive: bool
     chunks: tuple[tuple[int, int], ...]  # number of each batch, and how many of its chunks
     episodes: int
-    ring: Recovered = Recovered()  # what was in no batch
+    ring: Recovered = Recovered()  # steps that were in no batch
     number: int = 0  # of the batch that it belongs into
 
 
@@ -281,7 +281,7 @@ class WriterReader:
                 batch.fragments = self.fragments.part(begin, begin + size)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
         numbers = [number for number, _ in chunks]
-        if self.tail.batch is not None:  # what is in the ring is where it will be once it is in a batch
+        if self.tail.batch is not None:  # steps in the ring have the place that they get in a batch
             numbers = [*numbers[: bisect_left(numbers, self.tail.number)], self.tail.number]
         self._numbers, self._begins = numbers, begins[: len(numbers)]
         self.start_dropped = np.zeros(len(self.fragments), np.bool_)
@@ -522,7 +522,7 @@ class WriterReader:
         wanted: a mask over the rows of parts; None: all.
         """
         parts = self.parts
-        chosen = np.zeros(len(parts) + 1, np.bool_)  # one more for -1, which is never wanted
+        chosen = np.zeros(len(parts) + 1, np.bool_)  # the last item is for -1, which is never wanted
         chosen[:-1] = True if wanted is None else wanted
         rows = np.where(chosen[parts.of_fragment], parts.of_fragment, -1)
         has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]

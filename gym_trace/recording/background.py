@@ -100,7 +100,7 @@ class SlabWriter:
         if thread is not None and thread is not threading.current_thread():
             with held_back():  # as in _rest(); it is at its end
                 thread.join()
-        self._serve_here()  # what the thread left, or could not be started for
+        self._serve_here()  # work of a thread that ended or could not start
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Write everything and seal the batch. summary: returns the last entry of the manifest."""
@@ -182,7 +182,7 @@ class SlabWriter:
         if self.failure is None and sequence > self.written:
             try:
                 self._chunks.write_slab(sequence, segments(), pending)
-            except Exception as error:  # of any type: reported in the caller's thread
+            except Exception as error:  # any error: reported in the caller's thread
                 self.fail(error)
             else:
                 self.written = sequence

@@ -176,7 +176,7 @@ def takes_recording_options(recorder: _Recorder) -> _Recorder:
     return recorder
 
 
-# What records environments of other interfaces, by the package of a class that they inherit from.
+# Advice for environments of other interfaces, by the package of a base class.
 _RECORDED_BY = {
     "stable_baselines3": "make_vec_env(…, wrapper_class=TraceRecordingWrapper, wrapper_kwargs={'directory': …}) "
     "records each environment",

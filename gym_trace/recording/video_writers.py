@@ -157,7 +157,7 @@ class _Writer(ABC):
         try:
             self._abandon()
         except (av.FFmpegError, OSError):
-            pass  # such as a full disk; the file is removed anyway
+            pass  # a full disk, say; the file is removed anyway
         finally:
             self._part.unlink(missing_ok=True)
 

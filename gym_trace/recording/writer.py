@@ -114,7 +114,7 @@ class TraceWriter:
     def _end_episode(self) -> None:
         self._is_open = self._is_special = False
         self._has_acted = False  # act() was called, and step() was not yet
-        self._action: Any = None  # that of act()
+        self._action: Any = None  # action of act()
         self._annotations: dict[str, Any] = {}  # of the next step
 
     # -- episodes -----------------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class TraceWriter:
             raise InvalidOption(f"{method}(): no episode is open; call begin() first")
         if threading.get_ident() != self._thread:
             self._demand_thread(method)
-            self._thread = threading.get_ident()  # that of the episode has ended
+            self._thread = threading.get_ident()  # the thread of the episode has ended
 
     def _demand_steps(self, method: str) -> None:
         if self._rollouts is not None:

@@ -92,7 +92,7 @@ def test_nothing_is_lost_of_agents_that_no_one_knew_before(tmp_path: Path, name:
     kept = recorded(tmp_path, lambda: generated(name), 3, 60)
     for episode, own in zip(open_trace(tmp_path), kept, strict=True):
         check(episode, own)
-    if "parallel" in name:  # those in turns draw from spaces that no one seeds
+    if "parallel" in name:  # turn-based agents sample from unseeded spaces
         verdicts = verify_trace(tmp_path, make_env=lambda: generated(name))
         assert {verdict.verdict for verdict in verdicts} == {"identical"}
 

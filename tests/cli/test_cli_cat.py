@@ -250,7 +250,7 @@ def test_windows_are_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     whole = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
     small_windows(monkeypatch, 3)
     in_parts = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
-    if name == "filtered":  # of which some notes are texts in one window, and nothing in another
+    if name == "filtered":  # some notes are texts in one window, and absent in another
         whole, in_parts = whole[1:], in_parts[1:]
     assert in_parts == whole
 

@@ -263,7 +263,7 @@ def test_odd_observations_rewards_and_actions_are_shown_and_steer_nothing(tmp_pa
     for source in (None, "observations"):
         _, scripted = played(open_trace(tmp_path), ["next"] * 3, source, size=(60, 12))
         assert [step for _, step in steps(scripted)] == [0, 1, 2, 3]
-        assert "more" in scripted.drawn.text  # of the wide ones
+        assert "more" in scripted.drawn.text  # wide columns are cut
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (20, 6), (5, 3), (1, 1)], ids=str)

@@ -189,7 +189,7 @@ def test_arguments_that_are_registered_need_not_be_stored(tmp_path: Path, regist
         "table": "registered",
         "settings": "registered",
         "nested": "registered",
-        "parts": "unknown",  # what is in it cannot be compared
+        "parts": "unknown",  # its contents cannot be compared
     }
     made = open_trace(tmp_path).make_env(env_kwargs={"parts": None}).unwrapped.kwargs
     assert (made["mode"], type(made["level"]), made["nested"]) == (Mode.EASY, Level, {"modes": [Mode.EASY]})

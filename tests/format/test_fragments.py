@@ -68,7 +68,7 @@ def test_a_large_table_stays_encoded_and_shared_bytes_take_no_memory() -> None:
     ((planes),) = found._tables
     assert isinstance(planes, Planes)
     assert found["flags"].tolist() == table["flags"].tolist()
-    assert len(planes._stored[0]) == fragments._FIRST  # of the fields up to the flags
+    assert len(planes._stored[0]) == fragments._FIRST  # the fields up to the flags
     assert found[:].tobytes() == table.tobytes()
     assert all(plane.strides == (0,) for plane in planes._planes(0)[20:24])  # the lane
 

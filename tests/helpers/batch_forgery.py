@@ -24,7 +24,7 @@ class Record:
     blobs: list[bytes]
     flags: int = 0
     claims: dict[str, int] = field(default_factory=dict)  # false values for the header
-    fragments: Any = None  # of a chunk: its rows in the index
+    fragments: Any = None  # index rows of a chunk
 
     @property
     def columns(self) -> dict[tuple[Any, ...], int]:
@@ -129,7 +129,7 @@ def taken_apart(path: Path) -> Forgery:
         record = Record(raw.type, metadata, blobs, raw.flags)
         if raw.type == wire.CHUNK:
             record.fragments = record.table("fragments", wire.FRAGMENT)
-        if raw.type != wire.PARITY:  # that of other bytes
+        if raw.type != wire.PARITY:  # parity of other bytes would be wrong
             records.append(record)
         offset = raw.end
     return Forgery(header.file_id, header.batch, records, offset < len(data))

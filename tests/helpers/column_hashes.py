@@ -24,7 +24,7 @@ def describe_trace(directory: Path) -> list[dict[str, Any]]:
     trace = open_trace(directory)
     episodes: dict[str, list[dict[str, Any]]] = {writer: [] for writer in trace.writers}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that damage is skipped
+        warnings.simplefilter("ignore")  # the warning that damage is skipped
         for episode in trace.scan(on_damage="skip"):
             episodes[episode.writer].append(_describe_episode(episode))
     damage = [(Path(found.path).name, found.start, found.end) for found in trace.damage]

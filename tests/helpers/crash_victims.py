@@ -180,7 +180,7 @@ class TextEnv(ToyEnv):
 
 
 class LaneEnv(ToyEnv):
-    """One of many environments; observations hold its number, its episode and the step."""
+    """A lane of a vector environment; observations hold its number, its episode and the step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(5)

@@ -16,7 +16,7 @@ from scripted_env import Result, ToyEnv
 
 from gym_trace import TraceRecordingWrapper
 
-MAX_STEPS = 1 << 20  # that the progress file has room for
+MAX_STEPS = 1 << 20  # capacity of the progress file
 
 
 class FramesEnv(ToyEnv):

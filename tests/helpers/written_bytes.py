@@ -450,7 +450,7 @@ VECTORS: dict[str, dict[str, Any]] = {
 def recorded(name: str, directory: Path) -> list[str]:
     """Make the named recording in an empty directory; return its lines."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd values
+        warnings.simplefilter("ignore")  # warnings about odd values
         if name in VECTORS:
             said = None
             vectors(directory, **VECTORS[name])

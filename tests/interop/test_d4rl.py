@@ -165,7 +165,7 @@ def test_terminal_steps_are_transitions_and_truncated_ones_are_not(
     gym_trace.export(trace, tmp_path / "out.hdf5", "d4rl")
     found = qlearning_dataset(get_dataset(tmp_path / "out.hdf5"))
     over = [episode.outcome == "terminated" for episode in trace]
-    assert not all(over)  # one is cut, and one closed
+    assert not all(over)  # an episode is cut, and another closed
     assert found["terminals"].sum() == sum(over)
     assert len(found["rewards"]) == sum(len(e) - (not ended) for e, ended in zip(trace, over))
 

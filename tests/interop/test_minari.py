@@ -48,7 +48,7 @@ def load(path: Path) -> Iterator[Loaded]:
         repr(episode)
         columns = dict(episode.infos)
         annotations = columns.pop("annotations", {})
-        for name in [name for name in columns if name.startswith("annotations/")]:  # of arrow
+        for name in [name for name in columns if name.startswith("annotations/")]:  # arrow columns
             annotations[name.removeprefix("annotations/")] = columns.pop(name)
         rows = [{name: column[i + 1] for name, column in columns.items()} for i in range(len(episode))]
         yield Loaded(

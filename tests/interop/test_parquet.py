@@ -32,7 +32,7 @@ from gym_trace.exchange.formats.source import ExportSource
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-IS_NARROW = False  # whether who reads has only some of the types of numbers: Spark, and lists of Python
+IS_NARROW = False  # the reader has only some numeric types: Spark, and Python lists
 Table = Any  # a pyarrow.Table
 Reader = Callable[[Path, str], Table]
 
@@ -170,7 +170,7 @@ def leaf(rows: list[Any], form: Any) -> Any:
     if any(missing(row) for row in rows if not isinstance(row, (np.ndarray, list))):
         return rows
     found = np.array(rows) if rows else np.empty(0, dtype)
-    if found.dtype.kind == "O" or found.dtype != np.dtype(dtype):  # of what has fewer types: the numbers are the same
+    if found.dtype.kind == "O" or found.dtype != np.dtype(dtype):  # readers with fewer types: the numbers are equal
         same = found.astype(dtype)
         assert found.dtype.kind in "iufbO"
         assert np.array_equal(same.astype(found.dtype), found, equal_nan=found.dtype.kind == "f")

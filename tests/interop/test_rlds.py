@@ -217,7 +217,7 @@ def test_a_data_set_of_others_is_imported_as_tensorflow_datasets_reads_it(robot:
         pictures = np.stack([step["observation"]["image"] for step in steps])
         np.testing.assert_array_equal(episode.observations["image"][: len(steps)], pictures)
         photos = np.stack([step["observation"]["photo"] for step in steps]).astype(int)
-        assert np.abs(episode.observations["photo"][: len(steps)] - photos).max() <= 2  # of decoders of JPEG
+        assert np.abs(episode.observations["photo"][: len(steps)] - photos).max() <= 2  # JPEG decoders differ
         np.testing.assert_array_equal(episode.actions, [step["action"] for step in steps[: len(episode)]])
         np.testing.assert_array_equal(episode.rewards, [step["reward"] for step in steps[: len(episode)]])
         assert set(episode.annotations["instruction"]) == {"go on"}

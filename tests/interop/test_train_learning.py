@@ -225,7 +225,7 @@ def test_losses_are_those_written_out(
     second = {name: 2 * both[name] - first[name] for name in first}
     (_, old_values, *_), _, (targets, advantages) = asked[0]
 
-    with torch.no_grad():  # of the weights between both steps
+    with torch.no_grad():  # change the weights between both steps
         seen = torch.from_numpy(rollout.observations[0][:-1].reshape(33, 3))
         distribution, values, _ = one.learner.model([seen], torch.zeros(33, 0))
     logs, values = distribution.logs[0].double().numpy(), values.double().numpy()

@@ -54,7 +54,7 @@ def rewritten(directory: Path) -> Iterator[Entries]:
     yield entries
     _write(run, entries)
     log, settings = run.log, run.settings
-    with suppress(ReplayDiverged):  # of a rollout that is there twice
+    with suppress(ReplayDiverged):  # a duplicated rollout
         if entries[-1][0] != "end":
             return
         left = unlearned_steps(log, gym_trace.open_trace(run.trace), settings)

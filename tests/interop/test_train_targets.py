@@ -29,7 +29,7 @@ def batch(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_v_trace_is_that_of_rlax(batch: dict[str, Any], lam: float, clip_rho: float) -> None:
     rlax, jax = pytest.importorskip("rlax"), pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)
-    batch["truncations"][...] = False  # of which rlax knows nothing
+    batch["truncations"][...] = False  # rlax does not know truncation
     targets, advantages = vtrace(**batch, gamma=GAMMA, lam=lam, clip_rho=clip_rho)
     for row in range(3):
         values, discounts = batch["values"][row], GAMMA * ~batch["terminations"][row]

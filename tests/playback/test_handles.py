@@ -177,7 +177,7 @@ def test_a_batch_that_a_listing_missed_moves_no_episode(tmp_path: Path, monkeypa
             assert counts_of(episode)[-steps:] == list(range(episode.first_step + 1, episode.first_step + steps + 1))
             assert episode.actions.tolist() == [n % 4 for n in range(episode.first_step, episode.first_step + steps)]
             read += 1
-        except TraceError:  # what came after the missed steps is no longer a part
+        except TraceError:  # steps after the missed ones are no longer a part
             continue
     assert read >= 2
 

@@ -85,7 +85,7 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
     assert {root for _, roots in read for root in roots} == {"observations"}
     trace[17].rewards.sum()
     counts_of(trace[17])
-    assert len(read) <= 4  # what was read is remembered
+    assert len(read) <= 4  # values are cached
 
 
 def test_iterating_reads_each_column_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_iterating_reads_each_column_when_it_is_asked_for(tmp_path: Path, monkey
     read.clear()
     for episode in trace:
         assert len(episode.actions) == len(episode.rewards) == 10
-    # What was asked for in the chunk before is read together.
+    # Columns requested in the previous chunk are read together.
     assert [roots for _, roots in read[:2]] == [{"actions"}, {"rewards"}]
     assert [roots for _, roots in read[-4:]] == [{"actions", "rewards"}] * 4
     read.clear()

@@ -159,8 +159,8 @@ class Model:
         self.env = env
         self.parts: list[dict[str, Any]] = []
         self.count: int | None = None  # steps since the last reset
-        self.is_open = False  # whether a further step would be recorded
-        self.continues = False  # whether a further step goes into the last part
+        self.is_open = False  # a further step would be recorded
+        self.continues = False  # a further step goes into the last part
         self.note: Any = None
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ from gym_trace.format.ring import memory
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a file as a disk")
 
 MEGABYTES = 24
-# Of what removed rings took, ext4 has the room again only later: that of many would fill the disk.
+# ext4 frees the space of removed rings only later: many copies would fill the disk.
 COPIES = {"flush": 50, "close": 10} if LONG else {"flush": 4, "close": 4}
 VICTIM = """
 import sys

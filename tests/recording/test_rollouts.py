@@ -329,7 +329,7 @@ def test_an_interrupted_end_of_rollouts_can_be_repeated_and_loses_no_step(
                 writer.end()
             writer.rollouts(**arrays_of(3, first=50))
         else:
-            writer.rollouts(**arrays_of(3, first=4))  # what goes on, or begins, whether they have ended or not
+            writer.rollouts(**arrays_of(3, first=4))  # continued and new episodes, ended or not
     steps = [0, 0, 0]
     for episode in open_trace(tmp_path):
         steps[episode.lane] += len(episode)

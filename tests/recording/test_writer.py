@@ -345,7 +345,7 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(tmp_path: Path,
             begun(writer).end()
             with interrupts:
                 for episode in range(3):
-                    with contextlib.suppress(KeyboardInterrupt, InvalidOption):  # of a begin() that was interrupted
+                    with contextlib.suppress(KeyboardInterrupt, InvalidOption):  # an interrupted begin()
                         writer.begin(np.array([episode, 0], np.float32))
                     for step in range(1, 8):
                         now = np.array([episode, step], np.float32)

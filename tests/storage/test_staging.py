@@ -111,7 +111,7 @@ def test_the_staged_files_of_a_living_process_are_left_alone(tmp_path: Path) -> 
         assert (tmp_path / "t").read_text() == "mine"
     assert (tmp_path / "t").read_text() == "0"
     left = [path for path in tmp_path.glob(".t.*") if path.name not in {f".t.{slot}.part" for slot in range(8)}]
-    assert len(left) <= 1  # that of the killed one, whose name is random: all 8 known names are taken
+    assert len(left) <= 1  # the directory of the killed edit has a random name: all 8 known names are taken
 
 
 @needs_processes

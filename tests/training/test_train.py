@@ -290,7 +290,7 @@ def test_a_policy_of_a_population_that_is_a_link_is_refused(run: Run, tmp_path: 
 
 def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
     size = 24 << 20
-    begin = b"\x96\x00\x90\x00\xa0\x81\xa0\xdd" + (size - 13).to_bytes(4, "big")  # of losses: a list of zeros
+    begin = b"\x96\x00\x90\x00\xa0\x81\xa0\xdd" + (size - 13).to_bytes(4, "big")  # losses: a list of zeros
     body = begin + bytes(size - 13) + b"\x80"
     with log_of(run).open("wb") as file:
         file.write(frame(size, zlib.crc32(body)) + begin)

@@ -43,7 +43,7 @@ class Screen:
         self._colours = colours_of()
         self.unicode = "utf" in (sys.stdout.encoding or "").lower()
         self._drawn: list[str] = []
-        self._picture: Picture | None = None  # that is on the screen
+        self._picture: Picture | None = None  # the picture on the screen
         self._place: Any = None  # of the picture
         self._size = (0, 0)
 
@@ -111,7 +111,7 @@ class Screen:
         lines = []
         for line in screen.strip("\n").expandtabs().splitlines()[:rows]:
             parts = _SGR.split(line)
-            if not self._colours:  # what stands out still does
+            if not self._colours:  # bold and reversed text still stand out
                 parts = ["\x1b[7m" if _SGR.fullmatch(part) and not _is_reset(part) else part for part in parts]
             lines.append("".join(part if _SGR.fullmatch(part) else printable(part) for part in parts) + "\x1b[0m")
         return lines

@@ -26,7 +26,7 @@ _BEGIN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # another screen, no cursor, no 
 _END = "\x1b\\\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l\r\x1b[K"
 # Ask for cell size, image colours and capabilities; every terminal answers the last.
 _ASK = "\x1b[16t\x1b[?1;1;0S\x1b[c"
-_LEAST_COLOURS = 256  # of images; with fewer, characters show more
+_LEAST_COLOURS = 256  # images need this many; with fewer, characters show more
 _ANSWER_SECONDS = 0.5
 _GUARD_SECONDS = 0.25
 _LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."

@@ -13,7 +13,7 @@ from gym_trace.errors import RenderingError
 Array = npt.NDArray[Any]
 _MOST_PIXELS = 160  # per side of a thumbnail
 _UP = 2  # the filter of PNG that takes the row above away
-_PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels: grey, grey and alpha, RGB, RGBA
+_PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # key: number of channels (grey, grey and alpha, RGB, RGBA)
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:

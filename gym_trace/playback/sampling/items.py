@@ -415,7 +415,7 @@ class Transitions(Items):
         several = rewards[np.minimum(at[:, None] + steps, len(rewards) - 1)].astype(np.float64)
         weights = np.where(steps < ahead[:, None], self._discounts[:-1], 0.0)
         total: Array = np.zeros((len(at), *rewards.shape[1:]))
-        for k in range(self._n_steps):  # one by one: rewards after the last step may be NaN
+        for k in range(self._n_steps):  # add step by step: rewards after the last step may be NaN
             part = weights[:, k].reshape(-1, *[1] * (rewards.ndim - 1))
             total += np.where(part > 0, several[:, k] * part, 0.0)
         return total

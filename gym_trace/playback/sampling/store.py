@@ -272,7 +272,7 @@ class Growing:
 
     def __init__(self, most_steps: int | None):
         self._most_steps = most_steps
-        self._columns: dict[Path, Array] = {}  # with room behind the rows that are there
+        self._columns: dict[Path, Array] = {}  # arrays with spare rows at the end
         self._forms: dict[Path, RowType | None] = {}
         self._known = Known(np.zeros(0, CACHE_KEY))
 

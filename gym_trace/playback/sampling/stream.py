@@ -33,9 +33,9 @@ _AT_ONCE = 2  # shares of the memory: one to sample from, one to decode in the b
 _STRANDS = 12, 4, 2, 1  # numbers of workers that can share the decoding without repetition
 _MIXED = 8  # min blocks of a group, if there are several strands
 _BLOCKS = _STRANDS[0] * _MIXED
-_LEAST_BLOCKS = 4  # of a trace for each of several ranks
-_LEAST_BYTES = 3 << 19  # of a block: more than most chunks, which smaller blocks would decode repeatedly
-_MOST_BYTES = 32 << 20  # of a chunk that is always decoded whole: more than recorders write
+_LEAST_BLOCKS = 4  # per trace and rank
+_LEAST_BYTES = 3 << 19  # per block; larger than most chunks, which smaller blocks would decode repeatedly
+_MOST_BYTES = 32 << 20  # a chunk up to this size is always decoded whole; recorders write smaller ones
 
 
 class _Epoch(NamedTuple):

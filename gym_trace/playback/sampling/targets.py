@@ -119,7 +119,7 @@ def vtrace(
     discounts = gamma * ~terminated
     deltas = rho * (rewards + discounts * behind - values[:, :-1])
     targets, next_targets = np.zeros_like(rewards), np.zeros_like(rewards)
-    excess = np.zeros(len(rewards))  # of the target of the step behind over its value
+    excess = np.zeros(len(rewards))  # target minus value of the following step
     for t in reversed(range(rewards.shape[1])):
         carried = np.where(cut[:, t], 0.0, lam * excess)
         next_targets[:, t] = behind[:, t] + carried

@@ -21,7 +21,7 @@ from gym_trace.playback.scan import EPISODE, Scan
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row
-_ELEMENT = "element"  # what Parquet calls those of a list
+_ELEMENT = "element"  # Parquet's name for the elements of a list
 
 
 def list_of(kind: pa.DataType, size: int = -1) -> pa.DataType:

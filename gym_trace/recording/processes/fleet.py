@@ -13,7 +13,7 @@ from gym_trace.errors import TraceError
 
 _FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds
-Key = int | str  # of a worker: a name of the caller's choice
+Key = int | str  # name of a worker, chosen by the caller
 
 
 def _always() -> bool:

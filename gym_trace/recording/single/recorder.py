@@ -429,7 +429,7 @@ class RowRecorder(Recorder):
             with held_back():  # libraries turn the exception of a signal handler into one of theirs
                 try:
                     segments, pending = self._decoder.decode(slab.sequence, slab.memory)
-                except Exception as error:  # of any type: reported at the next step
+                except Exception as error:  # any error: reported at the next step
                     self._out.fail(error)
                     return
             for column, complaint in self._decoder.complaints.items():
@@ -480,7 +480,7 @@ class RowRecorder(Recorder):
         if self._reward_type is not np.float64:
             entries.append((REWARD_TYPE, np.dtype(self._reward_type).str.encode()))
         for entry in carried:
-            if entry.kind == CHANGES:  # of a value in the slab before
+            if entry.kind == CHANGES:  # changes of a value in the previous slab
                 entries.append((WHOLE, self.packers.deltas[entry.column].last(), 0, entry.column))
             else:
                 numbers = entry.a, entry.b, entry.c, entry.d

@@ -76,10 +76,10 @@ class StepRecorder:
     def _forget(self) -> None:
         """Forget the episode before."""
         self._step_index = 0
-        self._last: Observed | None = None  # with filtered steps: the observation before the next step
-        self._before: Observed | None = None  # with filtered steps: that before the step that is being executed
-        self._packed_action: Observed | None = None  # with filtered steps: of the step that is being executed
-        self._annotations: dict[str, Any] = {}  # with filtered steps: of the next step
+        self._last: Observed | None = None  # filtered mode: observation before the next step
+        self._before: Observed | None = None  # filtered mode: observation before the current step
+        self._packed_action: Observed | None = None  # filtered mode: action of the current step
+        self._annotations: dict[str, Any] = {}  # filtered mode: annotations of the next step
         self._unseen = False  # True if the observation before the next step is unknown, because a step raised
 
     # -- episodes -----------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def _rows(value: Any, count: int, chosen: Sequence[int]) -> Sequence[Any]:
         except Exception as error:  # anything: sparse arrays of some formats have no rows
             raise_if_of_signal(error)
     if isinstance(value, (list, tuple)):
-        if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # of a Tuple space
+        if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # a Tuple space
             make = getattr(value, "_make", tuple)
             return [make(row) for row in zip(*[_rows(item, count, chosen) for item in value])]
         if len(value) == count:

@@ -33,7 +33,7 @@ _ROWS = 128  # of each lane that make a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _LEAST_LOG, _INFO = 64 << 10, 64  # bytes of a log, and what an info of a lane may take of it
 _AHEAD = 2  # slabs that may wait for the thread: NumPy releases the interpreter lock over such large arrays
-_SLABS = 3  # those, and the one that is being filled
+_SLABS = 3  # full slabs, and the one being filled
 
 
 class LaneRecorder(Recorder):
@@ -86,7 +86,7 @@ class LaneRecorder(Recorder):
         self.slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
         self._writer: LaneWriter | None = None  # of the slab that is being filled
         self._state: LaneState | None = None  # of the lanes when it was begun
-        self._next_state: LaneState | None = None  # that to begin the next one with
+        self._next_state: LaneState | None = None  # lane state at the start of the next slab
         self.is_copy = False
         self.expecting = False  # a step or reset has begun whose result is not recorded yet
         self._until = 0  # when to turn the slab, in nanoseconds of the monotonic clock
@@ -111,7 +111,7 @@ class LaneRecorder(Recorder):
             return
         try:
             segments, state = self._decoded(writer)
-        except Exception as error:  # of any kind: told like one of writing
+        except Exception as error:  # any error; reported like a write error
             raise_if_of_signal(error)
             self._out.fail(error)
             return
@@ -169,7 +169,7 @@ class LaneRecorder(Recorder):
                 try:
                     self._ring = self._ring_of(slab_bytes)
                     ring.abandon()
-                except Exception as error:  # of any kind: told at the next step
+                except Exception as error:  # any error; reported at the next step
                     self._out.fail(error)
         return self._ring or ring
 
@@ -318,7 +318,7 @@ class LaneFilters:
         kept, ids = np.zeros(self._count, np.bool_), np.full(self._count, -1)
         for lane in np.flatnonzero(steps & ~lanes["skipped"]).tolist():
             kept[lane] = self._filters.keeps_step(int(lanes["steps"][lane]), rewards[lane])
-        begun = resets | (steps & ended & open_)  # what is open after an end is another episode
+        begun = resets | (steps & ended & open_)  # an episode open after an end is another one
         ids[begun] = self._ids(int(begun.sum()))
         lanes["steps"] += steps
         lanes["steps"][begun], lanes["skipped"][begun] = 0, ids[begun] < 0

@@ -99,7 +99,7 @@ class RolloutRecorder:
         first = [_at(tree, (0, 0)) for tree in (batch.observations, batch.actions)]
         self.steps = make(batch.lanes, self.mode, *first)
         self._is_begun = False  # episodes are open in all lanes
-        self._over = np.zeros(batch.lanes, np.bool_)  # with DISABLED: lanes whose episode has ended
+        self._over = np.zeros(batch.lanes, np.bool_)  # DISABLED: lanes whose episode has ended
         self._last: Tree | None = None  # the observations after the last step, if they are known
         self._held: _Held | None = None  # the last step, if its observations are not there yet
 

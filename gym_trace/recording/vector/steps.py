@@ -73,7 +73,7 @@ class LaneSteps:
         self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
-        self.has_more = self._filters.any or self._infos  # whether each step has more to record than arrays
+        self.has_more = self._filters.any or self._infos  # each step has more to record than arrays
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:
@@ -211,7 +211,7 @@ class LaneSteps:
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
                 finals = self._finals(observations, infos, ended) if ended else None
-            if self._infos:  # those of the lanes that are stepped, and of those that are reset
+            if self._infos:  # infos of stepped and of reset lanes
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
                 step_infos = reset_infos = self._infos_of(infos, used)
                 last_infos = last_of(infos, FINAL_INFO, self._lanes.count) if ended else None

@@ -167,7 +167,7 @@ def _work_directory(place: Path, real: Path) -> Iterator[Path]:
         _tidy(path, place)
         yield path
     finally:
-        with contextlib.suppress(OSError):  # what is left is removed by the next edit
+        with contextlib.suppress(OSError):  # the next edit removes the rest
             _tidy(path, place)
             work.remove()
         work.release()

@@ -44,7 +44,7 @@ class ManifestCheck:
         self._files = files
         self.seen: dict[str, Seen] = {}
         self._listed: set[str] = set()
-        self._last: dict[str, dict[str, Any]] = {}  # what counts of each batch
+        self._last: dict[str, dict[str, Any]] = {}  # last valid entry of each batch
         self._dropped: set[int] = set()
         self._closed = False
 

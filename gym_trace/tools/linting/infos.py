@@ -30,7 +30,7 @@ class InfosRule:
 
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._common = thresholds["common_info"]
-        self._found: dict[tuple[int, Any], list[Any]] = {}  # by writer and keys: count, first place
+        self._found: dict[tuple[int, Any], list[Any]] = {}  # by writer and keys: count, first position
 
     def add(self, block: StepRuns) -> None:
         infos = block.columns.get(_PATH)

@@ -24,7 +24,7 @@ _FROZEN_ACTIONS = Kind("T211", WARNING, "continuous actions that stop changing")
 _CLIPPED = Kind("T212", WARNING, "continuous actions that are often at a bound")
 _CONSTANT_ACTIONS = Kind("T213", WARNING, "actions that are the same in the whole trace")
 
-_MOST_DIMENSIONS = 64  # of a row whose numbers are looked at one by one
+_MOST_DIMENSIONS = 64  # larger rows are not checked number by number
 _IMAGE = 1024  # elements of a row with at least two axes that make it an image
 _LIVELY = 0.9  # share of steps in which a number changes that freezes if it stops
 _FEW = 20  # steps that show how often a number changes

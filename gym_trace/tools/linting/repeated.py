@@ -23,7 +23,7 @@ _SHARED = Kind("T602", ERROR, "episodes that two splits share")
 _UNBALANCED = Kind("T603", WARNING, "a split with very few episodes")
 _UNEQUAL = Kind("T604", WARNING, "the same seed and actions, but other results")
 
-_MOST_BYTES = 256  # of an observation that is hashed; longer ones are compared only where all else is the same
+_MOST_BYTES = 256  # longer observations are compared only where all else is equal
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # of xxHash and golden ratio
 _MASK = (1 << 63) - 1
 

@@ -18,7 +18,7 @@ _SCALE = Kind("T302", WARNING, "rewards of a writer of another scale than those 
 _LONE = Kind("T303", WARNING, "single rewards of another scale than the rest")
 
 _PATH = ("rewards",)
-_EXPONENTS = 2200  # of a float64: -1074 to 1024, counted from _LOWEST on
+_EXPONENTS = 2200  # exponents of float64: -1074 to 1024, counted from _LOWEST on
 _LOWEST = -1100
 _ENOUGH = 50  # rewards that show a scale
 _RARE = 1e-3  # share of rewards that are single ones

@@ -76,7 +76,7 @@ class StartsRule:
             has_start = reader.parts.starts[rows[indices]] >= 0
             known = (seeds[indices] != wire.NO_SEED) | (has_start & ~np.array(own, bool))
             opens = ~np.array(lane.follows, bool) | known
-            # What follows on an episode that can be replayed can be replayed after it.
+            # Episodes after a replayable episode are replayable, too.
             hopeful = known[np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))]
             found.append(indices[~hopeful & (first_steps[indices] == 0)])
         return np.sort(trace.chosen[np.concatenate([np.empty(0, np.int64), *found])])

@@ -18,7 +18,7 @@ from gym_trace.data.values import Array, unstored
 from gym_trace.errors import InvalidOption
 from gym_trace.printable import key_text, shown
 
-_STATISTICS = frozenset("rlt")  # of an episode: return, length, time
+_STATISTICS = frozenset("rlt")  # episode statistics: return, length, time
 _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
 

@@ -200,7 +200,7 @@ def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[
     """
     left: list[int] = []
     right: list[int] = []
-    alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # those without a partner
+    alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # episodes without a partner
     contents = [found.content for found in prints]
     seeds = [[(seed if seed >= 0 else None) for seed in trace.content["seed"].tolist()] for trace in (a, b)]
     writers = [trace.content["writer"].tolist() for trace in (a, b)]

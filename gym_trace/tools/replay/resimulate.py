@@ -163,7 +163,7 @@ class LaneReplay:
         self._on_step = on_step  # called after each step that is taken; what it raises ends the replay
         self._trust = trust  # to give the environment options that may name a file or a module
         self._simulation: _Simulation | None = None
-        self._hopeful = True  # that playing what was before may help
+        self._hopeful = True  # replaying earlier episodes may help
 
     def close(self) -> None:
         if self._simulation is not None:
@@ -383,7 +383,7 @@ class LaneReplay:
         except CorruptTrace:
             if origin == position:
                 raise
-            return None  # one before it is damaged, which says nothing of the one that is asked for
+            return None  # damage in an earlier episode says nothing about the requested one
         return self._attempt(simulation, position, self._episode(position)[:steps], watch)
 
     def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:

@@ -96,7 +96,7 @@ def verify_trace(
     wanted = set(range(len(trace))) if episodes is None else set(episodes)
     if not wanted <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
-    view, trace = trace, trace.whole  # what was before an episode may have to be played, too
+    view, trace = trace, trace.whole  # earlier episodes may have to be played, too
     places = sorted(wanted)
     order: list[int] = view.chosen[places].tolist()
     wanted = set(order)
@@ -204,7 +204,7 @@ def _at_once(
                 'or of a script that does this without if __name__ == "__main__":'
             ) from error
         finally:
-            stop.set()  # what they do is not wanted any more
+            stop.set()  # their results are no longer needed
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -54,7 +54,7 @@ class Curve:
 
     def __init__(self, width: int):
         self._rows: list[int] = []  # of each point
-        self._counts: list[Array] = []  # of finite values, (width,)
+        self._counts: list[Array] = []  # numbers of finite values, (width,)
         self._sums: list[Array] = []
         self._width = width
 

@@ -139,7 +139,7 @@ class Facts(NamedTuple):
     outcome: Array  # index into OUTCOMES
     steps: Array  # without those that repeat the episode branched from
     repeated: Array
-    lengths: Array  # of the whole episode; for recordings with statistics only, the recorded length
+    lengths: Array  # length of the whole episode; for recordings with statistics only, the recorded length
     returns: Array
     objectives: Array  # returns of several numbers, one column per objective
     agents: Array  # returns of agents, one column per agent

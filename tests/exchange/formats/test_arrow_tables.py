@@ -373,7 +373,7 @@ def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:
     cartpole(tmp_path, 300)
     (batch,) = tmp_path.glob("*.gtb")
     chunks = open_trace(tmp_path).readers[0].batches[0].chunks
-    flip(batch, int(chunks["offset"][0]) + int(chunks["length"][0]) // 2)  # of the observations
+    flip(batch, int(chunks["offset"][0]) + int(chunks["length"][0]) // 2)  # damages the observations
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(CorruptTrace):

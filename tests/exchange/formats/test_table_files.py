@@ -1,4 +1,4 @@
-"""One Parquet table of anybody as a trace: columns are guessed by their names, or told by a mapping."""
+"""A foreign Parquet table as a trace: columns are guessed by their names, or named by a mapping."""
 
 import subprocess
 import sys

@@ -163,7 +163,7 @@ def test_transitions_leave_out_steps_to_unknown_observations(tmp_path: Path, cac
     mask = np.concatenate([one["next_observation_mask"] for one in found])
     before, after = (np.concatenate([one[f"{name}observations"]["n"] for one in found]) for name in ("", "next_"))
     counts = np.bincount(batch["episode"], minlength=4).tolist()
-    assert counts == [STEPS, STEPS - 1, STEPS - 1, STEPS]  # of what terminated no next observation is needed
+    assert counts == [STEPS, STEPS - 1, STEPS - 1, STEPS]  # terminated episodes need no next observation
     ends = np.array([STEPS, STEPS - 1, STEPS - 1, STEPS])[batch["episode"]]
     expected = 100 * (batch["episode"] + 1) + np.minimum(batch["first_step"] + n_steps, ends)
     assert (after[mask] == expected[mask]).all()

@@ -289,7 +289,7 @@ def test_rings_are_deleted_with_their_trace(tmp_path: Path) -> None:
     rings.killed(tmp_path, rings.Run().play(3), name="v")
     (tmp_path / "w.ring.part").write_bytes(bytes(300))
     (tmp_path / "v.ring").write_bytes(b"a diary that I keep")
-    (tmp_path / "u.ring").write_bytes(rings.Run().play(3).ring())  # of an unknown writer
+    (tmp_path / "u.ring").write_bytes(rings.Run().play(3).ring())  # ring of an unknown writer
     TraceRecordingWrapper(CountingEnv(), tmp_path, uid="new", on_exist="replace").close()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["new.manifest.jsonl", "u.ring", "v.ring"]

@@ -58,7 +58,7 @@ def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
         context = multiprocessing.get_context(method)
         queues.append(context.Queue())
         workers.append(context.Process(target=drawn, args=(batches, queues[-1])))
-    found: list[Any] = [several() for _ in range(8)]  # of what there is before it grows
+    found: list[Any] = [several() for _ in range(8)]  # readers of the trace before it grows
 
     def draw(place: int) -> None:
         found[place] = [firsts(some, 3) for some in found[place]]

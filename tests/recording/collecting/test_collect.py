@@ -91,7 +91,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[bytes, ...
 
 def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_path: Path, calm: Any) -> None:
     result = collect(
-        partial(FailingEnv, str(tmp_path), (17, 45, 75), 45),  # one more than are killed while they hang
+        partial(FailingEnv, str(tmp_path), (17, 45, 75), 45),  # 45 fails without hanging
         act_on_observation,
         tmp_path / "t",
         episodes=90,
@@ -348,5 +348,5 @@ def test_a_script_that_starts_a_run_on_import_raises_with_advice(tmp_path: Path)
     assert 'put what it does under if __name__ == "__main__":' in ended.stderr
     assert ended.stderr.count("Traceback") == 1
     typed = subprocess.run([sys.executable, "-"], cwd=tmp_path, input=script.read_text(), text=True, timeout=60)
-    assert typed.returncode == 0  # of which there is no file to import
+    assert typed.returncode == 0  # no file to import
     assert len(open_trace(tmp_path / "trace")) == 2

@@ -124,7 +124,7 @@ def test_hidden_randomness_is_replayed_from_the_last_seeded_episode_on(tmp_path:
     assert verdicts(tmp_path, episodes=[3]) == ["identical"]
 
 
-@pytest.mark.filterwarnings("ignore:observations. got float64")  # of Gymnasium before 1.0
+@pytest.mark.filterwarnings("ignore:observations. got float64")  # Gymnasium before 1.0 warns
 def test_state_of_wrappers_is_carried_from_episode_to_episode(tmp_path: Path) -> None:
     env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
     record(env, tmp_path, episodes=6, seeded=1)

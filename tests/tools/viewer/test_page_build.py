@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "viewer"
 STATIC = ROOT / "gym_trace" / "tools" / "viewer" / "static"
-MOST_BYTES = 150_000  # of the whole empty page, compressed
+MOST_BYTES = 150_000  # size of the whole empty page, compressed
 
 
 def test_the_built_page_belongs_to_its_sources():

@@ -322,7 +322,7 @@ class ReadAhead:
     """H5Rows that are read in their order, many at a time."""
 
     def __init__(self, rows: H5Rows, of: int = 1):
-        """of: number of arrays that are read ahead together."""
+        """Read ahead this number (of) of arrays."""
         self.rows = rows
         self._begin = 0
         self._block: Any = None

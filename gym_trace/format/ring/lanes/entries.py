@@ -100,7 +100,7 @@ class Reset(NamedTuple):
 class More(NamedTuple):
     """The parts of a step of all lanes that are not in the columns."""
 
-    observations: OddRows = MappingProxyType({})  # those that do not fit the columns
+    observations: OddRows = MappingProxyType({})  # rows that do not fit the columns
     rewards: Rows | None = None  # if they do not fit the column
     finals: tuple[Array, list[Rows]] | None = None  # lanes reset in this step, and their last observations
     infos: list[bytes] | None = None  # infos of the steps, one per lane
