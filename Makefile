@@ -19,7 +19,8 @@ test: $(VENV)/.dev
 
 # For the loop of edit and test: half a minute on two quiet cores.
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -q tests/data tests/format tests/playback tests/tools/linting
+	$(BIN)/python -m pytest -n 2 -q tests/data tests/format tests/playback tests/tools/linting \
+		--ignore tests/format/test_hostile_traces.py
 
 # mypy with every extra, the training tests, and the real loaders of Minari, Parquet, Stable-Baselines3 and TorchRL, in an environment
 # of their own (3 GB).

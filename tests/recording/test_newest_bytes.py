@@ -24,7 +24,7 @@ from gym_trace.storage.local import LocalAppender, LocalStorage
 from gym_trace.tools.statistics.describe import describe
 
 KEEP = 20_000
-SEEDS = range(40 if LONG else 2)
+SEEDS = range(40 if LONG else 1)
 
 
 class Erratic(ToyEnv):
@@ -233,8 +233,8 @@ def test_a_kill_between_any_two_calls_leaves_every_episode_whole_or_gone(tmp_pat
         record_known(tmp_path / "t", 80, told)
     entries = manifest_entries(tmp_path / "t")
     assert sum(entry["type"] == "dropped" for entry in entries) > 20
-    found = [check_known(directory, at) for directory, at in copies[:: 1 if LONG else 2]]
-    assert len(found) > 50
+    found = [check_known(directory, at) for directory, at in copies[:: 1 if LONG else 4]]
+    assert len(found) > 25
     assert len({tuple(numbers) for numbers in found}) > 10
 
 

@@ -342,10 +342,16 @@ def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
     monkeypatch.setattr(stream, "_MOST_BYTES", sizes.get("block", 200))
 
 
+@pytest.fixture(scope="module")
+def short_episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("short") / "t"
+    record_lengths(directory, [2] * 30_000)
+    return directory
+
+
 @pytest.mark.parametrize("kind", ["windows", "transitions", "trajectories"])
-def test_batches_of_many_short_episodes_keep_to_cache_bytes(tmp_path: Path, kind: str) -> None:
-    record_lengths(tmp_path, [2] * 30_000)
-    trace = open_trace(tmp_path)
+def test_batches_of_many_short_episodes_keep_to_cache_bytes(short_episodes: Path, kind: str) -> None:
+    trace = open_trace(short_episodes)
     args = (1, 256) if kind == "windows" else (256,)
     next(getattr(trace, kind)(*args))  # imports
     made = {}
