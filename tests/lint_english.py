@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = "english: quoted"
 SKIPPED = {Path(__file__).name, "test_lint_english.py"}
 
-# What a unit of "one X per Y" may be; without a list of nouns, "a" and "an" pairs have too many false alarms.
+# Units of "one X per Y"; without a list of nouns, "a" and "an" pairs have too many false alarms.
 _UNITS = (
     r"(?:batch|block|bytes?|chunk|column|dimension|element|episode|event|file|frame|lane|leaf|line|process|row|step)"
 )
@@ -51,6 +51,21 @@ PHRASES = [
 # Openings of a docstring.
 OPENINGS = r"(?:Of|What|Whether|How|That|Whose|Who|Such|Those|Where|When|The same|Has)\b(?! to\b)"
 OPENING_RULE = "open with a verb (Return ...) or a noun"
+
+# Openings of a docstring or a comment that make a phrase without a subject ...
+NO_SUBJECT = re.compile(r"(?:of|that|those|whether|what|with|by|such|one)\b", re.IGNORECASE)
+NO_SUBJECT_RULE = "give the sentence a subject, and name the thing"
+_NOUN = r"(?!(?:what|that|which|those|any|of|for|before|after|is|by)\b)"
+# ... unless they count a noun (one row per step), come before a main clause (With -m, Python looks ...), name the
+# keys of a mapping (by lane: last episode), or go on from the name that is assigned to (LEVEL = 3  # of zstd).
+_WITH_SUBJECT = re.compile(
+    rf"one (?!more\b){_NOUN}[\w-]+"
+    rf"|(?:with|by|of) {_NOUN}[^,:;]{{1,60}}, \w+ \w+"
+    rf"|(?:with|by) {_NOUN}(?:\w+ ?){{1,3}}[:;] ",
+    re.IGNORECASE,
+)
+_GOES_ON = re.compile(rf"(?:of|by|with) {_NOUN}(?:[^\s,:;]+ ?){{1,6}}$", re.IGNORECASE)
+_ASSIGNS = re.compile(r"(?<![=!<>])=(?!=)|^\s*[\w.]+: |^\s*\)\s*$")
 
 _PHRASES = [(re.compile(pattern, re.IGNORECASE), rule) for pattern, rule in PHRASES]
 _OPENING = re.compile(OPENINGS)
@@ -97,9 +112,23 @@ def _python_hits(text: str) -> Iterator[tuple[int, str, str]]:
             docstring = ast.get_docstring(node, clean=False)
             if docstring is not None and (opening := _OPENING.match(docstring.strip())):
                 yield node.body[0].lineno, opening[0], OPENING_RULE
+            elif docstring is not None and _lacks_subject(docstring.strip()):
+                yield node.body[0].lineno, docstring.strip().split("\n")[0], NO_SUBJECT_RULE
+    last_line = 0  # of the comment above, if it has a line of its own
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from _text_hits([(token.start[0], token.string)])
+            code, comment = token.line[: token.start[1]], token.string.lstrip("#: ")
+            goes_on = (
+                _ASSIGNS.search(code) and _GOES_ON.match(comment) if code.strip() else last_line == token.start[0] - 1
+            )
+            if not goes_on and _lacks_subject(comment):
+                yield token.start[0], comment, NO_SUBJECT_RULE
+            last_line = 0 if code.strip() else token.start[0]
+
+
+def _lacks_subject(sentence: str) -> bool:
+    return bool(NO_SUBJECT.match(sentence)) and not _WITH_SUBJECT.match(sentence)
 
 
 def _prose(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -12,6 +12,9 @@ STIFF = [
     ('raise ValueError(f"{x} is no trace")', "is no trace"),
     ('x = "a row a step"', "a row a step"),
     ("def test_a_rate_that_is_none_is_refused(): ...", "test_a_rate_that_is_none_is_refused"),
+    ("try: x\nexcept: y  # of any kind: told like one of writing", "of any kind: told like one of writing"),
+    ("self.next = None  # that to begin the next one with", "that to begin the next one with"),
+    ('"""With an id that is one: files are called by it."""', "With an id that is one: files are called by it."),
     (f"def test_{'x' * 66}(): ...", f"test_{'x' * 66}"),
 ]
 
@@ -28,6 +31,10 @@ def test_a_stiff_phrase_is_reported_with_its_line(text: str, phrase: str) -> Non
     [
         '"""Return the number of rows, one per step."""',
         "x = 1  # no longer needed; there is no space left",
+        "LEVEL = 3  # of zstd",
+        "last = {}  # by lane: the last episode",
+        "# With -m, Python looks in the current directory.\n# that is untrusted",
+        '"""One row per step."""',
         'x = "whoever"  # english: quoted',
         'x = "\\n\\n\\n"',
     ],

@@ -198,7 +198,7 @@ class _Scanner:
 
 
 class _Reader:
-    """One of the tables of one trace, or of episodes with the same spaces.
+    """A table of one trace, or of episodes with the same spaces.
 
     Args:
         name: value of the column "trace". None: there is no such column.
