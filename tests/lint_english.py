@@ -61,7 +61,7 @@ _NOUN = r"(?!(?:what|that|which|those|any|of|for|before|after|is|by)\b)"
 _WITH_SUBJECT = re.compile(
     rf"one (?!more\b){_NOUN}[\w-]+"
     rf"|(?:with|by|of) {_NOUN}[^,:;]{{1,60}}, \w+ \w+"
-    rf"|(?:with|by) {_NOUN}(?:\w+ ?){{1,3}}[:;] ",
+    rf"|(?:with|by) {_NOUN}(?:(?!that\b)\w+ ?){{1,6}}[:;] ",
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(rf"(?:of|by|with) {_NOUN}(?:[^\s,:;]+ ?){{1,6}}$", re.IGNORECASE)
