@@ -103,7 +103,7 @@ class DecodePlan:
         skip = on_damage is not None
         self.forms = chosen_forms(row_types(trace, skip), roots)
         content = trace.content
-        # Of each part around damage: the index of its episode, and its first step there. None: there are no parts.
+        # Episode index and first step of each part around damage; None without damage.
         self._parts: tuple[Array, Array] | None = None
         if on_damage is not None:
             first_steps = content["first_step"]
