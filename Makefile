@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo_callback.py $(DEMO)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 -q
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
 
 # For the loop of edit and test: half a minute on two quiet cores.
@@ -29,7 +29,7 @@ check-extras:
 
 # The same with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
 test-long: $(VENV)/.dev
-	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 3 -q
+	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 3 --dist loadgroup -q
 	date -u '+%F %R UTC' > $(VENV)/.test-long
 
 check: lint test

@@ -22,6 +22,7 @@ from gym_trace import TraceRecordingVectorWrapper, edit
 from gym_trace.wrappers import TraceRecordingWrapper
 
 pytestmark = [
+    pytest.mark.xdist_group("browser"),  # in one process, with one browser
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
     # selenium leaves the pipe of chromedriver to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
