@@ -109,9 +109,9 @@ class MonitorRun:
         self.stats = plain_name(content.get("stats"), path)
         videos = [_pair(entry, path) for entry in _list(content, "videos", path, optional=True)]
         stats, path = directory.json(self.stats), directory.path / self.stats
-        timestamps = [_time(value, path) for value in _list(stats, "timestamps", path)]
-        lengths = [_length(value, path) for value in _list(stats, "episode_lengths", path)]
-        rewards = [_number(value, path) for value in _list(stats, "episode_rewards", path)]
+        timestamps = [_checked(value, "a time", path) for value in _list(stats, "timestamps", path)]
+        lengths = [_checked(value, "a length", path) for value in _list(stats, "episode_lengths", path)]
+        rewards = [_checked(value, "a number", path) for value in _list(stats, "episode_rewards", path)]
         initial = stats.get("initial_reset_timestamp")
         count = len(timestamps)
         types = _list(stats, "episode_types", path, optional=True) or [None] * count
@@ -123,7 +123,7 @@ class MonitorRun:
                 f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; "
                 "the counts must be equal",
             )
-        initial = None if initial is None else _time(initial, path)
+        initial = None if initial is None else _checked(initial, "a time", path)
         self.results = _Results(
             [manifest], content.get("env_info"), initial, videos, timestamps, lengths, rewards, types[:count]
         )
@@ -201,22 +201,14 @@ def _pair(entry: Any, path: Path) -> tuple[str, str]:
     return plain_name(entry[0], path), plain_name(entry[1], path)
 
 
-def _number(value: Any, path: Path) -> float:
-    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
-        return float(value)
-    raise malformed(path, f"{value!r:.40} instead of a number")
-
-
-def _time(value: Any, path: Path) -> float:
-    if 0 <= (seconds := _number(value, path)) < _LATEST:
-        return seconds
-    raise malformed(path, f"{value!r:.40} instead of a time")
-
-
-def _length(value: Any, path: Path) -> int:
-    if type(value) is int and 0 <= value < 1 << 62:
+def _checked(value: Any, what: str, path: Path) -> Any:
+    """Return "a length" as an integer, "a time" or "a number" as a float. Raises UnreadableRecording for others."""
+    is_integer = type(value) is int and abs(value) < 1 << 1000
+    if what == "a length" and is_integer and 0 <= value < 1 << 62:
         return value
-    raise malformed(path, f"{value!r:.40} instead of a length")
+    if what != "a length" and (is_integer or type(value) is float) and (what == "a number" or 0 <= value < _LATEST):
+        return float(value)
+    raise malformed(path, f"{value!r:.40} instead of {what}")
 
 
 # -- load_results ------------------------------------------------------------------------------------------------------
