@@ -13,6 +13,7 @@ import forked_python
 import gymnasium
 import pytest
 from bare_interpreter import make_bare
+from command_lines import LINES as ALL
 from gym_trace_cli.main import COMMANDS
 from packaging.requirements import Requirement
 from snippets import blocks, run_page
@@ -25,7 +26,7 @@ README = ROOT / "README.md"
 DEPENDENCIES = ("numpy", "gymnasium")
 # Lines of commands, and the extra that each needs. "own.py" is in the current directory.
 LINES = {
-    "record CartPole-v1 -o new --episodes 1 --seed 0": "",
+    **{" ".join(one.words("t", "t", f"new-{i}")): one.extra for i, one in enumerate(ALL) if one.extra is not None},
     "record CartPole-v1 -o workers --episodes 2 -j 1 --seed 0": "",
     "record CartPole-v1 -o x --episodes 1 --policy onnx:own.py": "onnx",
     "record CartPole-v1 -o x --episodes 1 --policy sb3:own.py": "sb3",
@@ -33,33 +34,17 @@ LINES = {
     "record CartPole-v1 -o x --episodes 1 -j 1 --tensorboard x": "tensorboard",
     "record CartPole-v1 -o x --episodes 1 --video every:1": "video",
     "play CartPole-v1 -o x": "play",
-    "branch t --episode 0 --step 1 -o branched --seed 0": "",
-    "train CartPole-v1 -o x --steps 64": "train",
-    "ls t": "",
     "ls s3://bucket/t": "remote",
-    "info t": "",
-    "stats t": "",
     "stats t --plot x.svg": "plot",
-    "cat t": "",
     "sql 'SELECT 1' t": "sql",
     "view t --no-browser": "view",
-    "view t --save page.html": "",
-    "replay t": "",
     "replay t --callback own:see": "",
     "replay t --human": "classic-control",
     "render t --episodes 0 -o x.mp4": "video",
     "render t -o x --format gif": "video",
-    "verify t": "",
-    "shell t --episode 0 --step 1": "",
-    "diff t t": "",
-    "lint t": "",
-    "check t": "",
-    "repair t -o repaired": "",
     "proof verify t --make own:see": "train",
     "edit filter t -o filtered --where 'steps > 0'": "",
-    "edit merge t t -o merged": "",
     "edit annotate filtered --set author=me": "",
-    "card t": "",
     "push t s3://bucket/t": "remote",
     "pull s3://bucket/t x": "remote",
     "sync t s3://bucket/t": "remote",

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import command_lines
 import gymnasium
 import pytest
 from gym_trace_cli.main import COMMANDS
@@ -43,40 +44,21 @@ act = lambda observation: 0
 """
 SAFE = sys.version_info >= (3, 11)  # processes can start without the current directory on their path
 EVERY_COMMAND = [
+    *(one.words(".", ".", f"../new-{number}") for number, one in enumerate(command_lines.LINES)),
     ["--version"],
     ["record", "CartPole-v1", "-o", "../new", "--episodes", "2", "--infos", "--tensorboard", "../scalars"],
     ["record", "CartPole-v1", "-o", "../several", "--episodes", "2", "-j", "2", "--quiet"],
     ["record", "CartPole-v1", "-o", "../lanes", "--steps", "20", "--num-envs", "2", "--vectorization-mode", "async"],
-    ["train", "CartPole-v1", "-o", "../run", "--steps", "64", "--num-envs", "1", "-j", "1", "--quiet"],
     ["play", "CartPole-v1", "-o", "../played", "--keys", "no-such-file.toml"],
-    ["proof", "verify", ".", "--make", "builtins:dict"],
-    ["replay", ".", "--json"],
     ["replay", ".", "--verify"],
     ["replay", ".", "--human"],
-    ["verify", "."],
     ["verify", ".", "--workers", "2", "--env-arg", "render_mode=rgb_array"],
     ["verify", ".", "--env", "CartPole-v1"],
-    ["shell", "."],
-    ["branch", ".", "--step", "1", "--episodes", "2", "-o", "../branched"],
     ["render", ".", "-o", "../film.mp4", "--episodes", "0"],
     ["render", ".", "-o", "../film.gif", "--episodes", "0", "--overlay"],
-    ["view", ".", "--save", "../page.html"],
-    ["ls", ".", "--json"],
     ["cat", ".", "--format", "csv"],
     ["sql", "SELECT count(*) FROM steps", "."],
-    ["stats", ".", "--json"],
-    ["info", "."],
-    ["card", "."],
-    ["diff", ".", "."],
-    ["edit", "merge", ".", "-o", "../merged"],
     ["edit", "map", ".", "-o", "../mapped", "rewards=builtins:len"],
-    ["lint", "."],
-    ["check", "."],
-    ["push", ".", "file:///dev/null/nowhere"],
-    ["pull", "file:///dev/null/nowhere", "../pulled"],
-    ["sync", ".", "file:///dev/null/nowhere"],
-    ["cache", "clear", "."],
-    ["repair", ".", "-o", "../clean"],
     *(
         ["export", ".", "--to", name, "-o", f"../as-{name}"]
         for name in ("parquet", "minari", "mcap", "rerun", "lerobot")

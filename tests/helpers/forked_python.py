@@ -161,7 +161,12 @@ def _import_all() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     progress._PLAIN_SECONDS = math.inf  # on a busy machine any command may take long enough to print its progress
-    for name in set(gym_trace.__all__) - {"train"}:  # it starts threads, which a fork must not inherit
+    for name in set(gym_trace.__all__) - {
+        "play",
+        "plot_episodes",
+        "query",
+        "train",
+    }:  # it starts threads, which a fork must not inherit
         with contextlib.suppress(ImportError):
             getattr(gym_trace, name)
     sys.path.remove(HELPERS)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import command_lines
 import fuzz_reader
 import gymnasium  # noqa: F401 - once, for all
 import hostile_files  # noqa: F401 - more forgeries
@@ -42,34 +43,19 @@ EXIT_CODES = (0, 1, 3, 4, 5)
 # It is wrong usage to ask for one of these.
 NOTHING_THERE = ("the trace has 0 episodes", "no episode to save", "has no infos", "has 0 steps", "has ended there")
 COMMAND_LINES = (
-    ("info", "TRACE"),
+    *(tuple(one.words("TRACE", "SOUND", "REPAIRED")) for one in command_lines.LINES if one.reads),
     ("info", "TRACE", "--json"),
     ("stats", "TRACE", "--columns"),
-    ("stats", "TRACE", "--json"),
-    ("check", "TRACE"),
-    ("lint", "TRACE", "--notes", "--json"),
-    ("replay", "TRACE"),
     ("replay", "TRACE", "--verify"),
-    ("diff", "TRACE", "SOUND"),
     ("diff", "SOUND", "TRACE", "--json"),
-    ("repair", "TRACE", "-o", "REPAIRED"),
-    ("edit", "merge", "TRACE", "SOUND", "-o", "REPAIRED"),
     ("edit", "filter", "TRACE", "-o", "REPAIRED", "--episodes", "::2"),
     ("edit", "split", "TRACE", "-o", "REPAIRED", "--by", "writer"),
     ("edit", "compact", "TRACE", "-o", "REPAIRED"),
     ("edit", "drop", "TRACE", "-o", "REPAIRED", "--columns", "infos"),
     ("edit", "add", "TRACE", "-o", "REPAIRED", "x=operator:attrgetter"),
     ("ls", "TRACE", "--where", "return > 1 or steps > 2"),
-    ("ls", "TRACE", "--json"),
     ("cat", "TRACE"),
-    ("cat", "TRACE", "--format", "jsonl"),
     ("sql", "SELECT outcome, sum(reward) FROM steps JOIN episodes USING (episode) GROUP BY ALL", "TRACE"),
-    ("card", "TRACE"),
-    ("shell", "TRACE"),
-    ("view", "TRACE", "--save", "REPAIRED.html"),
-    ("branch", "TRACE", "--step", "1", "--episodes", "1", "-o", "REPAIRED"),
-    ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
-    ("play", "--from", "TRACE", "-o", "REPAIRED", "--keys", "no-such-file.toml"),
 )
 
 

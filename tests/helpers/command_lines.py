@@ -1,0 +1,51 @@
+"""A line of every command, for the tests that run all of them. A new command adds one here."""
+
+from typing import NamedTuple
+
+
+class CommandLine(NamedTuple):
+    """A command line: TRACE is a trace, SOUND another one, NEW a path where nothing is.
+
+    Attributes:
+        extra: the extra that it needs; None: it fails without a server, a display or more arguments.
+        reads: whether it reads TRACE, which may be forged.
+    """
+
+    line: str
+    extra: str | None = ""
+    reads: bool = True
+
+    def words(self, trace: str, sound: str, new: str) -> list[str]:
+        places = {"TRACE": trace, "SOUND": sound}
+        return [places.get(word, word).replace("NEW", new) for word in self.line.split()]
+
+
+LINES = [
+    CommandLine("record CartPole-v1 -o NEW --episodes 1 --seed 0", reads=False),
+    CommandLine("play --from TRACE -o NEW --keys no-such-file.toml", None),
+    CommandLine("branch TRACE --step 1 --episodes 1 -o NEW"),
+    CommandLine("train CartPole-v1 -o NEW --steps 64 --num-envs 1 -j 1 --quiet", "train", reads=False),
+    CommandLine("ls TRACE --json"),
+    CommandLine("info TRACE"),
+    CommandLine("stats TRACE --json"),
+    CommandLine("cat TRACE --format jsonl"),
+    CommandLine("sql SELECT TRACE", None, reads=False),
+    CommandLine("view TRACE --save NEW.html"),
+    CommandLine("replay TRACE"),
+    CommandLine("render TRACE -o NEW/x.cast --episodes 0", None),
+    CommandLine("verify TRACE", reads=False),
+    CommandLine("shell TRACE"),
+    CommandLine("diff TRACE SOUND"),
+    CommandLine("lint TRACE --notes --json"),
+    CommandLine("check TRACE"),
+    CommandLine("repair TRACE -o NEW"),
+    CommandLine("proof verify TRACE --make builtins:dict", None, reads=False),
+    CommandLine("edit merge TRACE SOUND -o NEW"),
+    CommandLine("export TRACE --to jsonl -o NEW", reads=False),
+    CommandLine("import TRACE -o NEW", None, reads=False),
+    CommandLine("card TRACE"),
+    CommandLine("push TRACE file:///dev/null/nowhere", None, reads=False),
+    CommandLine("pull file:///dev/null/nowhere NEW", None, reads=False),
+    CommandLine("sync TRACE file:///dev/null/nowhere", None, reads=False),
+    CommandLine("cache clear TRACE", None, reads=False),
+]
