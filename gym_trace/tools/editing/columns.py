@@ -273,7 +273,7 @@ class _Computed:
         self.path, self.name = path, name
         self.by = policy_name(function)
         self._function = function
-        self._type: tuple[str, int] | None = None  # of the rows, and the episode that they were first computed for
+        self._type: tuple[str, int] | None = None  # type of the rows, and the first episode that has it
 
     def rows(self, episode: Episode) -> Rows:
         """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
@@ -322,7 +322,7 @@ class _ComputedRows:
 
     def __init__(self, columns: list[_Computed]):
         self._columns = columns
-        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, Rows]]] = {}  # of episodes that continue
+        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, Rows]]] = {}  # by episode that continues
 
     def __call__(self, source: Source, chunk: SourceChunk, owner: Array) -> SourceChunk:
         kept = np.ones(len(owner), np.bool_) if chunk.kept is None else chunk.kept

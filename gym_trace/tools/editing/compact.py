@@ -102,7 +102,7 @@ def _groups(selections: Iterable[Selection]) -> Iterator[list[Selection]]:
     sizes: dict[Any, int] = {}
     for number, one in enumerate(selections):
         reader = one.reader
-        key: Any = number  # by itself
+        key: Any = number  # a group of its own
         if not len(reader.fragments) or int(reader.fragments["episode"].max()) >> ID_BITS == 0:
             spaces = [reader.about_or_empty.raw.get(name) for name in ("observation_space", "action_space")]
             key = pack_lenient(spaces)[0], _columns_of(reader)

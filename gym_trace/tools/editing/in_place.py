@@ -21,9 +21,9 @@ from gym_trace.storage.local import LocalStorage, alone, open_regular, open_to_o
 from gym_trace.storage.staging import DESCRIPTORS, StagedStorage, new_directory, replaced_file, sync_files, take
 from gym_trace.tools.editing.rewrite import EditReport
 
-# Beside a trace called NAME, for as long as it is edited: the work directory .NAME.gym-trace-edit/ with
-#   trace     what is being built; once it has changed places with the trace, the old one
-#   journal   what the old one is known by, and what was in it: what came later is not to be lost with it
+# During an edit, the work directory .NAME.gym-trace-edit/ is next to the trace called NAME, with
+#   trace     the new trace; after the exchange, the old one
+#   journal   inode and files of the old one: files that were added to it later are kept
 _WORK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "trace", "journal"
 _ELSEWHERE = "write to a new directory instead"
 _Seen = dict[str, list[int]]
@@ -129,7 +129,9 @@ def _check_place(place: Path) -> None:
 
 @contextmanager
 def _steady(place: Path) -> Iterator[Path]:
-    """Yield a path of the trace that leads there whatever others rename above it. Raises InvalidOption, OSError.
+    """Yield a path of the trace that stays valid when others rename directories above it.
+
+    Raises InvalidOption, OSError.
 
     The directory that it lies in and those of the trace must be this user's alone: a link that others put there would
     lead out of the trace.
@@ -234,7 +236,7 @@ def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
 def _tidy(work: Path, place: Path) -> None:
     """Remove an unfinished trace or, after the exchange, the old one; files that came into that since are kept."""
     old, journal = work / _TRACE, work / _JOURNAL
-    if old.is_symlink():  # not ours: what it leads to is left alone
+    if old.is_symlink():  # not ours: its target is left alone
         old.unlink()
     if old.is_dir():
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
@@ -242,12 +244,12 @@ def _tidy(work: Path, place: Path) -> None:
                 known = json.load(file)
             inode, seen = known["inode"], dict(known["seen"])
             if old.stat().st_ino == inode:
-                _keep_what_came_later(old, place, seen)
+                _keep_later_files(old, place, seen)
         shutil.rmtree(old)
     journal.unlink(missing_ok=True)
 
 
-def _keep_what_came_later(old: Path, place: Path, seen: _Seen) -> None:
+def _keep_later_files(old: Path, place: Path, seen: _Seen) -> None:
     for name, status in _tree(old).items():
         new = place / name
         with contextlib.suppress(FileNotFoundError):

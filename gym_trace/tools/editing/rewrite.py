@@ -62,8 +62,8 @@ class Selection(NamedTuple):
 
     Attributes:
         reader: the writer.
-        rows: (episodes of the writer,) bool, which of them are selected.
-        indices: (episodes of the writer,) int64, where each is in the trace; -1 for those that it does not have.
+        rows: (episodes of the writer,) bool, True for the selected ones.
+        indices: (episodes of the writer,) int64, their indices in the trace; -1 for those that a view lacks.
     """
 
     trace: Trace
@@ -103,7 +103,7 @@ class Output(NamedTuple):
     selections: list[Selection]
 
 
-Change = Callable[[Source, SourceChunk, Array], SourceChunk]  # gets the row of the episode of each fragment, or -1
+Change = Callable[[Source, SourceChunk, Array], SourceChunk]  # the array: row of each fragment's episode, or -1
 
 
 def source_of(selection: Selection, number: int | None = None) -> Source:
@@ -166,7 +166,7 @@ def rewrite(
 
     Args:
         columns: changes of columns that need no rows.
-        change: changes a chunk; called with each one of which anything is kept.
+        change: changes a chunk; called with each chunk that has kept fragments.
         fills_chunks: join small chunks.
         counts_steps: report progress in steps, not in bytes.
         copies_videos: copy the videos of the selected episodes, too.

@@ -29,8 +29,8 @@ from gym_trace.tools.editing.rewrite import (
     source_of,
 )
 
-_OF_THE_RESET = ("seed", "options", "rng_state", "reset_info", "pending_action")
-_OF_THE_STEPS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations", "states")
+_RESET_FIELDS = ("seed", "options", "rng_state", "reset_info", "pending_action")
+_STEP_COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations", "states")
 TraceOrPath = Trace | str | os.PathLike[str]
 
 
@@ -46,7 +46,7 @@ def opened(trace: TraceOrPath) -> Trace:
 def selections_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Selection], int]:
     """Return the selection of a trace or view by writer, and the count of running episodes that are skipped.
 
-    chosen: (len(trace),) bool, which episodes; None: all that it has, and writers that have none.
+    chosen: (len(trace),) bool, the wanted episodes; None: all, and the writers without episodes.
     """
     writers, rows_of = trace.content["writer"], trace.rows
     ended = outcome_codes(trace.content) != Outcome.RUNNING
@@ -136,7 +136,7 @@ def _deselect_duplicates(several: list[Selection]) -> int:
     """Deselect repeated episodes of a writer; return their number. Raises TraceError where they differ."""
     first = several[0]
     known: dict[tuple[int, int], list[tuple[Selection, int]]] = {}  # runs of one episode may begin with the same step
-    places, told, lengths = _Places(), dict[int, list[bytes]](), dict[int, Array]()
+    places, packed, lengths = _SharedPlaces(), dict[int, list[bytes]](), dict[int, Array]()
     duplicates = 0
     for number, one in enumerate(several):
         if number and not are_alike(schema_of(one.reader), schema_of(first.reader)):
@@ -147,7 +147,7 @@ def _deselect_duplicates(several: list[Selection]) -> int:
         if len(several) == 1:
             break
         rows, table = np.flatnonzero(one.rows).tolist(), one.reader.parts.table()
-        told[id(one)], lengths[id(one)] = _rows_told(table), table["steps"].copy()
+        packed[id(one)], lengths[id(one)] = _packed_rows(table), table["steps"].copy()
         for row, episode, step in zip(rows, table["episode_id"][rows].tolist(), table["first_step"][rows].tolist()):
             there = known.setdefault((episode, step), [])
             if not there or there[0][0] is one:
@@ -156,7 +156,7 @@ def _deselect_duplicates(several: list[Selection]) -> int:
                 steps = table["steps"][row]
                 alike = [pair for pair in there if lengths[id(pair[0])][pair[1]] == steps]
                 other, place = (alike or there)[0]
-                same = told[id(other)][place] == told[id(one)][row]
+                same = packed[id(other)][place] == packed[id(one)][row]
                 if not (same and places.are_same(other.reader, place, one.reader, row)):
                     _compare(other, place, one, row)
                 one.rows[row] = False
@@ -164,8 +164,8 @@ def _deselect_duplicates(several: list[Selection]) -> int:
     return duplicates
 
 
-class _Places:
-    """Finds chunks of several traces that are copies of each other: these need not be decoded to be compared."""
+class _SharedPlaces:
+    """Finds chunks of several traces that are copies of each other, so that they are compared without decoding."""
 
     def __init__(self) -> None:
         self._chunks: dict[Any, int] = {}
@@ -217,7 +217,7 @@ def _compare(one: Selection, row: int, other: Selection, other_row: int) -> None
     ]
     if not names:
         pair = one.trace[int(one.indices[row])], other.trace[int(other.indices[other_row])]
-        names = [name for name in (*_OF_THE_RESET, *_OF_THE_STEPS) if not _same(pair, name)]
+        names = [name for name in (*_RESET_FIELDS, *_STEP_COLUMNS) if not _same(pair, name)]
         names += [] if pack_lenient(infos_of(pair[0]))[0] == pack_lenient(infos_of(pair[1]))[0] else ["infos"]
     if names:
         raise TraceError(
@@ -226,11 +226,11 @@ def _compare(one: Selection, row: int, other: Selection, other_row: int) -> None
         )
 
 
-def _rows_told(table: Array) -> list[bytes]:
+def _packed_rows(table: Array) -> list[bytes]:
     """Return each episode's row without its position: another chunk may hold its end."""
-    told = table.copy()
-    told["index"] = told["writer"] = 0
-    rows: list[bytes] = told.view(f"V{told.itemsize}").tolist()
+    without = table.copy()
+    without["index"] = without["writer"] = 0
+    rows: list[bytes] = without.view(f"V{without.itemsize}").tolist()
     return rows
 
 
