@@ -191,7 +191,6 @@ class _Runs:
         before = block.rows_before
         step_begins = np.cumsum(steps) - steps + before[1]
         observation_begins = np.cumsum(observations) - observations + before[0]
-        sizes = int(steps.sum()), int(observations.sum())
         is_first = parts.opens(rows, block.begin)
         lost = is_first & ~has_initial
         if self._after_damage.any():
@@ -199,13 +198,14 @@ class _Runs:
             heads[np.unique(rows, return_index=True)[1]] = True
             lost |= heads & self._after_damage[rows] & ~has_initial
             self._after_damage[rows[rows >= 0]] = False
-        # Without the observation before it a step is of no use: the observation after it leads.
-        steps -= lost
-        step_begins += lost
-        first_step += lost
-        has_initial = has_initial | lost
-        opens = is_first | lost
+        opens, is_changed = is_first | lost, bool(lost.any())
+        if is_changed:  # without the observation before it a step is of no use: the observation after it leads
+            steps -= lost
+            step_begins += lost
+            first_step += lost
+            has_initial = has_initial | lost
         unknown = (flags & wire.PLACEHOLDER > 0) & (observations > 0)
+        is_changed |= scan._finals in (OMITTED, LEFT_OUT) and bool(unknown.any())
         if scan._finals == OMITTED:
             observations -= unknown
         elif scan._finals == LEFT_OUT:
@@ -227,7 +227,7 @@ class _Runs:
         if (mine[1:] < mine[:-1]).any() and len(np.unique(mine)) <= np.count_nonzero(is_next):
             # Fragments of an episode lie apart.
             order = np.argsort(mine, kind="stable")
-            wanted, mine = wanted[order], mine[order]
+            wanted, mine, is_changed = wanted[order], mine[order], True
             is_next = mine[1:] != mine[:-1]
         begins = np.append(0, np.flatnonzero(is_next) + 1)[: len(mine)]
         heads, tails = wanted[begins], wanted[np.append(begins[1:], len(mine))[: len(begins)] - 1]
@@ -253,8 +253,9 @@ class _Runs:
         if STARTS in chunk:
             begun = rows[table["flags"] & wire.STARTS > 0].tolist()
             runs.starts = {row: entry for row, entry in zip(begun, chunk.packed(STARTS)[before[2] :]) if row >= 0}
-        in_steps = _Taken(step_begins[wanted], steps[wanted], sizes[0])
-        in_observations = _Taken(observation_begins[wanted], observations[wanted], sizes[1])
+        is_changed |= len(wanted) < len(rows) or branch_prefix > 0
+        in_steps = _Taken(step_begins, steps, wanted, is_changed)
+        in_observations = _Taken(observation_begins, observations, wanted, is_changed)
         for path in chunk.columns:
             if path != STARTS:
                 rows_of = in_observations if path[0] == "observations" else in_steps
@@ -299,16 +300,20 @@ class _Runs:
 class _Taken:
     """Rows of a chunk that are in runs."""
 
-    def __init__(self, begins: Array, counts: Array, size: int):
-        """begins, counts: of each fragment. size: number of rows of the writer in the chunk."""
-        ends = np.cumsum(counts)
-        self.count = int(ends[-1]) if len(ends) else 0
-        self._rows: Array | None = None  # None: the first ones, as they are
-        if self.count != size or not np.array_equal(begins, ends - counts):
-            self._rows = np.repeat(begins - ends + counts, counts) + np.arange(self.count)
+    def __init__(self, begins: Array, counts: Array, wanted: Array, is_changed: bool):
+        """begins, counts: of each fragment. wanted: the fragments, in their order here. is_changed: False: all rows."""
+        self._rows: Array | None = None
+        if is_changed:
+            begins, counts = begins[wanted], counts[wanted]
+            self._rows = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        self.count = int(counts.sum())
+        self._begin = int(begins[0]) if len(begins) else 0
 
     def of(self, column: Array) -> Array:
-        return column[: self.count] if self._rows is None else column.take(self._rows, axis=0)
+        if self._rows is not None:
+            return column.take(self._rows, axis=0)
+        # Other writers may have rows in the chunk, too.
+        return column if len(column) == self.count else column[self._begin : self._begin + self.count]
 
 
 def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Array:

@@ -34,6 +34,7 @@ def runs_of(blocks: Iterable[StepRuns]) -> dict[Key, dict[Any, list[Any]]]:
     found: dict[Key, dict[Any, list[Any]]] = {}
     current: dict[int, Key] = {}
     for block in blocks:
+        assert all(len(rows) == block.offsets(path)[-1] for path, rows in block.columns.items())
         for run in block.each():
             episode = int(run.episode[0])
             if run.opens[0]:
