@@ -63,7 +63,7 @@ class Exporter(Protocol):
             observation before it. "left out", for formats of transitions: the episode without its last step, unless
             that step terminated it; then as "repeated". "kept", for formats that can mark it, or have no final
             observations: the placeholder. export() reports the loss.
-        keeps_repeated: optional; True if the steps of branched episodes that repeat the episode branched from are
+        keeps_branch_prefix: optional; True if the steps of branched episodes that repeat the episode branched from are
             exported. Otherwise the source leaves them out, and export() reports the loss.
     """
 

@@ -48,13 +48,13 @@ def export(
     if options and not isinstance(format, str):
         raise InvalidOption("options: need a format name; configure the exporter itself")
     finals = getattr(exporter, "finals", REPEATED)
-    source = ExportSource(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_repeated", False))
+    source = ExportSource(as_trace(trace), on_progress, finals, getattr(exporter, "keeps_branch_prefix", False))
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
     plan = exporter.plan(source)
     report.lost = list(plan.losses)
     if unknown := source.unknown_finals():
         report.lost.append(Loss("final_observation", unknown))
-    if repeated := source.repeated_lost():
+    if repeated := source.lost_branch_prefix():
         report.lost.append(Loss("repeated_steps", repeated))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))

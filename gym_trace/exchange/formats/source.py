@@ -43,19 +43,23 @@ class ExportSource:
         steps: total number of steps.
         layouts: layouts of observations and actions, the same for all episodes.
         finals: what the source gives for unknown final observations; see Exporter.
-        repeated: (episodes,) number of steps at the beginning that are left out: they repeat the episode branched from.
+        branch_prefix: (episodes,) number of first steps that are left out, as they repeat the episode branched from.
     """
 
     def __init__(
-        self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED, keeps_repeated: bool = False
+        self,
+        trace: Trace,
+        on_progress: Progress | None = None,
+        finals: str = REPEATED,
+        keeps_branch_prefix: bool = False,
     ):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
-        self.finals, self._keeps_repeated = finals, keeps_repeated
+        self.finals, self._keeps_branch_prefix = finals, keeps_branch_prefix
         self.trace = finished_view(trace)
         self.running = len(trace) - len(self.trace)
         self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
         self.layouts: Layouts = self._agreed[0].layouts
-        self.repeated = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_repeated)
+        self.branch_prefix = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_branch_prefix)
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
         self._identities: tuple[int, list[str]] = -1, []  # first index, identities from there on
@@ -64,12 +68,12 @@ class ExportSource:
     def episodes(self) -> Array:
         """The table of the episodes, as trace.episodes, with the steps that are exported."""
         table = self.trace.episodes
-        if self.repeated.any():
+        if self.branch_prefix.any():
             table = table.copy()
-            table["first_step"] += self.repeated
-            table["steps"] -= self.repeated
+            table["first_step"] += self.branch_prefix
+            table["steps"] -= self.branch_prefix
             for index, episode in enumerate(self.trace.scan(columns=["rewards"])):
-                total = np.asarray(episode[int(self.repeated[index]) :].total_reward)
+                total = np.asarray(episode[int(self.branch_prefix[index]) :].total_reward)
                 table["return"][index] = total if total.ndim == 0 else np.nan
         if self.finals != LEFT_OUT or table["has_final_observation"].all():
             return table
@@ -89,9 +93,9 @@ class ExportSource:
             found[mine] = is_terminated(self.trace.readers[number], rows[mine])
         return found
 
-    def repeated_lost(self) -> str:
+    def lost_branch_prefix(self) -> str:
         """Return the loss of steps that repeat the episode branched from; "" without any."""
-        count = int(self.repeated.sum())
+        count = int(self.branch_prefix.sum())
         return f"{count:,} steps that repeat the episode branched from are left out" if count else ""
 
     def unknown_finals(self) -> str:
@@ -100,12 +104,12 @@ class ExportSource:
         if self.finals == KEPT or not unknown.any():
             return ""
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
-        told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
+        text = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
         if self.finals == REPEATED:
-            return f"{told}: the previous one is repeated"
+            return f"{text}: the previous one is repeated"
         left = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
         kept = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
-        return f"{told}: {'; '.join(filter(None, (left, kept)))}"
+        return f"{text}: {'; '.join(filter(None, (left, kept)))}"
 
     @property
     def observation_space(self) -> Any:
@@ -150,8 +154,8 @@ class ExportSource:
 
     def identities(self, places: Array) -> list[str]:
         """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
-        if self.repeated[places].any():
-            episodes = (self.trace[place][int(self.repeated[place]) :] for place in places.tolist())
+        if self.branch_prefix[places].any():
+            episodes = (self.trace[place][int(self.branch_prefix[place]) :] for place in places.tolist())
             return [self.identity(episode) for episode in episodes]
         return identity.identities(self.trace, places, self.is_part)
 
@@ -165,7 +169,7 @@ class ExportSource:
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
         _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         part |= counts[places.reshape(-1)] > 1
-        found: Array = part[self.trace.chosen] | (self.repeated > 0)
+        found: Array = part[self.trace.chosen] | (self.branch_prefix > 0)
         return found
 
     @cached_property
@@ -218,17 +222,17 @@ class ExportSource:
     def survey(self, *columns: str) -> Iterator[Window]:
         """Yield what windows() does, but values of any structure too, to look at columns before they are written."""
         selection = select_columns(self.trace, columns or None)
-        return step_windows(self.trace, selection, finals=self.finals, prefix=self._keeps_repeated)
+        return step_windows(self.trace, selection, finals=self.finals, prefix=self._keeps_branch_prefix)
 
     def runs(self, *columns: str) -> Scan:
         """Return a scan of the steps, of many episodes at once; the caller must call advance()."""
         selected = select_columns(self.trace, columns or None).columns
-        return Scan(self.trace.content, selected, order=EPISODE, finals=self.finals, prefix=self._keeps_repeated)
+        return Scan(self.trace.content, selected, order=EPISODE, finals=self.finals, prefix=self._keeps_branch_prefix)
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
         """Yield whole episodes with all columns, and their observations. Raises CorruptTrace."""
         for index in range(len(self.trace)):
-            episode = exported_episode(self.trace, index, self.finals, self._keeps_repeated)
+            episode = exported_episode(self.trace, index, self.finals, self._keeps_branch_prefix)
             observations = episode.observations
             if self.finals != KEPT and len(episode) and not episode.has_final_observation:
                 observations = with_repeated_final(observations)

@@ -31,7 +31,7 @@ class JsonLinesExporter:
     name: ClassVar[str] = "jsonl"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
-    keeps_repeated: ClassVar[bool] = True
+    keeps_branch_prefix: ClassVar[bool] = True
 
     def plan(self, source: ExportSource) -> ExportPlan:
         return ExportPlan((), partial(self._write, source), self._how_to_load)
@@ -63,7 +63,7 @@ class CsvExporter:
     name: ClassVar[str] = "csv"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
-    keeps_repeated: ClassVar[bool] = True
+    keeps_branch_prefix: ClassVar[bool] = True
 
     def plan(self, source: ExportSource) -> ExportPlan:
         return ExportPlan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
@@ -95,7 +95,7 @@ class NpzExporter:
     name: ClassVar[str] = "npz"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
-    keeps_repeated: ClassVar[bool] = True
+    keeps_branch_prefix: ClassVar[bool] = True
 
     def plan(self, source: ExportSource) -> ExportPlan:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]
