@@ -78,7 +78,7 @@ def test_node_reader_leaves_out_episodes_that_began_in_dropped_batches(
                     trace.flush()
     ((writer,),) = read(reader, tmp_path / "t")
     (known,) = open_trace(tmp_path / "t").readers
-    assert known.is_headless.any()
+    assert known.start_dropped.any()
     assert as_described(writer) == describe_trace(tmp_path / "t")[0]
     assert all(line["agrees"] for line in writer["journal"])
 
