@@ -166,7 +166,8 @@ static inline int lane_has_room(const LaneSlab *self)
 static PyObject *lane_record_action(LaneSlab *self, PyObject *actions)
 {
     PyObject *batches[MOST_BATCHES], *columns = self->actions;
-    if (self->is_disabled || self->is_waiting || self->position > self->last || columns == NULL || !lane_has_room(self)) {
+    if (self->is_disabled || self->is_waiting || self->position > self->last || columns == NULL ||
+        !lane_has_room(self)) {
         Py_RETURN_FALSE;
     }
     int count = leaves_of(&self->action, actions, batches);

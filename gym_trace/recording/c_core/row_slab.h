@@ -57,7 +57,8 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_TypeError, "RowSlab can be initialized only once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &fast_actions, &fast_results, &room)) {
+    if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &fast_actions, &fast_results,
+                                     &room)) {
         return -1;
     }
     int64_t size, column;

@@ -2,7 +2,7 @@
 
 An object is known by its URL, size and version, so an object that was overwritten has blocks of its own. In a directory
 the blocks lie in files of 1 MiB, each with the checksums of its blocks in front: a block counts if its checksum is
-right. The disk caches of fsspec are no substitute: they have neither a limit of bytes nor checksums nor locks between
+right. The disk caches of fsspec cannot replace it: they have neither a limit of bytes nor checksums nor locks between
 processes, and serve fsspec's file systems alone.
 """
 
