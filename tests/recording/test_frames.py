@@ -337,7 +337,7 @@ def test_frames_are_kept_if_other_values_cannot_be_stored(tmp_path: Path) -> Non
     assert texts == ["x", "builtins.object", "x", "y", "z"]
 
 
-@pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("answer_packed", [[0], [7, 7]])])
+@pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("record_packed_result", [[0], [7, 7]])])
 def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
 ) -> None:
@@ -346,7 +346,7 @@ def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()
     recorder = env._recorder
-    whole = recorder.log_changes if place == "log_value" else recorder.slab.answer_packed
+    whole = recorder.log_changes if place == "log_value" else recorder.slab.record_packed_result
 
     def interrupted(*arguments: Any) -> None:
         if place == "log_value":
@@ -357,7 +357,7 @@ def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
         if place == "log_value":
             patch.setattr(recorder, "log_changes", interrupted)
         else:
-            patch.setattr(type(recorder), "answer", interrupted)
+            patch.setattr(type(recorder), "record_result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.step(0)
     env.step(0)

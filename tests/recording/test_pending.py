@@ -160,8 +160,8 @@ class Unsteady(Fragile):
     """Raise once, at the third step."""
 
     def step(self, action: Any) -> Any:
-        if self.count == 2 and self.end == "kill" and not hasattr(self, "raised"):
-            self.raised = self.count
+        if self.t == 2 and self.end == "kill" and not hasattr(self, "raised"):
+            self.raised = self.t
             raise ValueError("unstable")
         return super().step(action)
 
@@ -222,11 +222,11 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
     from gym_trace.format.ring.lanes.writer import LaneWriter
     from gym_trace.format.ring.row_slab import RowSlab
 
-    kind, name = (LaneWriter, "ask") if lanes else (RowSlab, "ask_packed")
+    kind, name = (LaneWriter, "record_actions") if lanes else (RowSlab, "record_packed_action")
     usual = getattr(kind, name)
 
     def dies_if_again(self: Any, action: Any) -> None:
-        if sys._getframe(1).f_code.co_name in ("_turn", "_begin"):
+        if sys._getframe(1).f_code.co_name in ("switch_slab", "_begin"):
             os.kill(os.getpid(), signal.SIGKILL)
         usual(self, action)
 

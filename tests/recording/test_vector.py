@@ -277,7 +277,7 @@ def test_annotations_of_an_unrecorded_step_do_not_reach_the_next_step(tmp_path: 
     env.reset()
     env.annotate(value=np.array([1.0, 2.0, 3.0]))
     env.step(np.zeros(lanes, np.int64))
-    envs.said["rewards"] = np.zeros(3)
+    envs.result["rewards"] = np.zeros(3)
     with pytest.warns(UserWarning, match="not one per lane"):
         env.reset(options={"reset_mask": np.ones(3, np.bool_)})
     env.step(np.zeros(3, np.int64))

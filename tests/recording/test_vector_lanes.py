@@ -179,7 +179,7 @@ def test_as_many_rows_as_chosen_lanes_are_not_taken_for_theirs(tmp_path: Path, n
     env.reset()
     env.step(np.zeros(3, np.int64))
     rows = {"obs": np.zeros((2, 2), np.float32), "rewards": np.zeros(2), "ends": np.zeros(2, np.bool_)}
-    envs.said = {**envs.said, name: rows[name]}
+    envs.result = {**envs.result, name: rows[name]}
     env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="not one per lane"):
         env.step(np.zeros(3, np.int64))

@@ -169,12 +169,12 @@ def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path,
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(np.zeros(3, np.int64))
-    usual, envs.said = envs.said, {**envs.said, **values}
+    usual, envs.result = envs.result, {**envs.result, **values}
     env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="not one per lane"):
         env.step(np.zeros(3, np.int64))
     env.step(np.zeros(3, np.int64))
-    envs.said = usual
+    envs.result = usual
     env.step(np.zeros(3, np.int64))
     env.reset()
     env.step(np.zeros(3, np.int64))
