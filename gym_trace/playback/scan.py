@@ -278,14 +278,13 @@ class _Runs:
         runs.observation_offsets = before + np.append(0, np.cumsum(~runs.has_initial))
         ends = runs.observation_offsets[1:]
         again = ends[~runs.final_known & (runs.lengths > 0)] - 1 if repeats else ends[:0]
-        lasts = {row: self._last_rows.pop(row, {}) for row in runs.row.tolist()}
+        lasts = [self._last_rows.pop(row, {}) for row in runs.row[missing].tolist()]
         continuing = np.flatnonzero(~runs.closes)
-        paths = [*runs.columns, *(path for row in runs.row[missing].tolist() for path in lasts[row])]
+        paths = [*runs.columns, *(path for last in lasts for path in last)]
         for path in dict.fromkeys(path for path in paths if path[0] == "observations"):
             column = runs.columns.get(path)
             if len(missing):
-                initial = [lasts[row].get(path) for row in runs.row[missing].tolist()]
-                column = _inserted(column, before[missing], initial)
+                column = _inserted(column, before[missing], [last.get(path) for last in lasts])
             assert column is not None
             if len(again):
                 column = column.copy()
