@@ -55,7 +55,7 @@ class RecordedEnvironment(dm_env.Environment):
         if self._timestep is None or self._timestep.last():
             return self._begun_by(lambda: self._env.step(action))
         steps = self._steps
-        if not (steps.recorder.slab.record_action(action) or steps.record_action(action)):
+        if not (steps.slabs.slab.record_action(action) or steps.record_action(action)):
             steps.expect(action)
         try:
             self._timestep = timestep = self._env.step(action)

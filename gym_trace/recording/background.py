@@ -32,7 +32,7 @@ class _Server(threading.Thread):
         finally:
             self.is_serving = False
             self._ended()
-            del self._ended  # as Thread does with its target: a cycle otherwise
+            del self._ended  # otherwise a reference cycle; Thread does the same with its target
 
 
 class SlabWriter:
@@ -98,9 +98,9 @@ class SlabWriter:
             while thread.is_serving:
                 self._rest(thread)
         if thread is not None and thread is not threading.current_thread():
-            with held_back():  # as in _rest(); it is at its end
+            with held_back():  # see _rest(); the thread is at its end
                 thread.join()
-        self._serve_here()  # work of a thread that ended or could not start
+        self._serve_here()  # jobs that the thread left, or all of them if none could start
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Write everything and seal the batch. summary: returns the last entry of the manifest."""
@@ -192,6 +192,6 @@ class SlabWriter:
         if writer is not None and self.failure is None and not self.is_finished:
             try:
                 writer.close(summary())
-            except Exception as error:  # as above
+            except Exception as error:  # any error, as in _write()
                 self.fail(error)
             self.is_finished = True

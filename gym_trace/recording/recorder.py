@@ -1,4 +1,4 @@
-"""The base class of recorders: files, the writer thread, errors, exits, forks."""
+"""Recorders: one writer of a trace, with the files, the writer thread, errors, exits and forks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import threading
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from multiprocessing.util import register_after_fork
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gym_trace.data.layout import Leaf
 from gym_trace.data.packing import is_readable, pack, pack_lenient
@@ -28,6 +28,7 @@ from gym_trace.format.ring.memory import Ring
 from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import SlabWriter
+from gym_trace.recording.flush_clock import FlushClock
 from gym_trace.recording.newest import NewestBatches
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
@@ -39,94 +40,132 @@ _log = logging.getLogger("gym_trace")
 Result = TypeVar("Result")
 
 
-class Recorder(ABC):
-    """One writer of a trace, used from one thread. Subclasses define the content of slabs and how to decode it.
+class State(Enum):
+    """The state of the episodes of a recorder."""
+
+    IDLE = "no episode is open"
+    OPEN = "a run of steps is open"
+    PAUSED = "the episode is open, between two runs of steps"
+    WAITING = "a step or reset has begun, and its result is not recorded yet"
+    ENDED = "the episode has ended; further steps are another part of it"
+    TAKEN_OVER = "the open episode is recorded by the original of this copy"
+
+
+class Phase(Enum):
+    """The life of a writer. If writing fails, it records no more."""
+
+    RECORDING = "steps are recorded"
+    CLOSING = "close() was called; after an interrupt it can be called again"
+    CLOSED = "the files are closed"
+
+
+_RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
+
+
+class Slabs(Protocol):
+    """Fills the slabs of a recorder, and decodes them."""
+
+    slab: Any  # the slab being filled: RowSlab or LaneSlab
+    chunk_bytes: int  # see ChunkWriter
+    largest_value: int  # bytes of the largest MessagePack value; a slab of them must fit a column
+
+    def reset(self) -> None:
+        """Set the state of a new writer."""
+
+    def new_ring(self, slab_bytes: int) -> Ring:
+        """Create a ring whose slabs have at least slab_bytes each. Raises OSError."""
+
+    def submit(self) -> None:
+        """Submit the content of the slab for writing."""
+
+    def switch_slab(self) -> None:
+        """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
+
+    def detach(self) -> None:
+        """In a forked child: stop writing to the slabs, which the parent owns."""
+
+
+class Episodes(Protocol):
+    """Records the episodes of a recorder in its slabs."""
+
+    @property
+    def has_steps(self) -> bool:
+        """True if a step may have been recorded."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if an episode may be open, of this recorder or of the one that it is a copy of."""
+
+    def reset(self) -> None:
+        """Set the state of a new writer."""
+
+    def end(self, outcome: Outcome) -> None:
+        """End the open episodes."""
+
+    def take_over(self) -> None:
+        """Become the copy of a recorder with an open episode: record nothing until the next reset."""
+
+
+class Recorder:
+    """One writer of a trace, used from one thread: its files, the writer thread, errors, exits and forks.
+
+    Args:
+        summary: returns the last entry of the manifest.
 
     Attributes:
-        slab: the slab being filled.
+        slabs: fill slabs and decode them; set by attach(), as is episodes.
+        episodes: record episodes in the slabs.
+        out: the thread that writes slabs.
+        ring: the memory of the slabs, once it is open.
+        clock: when the slab is due.
+        phase: see Phase.
+        next_episode: the id that the next episode will have.
+        needs_attention: True if failures and complaints must be checked before the next step.
+        thread: the thread that records.
+        is_in_use: True while a method that uses the recorder is being executed.
     """
 
-    slab: Any
-
-    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value: a slab of them fits a column
+    slabs: Slabs
+    episodes: Episodes
 
     def __init__(
         self,
         storage: Storage,
         schema: dict[str, Any],
-        chunk_bytes: int,
         options: RecordingOptions,
         summary: Callable[[], dict[str, Any]],
-        lazy: bool,
     ):
-        self._storage = storage
-        self._schema = schema
-        self._chunk_bytes = chunk_bytes
-        self._options = options
-        self._summary = summary
+        self._storage, self._schema, self._options, self._summary = storage, schema, options, summary
         self._owner: weakref.ref[object] | None = None
-        self._closed = self._sealed = False
-        self._reset_state()
+        self.phase = Phase.RECORDING
+
+    def attach(self, slabs: Slabs, episodes: Episodes, lazy: bool) -> None:
+        """Begin to record with these collaborators. lazy: True to create no files before the first reset."""
+        self.slabs, self.episodes = slabs, episodes
+        self._reset()
         if not lazy:
             self._chunks.writer = self._open_writer()
         forks.watch(self)
 
-    # -- what subclasses provide --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _new_ring(self, slab_bytes: int) -> Ring:
-        """Create a ring whose slabs have at least slab_bytes each. Raises OSError."""
-
-    @abstractmethod
-    def _submit(self) -> None:
-        """Submit the content of the slab for writing."""
-
-    @abstractmethod
-    def switch_slab(self) -> None:
-        """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
-
-    @abstractmethod
-    def end(self, outcome: Outcome) -> None:
-        """End the open episodes."""
-
-    @property
-    @abstractmethod
-    def has_steps(self) -> bool:
-        """True if a step may have been recorded."""
-
-    @property
-    @abstractmethod
-    def is_open(self) -> bool:
-        """True if an episode may be open, of this recorder or of the one that it is a copy of."""
-
-    @abstractmethod
-    def take_over(self) -> None:
-        """Become the copy of a recorder with an open episode: record nothing until the next reset."""
-
-    @abstractmethod
-    def _detach(self) -> None:
-        """In a forked child: stop writing to the slabs, which the parent owns."""
-
-    # -----------------------------------------------------------------------------------------------------------------
-
-    def _reset_state(self) -> None:
+    def _reset(self) -> None:
         """Set the state of a new writer."""
-        self._complaints: dict[str, str] = {}  # by column
-        self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
-        self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
-        self._ring: Ring | None = None
-        self._episodes = 0
-        self._reported = self._said_unmapped = False
-        self._complained: set[str] = set()
-        self.limit = 1  # 0: check for failures and complaints before the next step
-        self._is_due = False  # call switch_slab() before the next step
+        self._complaints: dict[str, str] = {}  # complaints by column
+        self._complained: set[str] = set()  # columns, and "failure" once it is reported
+        self._chunks = ChunkWriter(self._open_writer, self.slabs.chunk_bytes)
+        self.out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self.notice)
+        self.ring: Ring | None = None
+        self.clock = FlushClock()
+        self.next_episode = 0
+        self.needs_attention = self.is_in_use = False
         self._pid = os.getpid()
-        self._thread = threading.get_ident()
-        self.is_in_use = False  # a method that uses the recorder is being executed
+        self.thread = threading.get_ident()
+        self.slabs.reset()
+        self.episodes.reset()
 
-    def _notice(self) -> None:
+    def notice(self) -> None:
         """Ask the caller's thread to check for failures and complaints. Any thread may call it."""
-        self.limit = 0
+        self.needs_attention = True
+        self.slabs.slab.disable_fast_path()
 
     def _open_writer(self) -> BatchFiles:
         self._storage.make()
@@ -139,27 +178,34 @@ class Recorder(ABC):
         files.reserve()
         return files
 
-    def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
+    def open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """Return the ring, created on first use; None if that fails, which ends the recording."""
-        if self._ring is None and not self.failed:
-            self._make_ring(slab_bytes)
-        return self._ring
+        if self.ring is None and not self.failed:
+            self.make_ring(slab_bytes)
+        return self.ring
 
-    def _make_ring(self, slab_bytes: int) -> None:
-        """Create the ring, or a larger one in its place, and open the writer; report errors at the next step."""
+    def make_ring(self, slab_bytes: int) -> None:
+        """Create the ring, or another one in its place, and open the writer; report errors at the next step."""
         with held_back():  # an interrupt would leave half-made files
             try:
                 if self._chunks.writer is None:
                     self._chunks.writer = self._open_writer()
-                self._ring = self._ring_of(slab_bytes)
-            except Exception as error:
-                self._out.fail(error)
+                ring, self.ring = self.ring, self._new_ring(slab_bytes)
+                if ring is not None:
+                    self.ring.sequence = ring.sequence
+                    ring.abandon()
+            except Exception as error:  # any error: reported at the next step
+                self.out.fail(error)
 
-    def _ring_of(self, slab_bytes: int) -> Ring:
+    def new_ring(self, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int) -> Ring:
+        """Create a ring in the trace; see Ring. Raises OSError."""
+        return Ring(self._storage, self.writer_id, kind, layout, slabs, slab_bytes)
+
+    def _new_ring(self, slab_bytes: int) -> Ring:
         """Create a ring; warn once if it does not survive the process."""
-        ring = self._new_ring(slab_bytes)
-        if not (ring.mapped or self._said_unmapped):
-            self._said_unmapped = True
+        ring = self.slabs.new_ring(slab_bytes)
+        if not (ring.mapped or "unmapped" in self._complained):
+            self._complained.add("unmapped")
             why = "the file system has no safe memory-mapped files"
             if ring.shortage is not None:
                 why = f"no file descriptors left for the ring; retrying every second ({ring.shortage.strerror})"
@@ -169,7 +215,7 @@ class Recorder(ABC):
     @property
     def flush_seconds(self) -> float:
         """Interval of flushes; short if the ring does not survive the process."""
-        mapped = self._ring is None or self._ring.mapped
+        mapped = self.ring is None or self.ring.mapped
         return self._options.flush_seconds if mapped else min(_UNMAPPED_SECONDS, self._options.flush_seconds)
 
     @property
@@ -185,12 +231,17 @@ class Recorder(ABC):
     @property
     def failed(self) -> bool:
         """True if recording has ended: writing has failed, or the files are closed."""
-        return self._sealed or self._out.failure is not None
+        return self.out.failure is not None or self.phase is _CLOSED
 
     @property
-    def next_episode(self) -> int:
-        """The id that the next episode will have."""
-        return self._episodes
+    def is_closed(self) -> bool:
+        """True if close() was called."""
+        return self.phase is not _RECORDING
+
+    @property
+    def has_steps(self) -> bool:
+        """True if a step may have been recorded."""
+        return self.episodes.has_steps
 
     # -- flushing, closing, errors ------------------------------------------------------------------------------------
 
@@ -199,55 +250,55 @@ class Recorder(ABC):
 
         If called from another thread, or from a signal handler inside the recorder, the next step does it instead.
         """
-        if self._pid != os.getpid() or self._sealed:
+        if self._pid != os.getpid() or self.phase is Phase.CLOSED:
             return
-        if self.is_in_use or getattr(self.slab, "is_in_use", False) or self._is_in_another_thread():
-            self._is_due = True
-            self._notice()
+        if self.is_in_use or getattr(self.slabs.slab, "is_in_use", False) or self._is_in_another_thread():
+            self.clock.request()
+            self.notice()
             return
-        if self._ring is not None and not self.failed:
+        if self.ring is not None and not self.failed:
             self.is_in_use = True
             try:
-                self.switch_slab()
-                self._out.wait()
+                self.slabs.switch_slab()
+                self.out.wait()
             finally:
                 self.is_in_use = False
-        self._complain()
+        self.attend()
         self.report()
 
     def _is_in_another_thread(self) -> bool:
         """Return True if the caller's thread is not that of the open episode, which is alive."""
-        own = self._thread
+        own = self.thread
         return threading.get_ident() != own and any(own == thread.ident for thread in threading.enumerate())
 
     def secure(self) -> None:
         """Make all steps so far survive this process; with a mapped ring they already do. Raises like flush()."""
-        if self._ring is not None and not self._ring.mapped:
+        if self.ring is not None and not self.ring.mapped:
             self.flush()
 
     def close(self) -> None:
         """Save everything, seal the batch, end the thread. Raises RecordingError if steps could not be saved."""
-        if self._sealed or self._pid != os.getpid():
+        if self.phase is Phase.CLOSED or self._pid != os.getpid():
             return
-        self._closed = True
-        if not self._out.is_finished:
-            self.end(Outcome.CLOSED)
-            if self._ring is not None and not self.failed:
-                self._submit()
-            self._out.close(self._summary)
-        if self._ring is not None:
-            if self._out.is_complete:
+        self.phase = Phase.CLOSING
+        if not self.out.is_finished:
+            self.episodes.end(Outcome.CLOSED)
+            if self.ring is not None and not self.failed:
+                self.slabs.submit()
+            self.out.close(self._summary)
+        if self.ring is not None:
+            if self.out.is_complete:
                 try:
-                    self._ring.remove()
+                    self.ring.remove()
                 except OSError as error:
                     raise_if_of_signal(error)
                     self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
             else:
-                self._ring.abandon()
-        self._sealed = True  # last: after a Ctrl-C, close() can be called again
+                self.ring.abandon()
+        self.phase = Phase.CLOSED
         forks.forget(self)
         self._storage.settle()
-        self._complain()
+        self.attend()
         self.report()
 
     def save_at_exit(self, owner: object) -> None:
@@ -262,16 +313,16 @@ class Recorder(ABC):
 
     def report(self) -> None:
         """Raise the failure, or warn of it, once."""
-        failure = self._out.failure
-        if failure is None or self._reported:
+        failure = self.out.failure
+        if failure is None or "failure" in self._complained:
             return
-        self._reported = True
-        is_kept = self._ring is None or self._ring.mapped or self._out.is_complete
-        kept = (
+        self._complained.add("failure")
+        is_kept = self.ring is None or self.ring.mapped or self.out.is_complete
+        rest = (
             "earlier steps stay readable" if is_kept else "steps since the last write, which were in memory, are lost"
         )
         message = (
-            f"{self._storage.root}: recording has stopped: {failure}; {kept}, the environment continues unrecorded"
+            f"{self._storage.root}: recording has stopped: {failure}; {rest}, the environment continues unrecorded"
         )
         if self._options.on_error == "raise":
             raise RecordingError(message) from failure
@@ -280,20 +331,20 @@ class Recorder(ABC):
     def warn_if_unrecorded(self) -> None:
         """Call before a reset: report a failure to write, or warn that close() was called."""
         self.report()
-        if self._closed:
+        if self.is_closed:
             self._warn_once("reset", "the recorder is closed; this episode is not recorded")
 
     def prepare(self) -> None:
         """Call before a recorded reset: open the ring, and report if that fails."""
-        if not self._closed:
-            self._open_ring()
+        if self.ring is None and not self.is_closed:
+            self.open_ring()
             self.report()
 
     def complain(self, column: str, complaint: str) -> None:
         """Warn at the next step, once per column."""
         self._complaints.setdefault(column, complaint)
         if column not in self._complained:
-            self._notice()
+            self.notice()
 
     def start(
         self,
@@ -306,10 +357,10 @@ class Recorder(ABC):
         monotonic: int,
     ) -> Start:
         """Return the start of the next episode. options: packed. rng_state: of the generator before the reset."""
-        kept, remarks = packed_start(seed, options, rng_state, reset_info)
+        reset_record, remarks = packed_start(seed, options, rng_state, reset_info)
         if remarks:
             self.complain("reset", remarks[0])
-        return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
+        return Start(self.next_episode, lane, stored_seed(seed), reset_record, utc, monotonic)
 
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
         """Return an info as MessagePack. keys: keys to keep, if it is a map; None for all."""
@@ -323,7 +374,7 @@ class Recorder(ABC):
     def packed(self, column: str, value: Any) -> bytes:
         """Return a value of a column as MessagePack. Values that cannot be stored become their repr, with a warning."""
         packed, remarks = pack_lenient(value)
-        if len(packed) > self.largest_value or not is_readable(packed):
+        if len(packed) > self.slabs.largest_value or not is_readable(packed):
             remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
             packed = pack(unstored(value))
         if remarks:
@@ -347,8 +398,9 @@ class Recorder(ABC):
         complaint = "a copied or forked recorder records from its next episode on; call reset() or begin()"
         self._warn_once("copy", complaint)
 
-    def _complain(self) -> None:
+    def attend(self) -> None:
         """Issue the collected warnings in the caller's thread."""
+        self.needs_attention = False
         for column, complaint in list(self._complaints.items()):
             self._warn_once(column, complaint)
 
@@ -361,19 +413,19 @@ class Recorder(ABC):
 
     def pause(self) -> None:
         """Before a fork: finish writing and end the thread."""
-        self._out.pause()
+        self.out.pause()
 
     def restart_in_child(self) -> None:
         """After a fork, in the child: become a new writer, because the parent owns the files and the slabs."""
-        is_open = self.is_open
-        self._out.abandon()
-        self._detach()
-        if self._ring is not None:
-            self._ring.abandon()
+        is_open = self.episodes.is_open
+        self.out.abandon()
+        self.slabs.detach()
+        if self.ring is not None:
+            self.ring.abandon()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
-        self._reset_state()
+        self._reset()
         if is_open:
-            self.take_over()
+            self.episodes.take_over()
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child
 

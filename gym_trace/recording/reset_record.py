@@ -22,7 +22,7 @@ class Start(NamedTuple):
     episode: int
     lane: int
     seed: int  # in the form of the fragment table
-    kept: bytes  # the reset record, in the form of the column "starts"
+    reset_record: bytes  # a row of the column "starts"
     utc: int
     monotonic: int
 

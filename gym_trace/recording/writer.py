@@ -109,13 +109,13 @@ class TraceWriter:
         self._waiting: list[_Beginning] = []  # episodes that began before
         self._is_closed = False
         self._end_episode()
-        self._thread = threading.get_ident()  # of the open episode
+        self._thread = threading.get_ident()  # thread of the open episode
 
     def _end_episode(self) -> None:
         self._is_open = self._is_special = False
         self._has_acted = False  # act() was called, and step() was not yet
-        self._action: Any = None  # action of act()
-        self._annotations: dict[str, Any] = {}  # of the next step
+        self._action: Any = None  # the argument of act()
+        self._annotations: dict[str, Any] = {}  # annotations of the next step
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class TraceWriter:
             beginning.detach()
             self._waiting.append(beginning)
         else:
-            beginning.tell(self._steps)
+            beginning.record(self._steps)
         self._is_open = True
 
     def end(self, outcome: str = "cut") -> None:
@@ -243,7 +243,7 @@ class TraceWriter:
         assert steps is not None  # _ask() made it
         if is_late:
             self._annotate(steps)
-        slab = steps.recorder.slab
+        slab = steps.slabs.slab
         if self._is_special or is_late or not slab.record_result(observation, reward, terminated, truncated):
             self._is_special = False
             steps.record_result(observation, reward, terminated, truncated, info)
@@ -334,7 +334,7 @@ class TraceWriter:
             self._attach()
         steps = self._steps
         assert steps is not None
-        if not (steps.recorder.slab.record_action(action) or steps.record_action(action)):
+        if not (steps.slabs.slab.record_action(action) or steps.record_action(action)):
             steps.expect(action)
             self._is_special = True
 
@@ -406,14 +406,14 @@ class TraceWriter:
         self._spaces[which] = spaces.inferred(value)
 
     def _attach(self) -> None:
-        """Make the recorder, now that both spaces are known, and tell it what happened before."""
+        """Make the recorder, now that both spaces are known, and record the episodes that began before."""
         schema, options = self._schema({}), self._options
         if self._lane is not None and options.uid is not None:
             schema["writer"] = f"{options.uid}-lane{self._lane}"
         is_filtered = options.filters().steps
         self._steps = StepRecorder(self.directory, schema, options, is_filtered, self._lane or 0, lazy=True)
         for beginning in self._waiting:
-            beginning.tell(self._steps)
+            beginning.record(self._steps)
         self._waiting = []
         if self._annotations:
             self._annotate(self._steps)
@@ -470,7 +470,7 @@ class _Beginning:
         observation, info, seed, options = self._given
         self._given = _copied(observation), _copied(info), seed, _copied(options)
 
-    def tell(self, steps: StepRecorder) -> None:
+    def record(self, steps: StepRecorder) -> None:
         """Begin the episode."""
         observation, info, seed, options = self._given
         upcoming = steps.upcoming(seed, options)
@@ -498,5 +498,5 @@ def _is_equal(one: Any, other: Any) -> bool:
         if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
             return len(one) == len(other) and all(map(_is_equal, one, other))
         return bool(np.array_equal(plain_array(one), plain_array(other)))
-    except Exception:  # objects of other people
+    except Exception:  # user objects may raise anything
         return True

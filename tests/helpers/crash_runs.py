@@ -290,7 +290,7 @@ def small_slabs(rows: int) -> contextlib.ExitStack:
     stack.enter_context(small_blocks(rows))
     stack.enter_context(
         mock.patch.multiple(
-            "gym_trace.recording.vector.recorder", _ROWS=rows, _LEAST_BYTES=1, _LEAST_LOG=4096, create=False
+            "gym_trace.recording.vector.slabs", _ROWS=rows, _LEAST_BYTES=1, _LEAST_LOG=4096, create=False
         )
     )
     return stack

@@ -314,7 +314,7 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
     """
     sizes = {"MOST_ROWS": rows, "LOG_BYTES": values, "VALUES_BYTES": values}
     with (
-        mock.patch.multiple("gym_trace.recording.single.recorder", **sizes),
+        mock.patch.multiple("gym_trace.recording.single.slabs", **sizes),
         mock.patch.multiple("gym_trace.recording.single.packing", SMALL_CHUNK=chunk, LARGE_CHUNK=chunk),
         mock.patch("gym_trace.format.ring.row_layout.DELTA_BYTES", frame),
     ):

@@ -352,7 +352,7 @@ def test_a_batch_of_a_dtype_that_numpy_lacks_is_split_by_lane(tmp_path: Path, mo
 
 
 def test_a_value_above_the_size_limit_becomes_its_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.recording.recorder.Recorder.largest_value", 1000)
+    monkeypatch.setattr("gym_trace.recording.single.slabs.RowSlabs.largest_value", 1000)
     steps = [Result(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
     env = TraceRecordingWrapper(scripted(steps), tmp_path, record_infos=True)
     (said,) = warned(lambda: acted(env, "reset", 0, 0, 0, "close"))
@@ -364,8 +364,8 @@ def test_a_value_above_the_size_limit_becomes_its_repr(tmp_path: Path, monkeypat
 def test_infos_of_many_lanes_and_steps_stay_within_the_chunk_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.recording.vector.recorder._LEAST_BYTES", 5000)
-    monkeypatch.setattr("gym_trace.recording.vector.recorder._ROWS", 8)
+    monkeypatch.setattr("gym_trace.recording.vector.slabs._LEAST_BYTES", 5000)
+    monkeypatch.setattr("gym_trace.recording.vector.slabs._ROWS", 8)
     monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 20_000)
     batch = np.ones((2, 2), np.float32)
     env = TraceRecordingVectorWrapper(Lanes(batch, info=["a" * 900] * 2), tmp_path, record_infos=True)

@@ -30,7 +30,7 @@ class Packing:
 
     def __init__(self, layout: RowLayout, slab: Any):
         self._slab = slab
-        self.packers = RowPackers(layout, self)
+        self.packers = RowPackers(layout, self, self)
 
     def packed(self, column: str, value: Any) -> bytes:
         packed, remarks = pack_lenient(value)

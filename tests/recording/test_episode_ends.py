@@ -26,7 +26,8 @@ from gym_trace.format.ring.memory import Ring
 from gym_trace.format.ring.row_slab import RowSlab
 from gym_trace.format.ring.rows import RowDecoder
 from gym_trace.recording.background import SlabWriter
-from gym_trace.recording.single.recorder import RowRecorder
+from gym_trace.recording.single.episodes import EpisodeRecorder
+from gym_trace.recording.single.slabs import RowSlabs
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
 
@@ -282,8 +283,9 @@ INSIDES = ["step", "record_result", "_release", "switch_slab", "_next_slab", "wa
 
 def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
     """Run call() inside that function during the next step."""
-    recorder = env._recorder
-    owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
+    episodes, slabs = env._steps.episodes, env._slabs
+    owners = {"step": env.env, "wait": env._recorder.out, "switch_slab": slabs, "_next_slab": slabs}
+    owner = owners.get(inside, episodes)
     function = getattr(owner, inside)
     left = [1]
 
@@ -382,7 +384,8 @@ class _Slab(RowSlab):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        *((RowRecorder, name) for name in ("make_room", "_room", "switch_slab", "_submit", "_next_slab")),
+        (EpisodeRecorder, "make_room"),
+        *((RowSlabs, name) for name in ("make_room", "switch_slab", "submit", "_next_slab")),
         (RowDecoder, "decode"),
         *((SlabWriter, name) for name in ("submit", "wait")),
         *((_Slab, name) for name in ("begin", "append")),
@@ -409,7 +412,7 @@ def test_ctrl_c_while_a_slab_turns_corrupts_nothing(
 
     with small_blocks(rows=8, chunk=100, frame=16):
         env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path, flush_seconds=1000)
-        env._recorder.slab = _Slab(env._recorder.layout)
+        env._slabs.slab = _Slab(env._slabs.layout)
         monkeypatch.setattr(owner, name, interrupted)
         interruptions = 0
         for _ in range(12):
@@ -476,14 +479,14 @@ def test_closing_again_after_ctrl_c_during_close_saves_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = acted(TraceRecordingWrapper(CountingEnv(length=1000), tmp_path, flush_seconds=1000), "reset", *[0] * 100)
-    end = RowRecorder.end
+    end = EpisodeRecorder.end
 
     def interrupted(*arguments: Any) -> None:
         end(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RowRecorder, "end", interrupted)
+        patch.setattr(EpisodeRecorder, "end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.close()
     env.close()

@@ -19,7 +19,7 @@ from gym_trace.format import transforms
 from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
 from gym_trace.format.encodings import CHANGES, ENCODINGS, ZSTD, Encoding
 from gym_trace.format.ring.row_slab import RowSlab
-from gym_trace.recording.single import recorder as recording
+from gym_trace.recording.single import slabs as recording
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 
@@ -337,7 +337,7 @@ def test_frames_are_kept_if_other_values_cannot_be_stored(tmp_path: Path) -> Non
     assert texts == ["x", "builtins.object", "x", "y", "z"]
 
 
-@pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("record_packed_result", [[0], [7, 7]])])
+@pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("record_result", [[0], [7, 7]])])
 def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
 ) -> None:
@@ -345,8 +345,9 @@ def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False), (DOTTED, 0.0, False, False)]
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()
-    recorder = env._recorder
-    whole = recorder.log_changes if place == "log_value" else recorder.slab.record_packed_result
+    owner = env._slabs if place == "log_value" else env._steps.episodes
+    name = "log_changes" if place == "log_value" else "record_result"
+    whole = getattr(owner, name)
 
     def interrupted(*arguments: Any) -> None:
         if place == "log_value":
@@ -354,10 +355,7 @@ def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if place == "log_value":
-            patch.setattr(recorder, "log_changes", interrupted)
-        else:
-            patch.setattr(type(recorder), "record_result", interrupted)
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.step(0)
     env.step(0)

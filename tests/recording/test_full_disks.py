@@ -281,7 +281,7 @@ def test_an_error_is_raised_before_the_environment_is_called(
     monkeypatch.setattr(BatchFiles, "write", full)
     with pytest.raises(RecordingError, match="No space left"):
         env._recorder.flush()
-    env._recorder._reported = False
+    env._recorder._complained.remove("failure")
     calls = list(inner.calls)
     with pytest.raises(RecordingError, match="No space left"):
         _ = env.reset() if at == "reset" else env.step(0)
@@ -299,7 +299,7 @@ def test_a_step_in_which_writing_fails_is_kept_and_the_next_one_raises(
     class Failing(CountingEnv):
         def step(self, action: Any) -> Any:
             if len(self.calls) == 3:
-                env._recorder._out.fail(OSError(errno.ENOSPC, "No space left on device"))  # as the thread does
+                env._recorder.out.fail(OSError(errno.ENOSPC, "No space left on device"))  # as the thread does
             return super().step(action)
 
     env, action = recorder_of(lambda: Failing(length=6), tmp_path, lanes, **options)

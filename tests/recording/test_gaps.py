@@ -117,7 +117,7 @@ def test_steps_before_a_gap_verify_and_steps_after_it_cannot(tmp_path: Path) -> 
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("wrapper", "recorder", "packing")
+NAMES = ("wrapper", "episodes", "slabs", "packing")
 SHARED = ("filters", "live_video", "recorder", "background")
 HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
 HOT |= {deltas.__file__, echo_env.__file__, row_slab.__file__, log.__file__}
@@ -231,7 +231,7 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
 ) -> None:
     if lanes:
         pytest.importorskip("gymnasium", minversion="1.1")
-    place = "recording.vector.recorder.decoded" if lanes else "format.ring.rows.RowDecoder.decode"
+    place = "recording.vector.slabs.decoded" if lanes else "format.ring.rows.RowDecoder.decode"
     decode, alarms = pkgutil.resolve_name(f"gym_trace.{place}"), []
 
     def interrupted(*arguments: Any) -> Any:

@@ -69,7 +69,7 @@ def test_the_directory_can_be_given_and_is_used(tmp_path: Path) -> None:
 
 def test_the_modules_of_gym_recording_are_there_under_their_names() -> None:
     from gym_trace.playback import trace as playback
-    from gym_trace.recording.single import recorder as recording
+    from gym_trace.recording.single import episodes as recording
     from gym_trace.recording.single import wrapper as wrappers
 
     assert callable(playback.scan_recorded_traces)

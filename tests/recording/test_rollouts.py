@@ -293,12 +293,12 @@ def test_an_interrupted_rollout_is_cut_and_lanes_resume_with_new_episodes(
 ) -> None:
     from gym_trace.recording.vector.steps import LaneSteps
 
-    answer, left = LaneSteps.record_result, iter(range(100))
+    record_result, left = LaneSteps.record_result, iter(range(100))
 
     def interrupted(self: LaneSteps, *given: Any) -> None:
         if next(left) == 2:
             raise KeyboardInterrupt
-        answer(self, *given)
+        record_result(self, *given)
 
     monkeypatch.setattr(LaneSteps, "record_result", interrupted)
     with TraceWriter(tmp_path, record_infos=True) as writer:

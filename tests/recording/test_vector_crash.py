@@ -88,12 +88,12 @@ sys.path.insert(0, {HELPERS!r})
 from numbered_lanes import *
 from scripted_env import CountingEnv
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.recording.vector import recorder
+from gym_trace.recording.vector import slabs
 from gym_trace.format.ring import chunk_builder
 
 directory, left = sys.argv[1], int(sys.argv[2])
 chunk_builder._SMALL_GROUP = 1
-recorder._LEAST_BYTES = recorder._MOST_BYTES = 1200
+slabs._LEAST_BYTES = slabs._MOST_BYTES = 1200
 write = BatchFiles.write
 
 def write_or_die(*chunk):
@@ -274,7 +274,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("vector/wrapper", "vector/steps", "vector/recorder", "vector/batches", "recorder", "background")
+NAMES = ("vector/wrapper", "vector/steps", "vector/slabs", "vector/batches", "recorder", "background")
 SLABS = ("lanes/slab", "lanes/contents", "lanes/decoder", "log", "memory")
 HOT = {
     os.path.join(HOUSE, room, f"{name}.py")
@@ -290,8 +290,8 @@ assert all(map(os.path.exists, HOT))
 def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool, raises: type[BaseException]
 ) -> None:
-    monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
-    monkeypatch.setattr("gym_trace.recording.vector.recorder._AHEAD", 0)  # and waited for
+    monkeypatch.setattr("gym_trace.recording.vector.slabs._MOST_BYTES", 300)  # a block is full after a few steps
+    monkeypatch.setattr("gym_trace.recording.vector.slabs._AHEAD", 0)  # and waited for
     options: dict[str, Any] = {"frame_filter": lambda step: step != 1} if filtered else {}
     first = 13 * (2 * list(MODES).index(mode) + filtered)  # each at other lines of what they have in common
     number, lines = 0 if LONG else first, set()
@@ -329,7 +329,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
         "ready",
         "switch_slab",
         "_begin",
-        "_submit",
+        "submit",
         "wait",
         "add",
     }

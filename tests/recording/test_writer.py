@@ -332,7 +332,7 @@ def is_hot(code: CodeType) -> bool:
 
 
 NOT_HOT = ("step", "begin", "_demand_thread", "<genexpr>", "__init__", "_attach", "close", "lose", "_end_episode")
-HOT = ("recording/writer.py", "single/steps.py", "single/recorder.py", "single/packing.py")
+HOT = ("recording/writer.py", "single/steps.py", "single/episodes.py", "single/slabs.py", "single/packing.py")
 OPTIONS: list[dict[str, Any]] = [{}, {"record_infos": True}, {"frame_filter": lambda step: step != 1}]
 
 

@@ -92,7 +92,7 @@ class RowLayout:
         self.observation_leaves, self.action_leaves = list(observation.leaves()), list(action.leaves())
         leaves = self.leaves = [*self.observation_leaves, *self.action_leaves]
         self.action_column, self.reward_column = len(self.observation_leaves), len(leaves)
-        self.info_column, self.notes_column = self.reward_column + 1, self.reward_column + 2
+        self.info_column, self.annotations_column = self.reward_column + 1, self.reward_column + 2
         self.delta_leaves = [leaf for leaf in leaves if use_deltas and leaf.row_size >= DELTA_BYTES]
         actions, self.asked = self._columns(self.action_leaves, 0)
         self.reward = self.asked + _MARK

@@ -31,7 +31,7 @@ class RowSlab:
 
     Args:
         fast_actions, fast_results: enable the fast path of record_action() and record_result().
-        room: log bytes that record_action() reserves for the result.
+        result_bytes: log bytes that record_action() reserves for the result.
 
     Attributes:
         ended: True if record_result() has flagged the last row as the end of its episode.
@@ -39,9 +39,9 @@ class RowSlab:
         memory, sequence: of the slab.
     """
 
-    def __init__(self, layout: RowLayout, fast_actions: bool = True, fast_results: bool = True, room: int = 0):
+    def __init__(self, layout: RowLayout, fast_actions: bool = True, fast_results: bool = True, result_bytes: int = 0):
         self._fast_actions, self._fast_results = fast_actions, fast_results
-        self._room = RESERVE + room
+        self._reserve = RESERVE + result_bytes
         self._size = layout.size
         self._asked, self._reward, self._done = layout.asked, layout.reward, layout.done
         self._put_action = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
@@ -70,8 +70,8 @@ class RowSlab:
         self.logged = -1
         self.ended = False
         self.memory, self.sequence = memoryview(bytearray()), 0
-        self._at = -1  # where the next row goes
-        self._mark = 1  # of the next row
+        self._at = -1  # offset of the next row
+        self._mark = 1  # mark of the next row
         self._floor = self._least = _NEVER
 
     def follow(self, column: int, before: Array, ready: Array, most: int) -> None:
@@ -79,7 +79,7 @@ class RowSlab:
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Continue in an empty slab; record_action() returns False until enable_fast_path()."""
-        self._position, self._count = SLAB_HEADER, 0  # where the next log entry goes, and the number of entries
+        self._position, self._count = SLAB_HEADER, 0  # offset of the next log entry, and number of entries
         begin(memory, sequence)
         self.memory, self.sequence = memory, sequence
         self._mark, self.logged = sequence << 32 | 1, -1
@@ -103,7 +103,7 @@ class RowSlab:
         """Let record_action() accept rows, up to most_rows or until the slab is full."""
         if self._fast_actions:
             self._least = max(0, len(self.memory) - most_rows * self._size)
-            self._floor = max(self._position + self._room, self._least)
+            self._floor = max(self._position + self._reserve, self._least)
 
     def has_room(self, log_bytes: int = 0) -> bool:
         """Return True if the slab has space for one more row and log_bytes of log."""
@@ -137,8 +137,8 @@ class RowSlab:
     @in_use
     def record_result(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
         """Record the result of the step; return False, without recording, if the slow path must do it."""
-        if type(reward) is not self._kind and not self._takes(reward):
-            return False
+        if self._at < 0 or (type(reward) is not self._kind and not self._takes(reward)):
+            return False  # also before begin()
         # Inlined from _bytes_of for vectors, without .shape: it builds a tuple at each access.
         if not (
             type(observation) is np.ndarray
@@ -188,12 +188,12 @@ class RowSlab:
         self._at, self._mark = at - self._size, mark + 1
         self.ended = False
 
-    def start(self, episode: int, seed: int, utc: int, monotonic: int, kept: bytes, observation: Any) -> bool:
+    def start(self, episode: int, seed: int, utc: int, monotonic: int, reset_record: bytes, observation: Any) -> bool:
         """Record the start of an episode and its first observation; return False if the slow path must do it."""
         packed = _bytes_of(observation, self._observation) if self._fast_results else None
-        if packed is None or not self.has_room(size_of(len(kept))):
+        if packed is None or not self.has_room(size_of(len(reset_record))):
             return False
-        self.append(START, kept, HAS_LEAD, 0, episode, seed, utc, monotonic)
+        self.append(START, reset_record, HAS_LEAD, 0, episode, seed, utc, monotonic)
         self.lead(packed)
         return True
 
@@ -223,7 +223,7 @@ class RowSlab:
         self.logged = rows  # before put(): Ctrl-C may come in between
         following = put(self.memory, at, self.sequence << 32 | count, rows, kind, payload, flags, column, a, b, c, d)
         self._position, self._count = following, count  # in one statement: an interrupt cannot separate them
-        self._floor = max(following + self._room, self._least)
+        self._floor = max(following + self._reserve, self._least)
 
     # -- undo ---------------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class RowSlab:
         clear(self.memory, at)
         self._position, self._count = at, count
         self.logged = found[count - 1].row if count else -1
-        self._floor = max(at + self._room, self._least)
+        self._floor = max(at + self._reserve, self._least)
         if self._at >= at + ENTRY.size:
             for offset in (self._asked, self._done):
                 _MARK.pack_into(self.memory, self._at + offset, 0)

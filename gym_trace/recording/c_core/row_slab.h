@@ -49,16 +49,16 @@ static PyObject *follow(RowSlab *self, PyObject *args)
 
 static int init(RowSlab *self, PyObject *args, PyObject *names)
 {
-    static char *words[] = {"layout", "fast_actions", "fast_results", "room", NULL};
+    static char *words[] = {"layout", "fast_actions", "fast_results", "result_bytes", NULL};
     PyObject *layout;
     int fast_actions = 1, fast_results = 1;
-    long long room = 0;
+    long long result_bytes = 0;
     if (self->size) {
         PyErr_SetString(PyExc_TypeError, "RowSlab can be initialized only once");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &fast_actions, &fast_results,
-                                     &room)) {
+                                     &result_bytes)) {
         return -1;
     }
     int64_t size, column;
@@ -70,8 +70,8 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     }
     int64_t asked = self->asked, reward = self->reward, done = self->done;
     if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
-        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || room < 0 || room > MOST_BYTES ||
-        (self->action.count && self->action.size > asked) ||
+        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || result_bytes < 0 ||
+        result_bytes > MOST_BYTES || (self->action.count && self->action.size > asked) ||
         (self->observation.count && self->observation.size > done - reward - 8)) {
         PyErr_SetString(PyExc_ValueError, "invalid layout of rows");
         return -1;
@@ -80,7 +80,7 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     self->action.column = (uint32_t)column;
     self->fast_actions = (char)fast_actions;
     self->fast_results = (char)fast_results;
-    self->room = room;
+    self->result_bytes = result_bytes;
     self->logged = -1;
     self->floor = self->least = NEVER;
     return 0;

@@ -38,7 +38,7 @@ static PyObject *record_action(RowSlab *self, PyObject *action)
     if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int accepted = has_room_for(self, at, parts.log + self->room);
+    int accepted = has_room_for(self, at, parts.log + self->result_bytes);
     int failed = accepted ? append_parts(self, &self->action, &parts) : 0;
     if (accepted && !failed) {
         put_parts(self, at, &self->action, &parts, self->asked);
@@ -167,7 +167,7 @@ static PyObject *lead(RowSlab *self, PyObject *observation)
     Py_RETURN_NONE;
 }
 
-/* start(episode, seed, utc, monotonic, kept, observation) */
+/* start(episode, seed, utc, monotonic, reset_record, observation) */
 static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
     int64_t numbers[4];

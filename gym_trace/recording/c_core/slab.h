@@ -70,7 +70,7 @@ typedef struct {
     int64_t position;              /* offset of the next log entry; 0: begin() was never called */
     uint64_t count;                /* number of log entries */
     int64_t floor, least;          /* record_action() falls back if at is below floor; floor is at least `least` */
-    int64_t room;                  /* log bytes that record_action() leaves for the result */
+    int64_t result_bytes;          /* log bytes that record_action() leaves for the result */
     int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
     unsigned long long noted_rows; /* ... valid if this many rows are complete */
     char ended, only_floats, fast_actions, fast_results;
@@ -114,6 +114,6 @@ static PyObject *no_room(void)
 
 static inline void set_floor(RowSlab *self)
 {
-    int64_t above_log = self->position + RESERVE + self->room;
+    int64_t above_log = self->position + RESERVE + self->result_bytes;
     self->floor = above_log > self->least ? above_log : self->least;
 }

@@ -24,15 +24,16 @@ class RowPackers:
     """Packs observations and actions for the rows of a recorder.
 
     Args:
-        recorder: gets the entries for the log, and the warnings.
+        rows: gets the entries for the log.
+        recorder: packs values outside their space, and gets the warnings.
 
     Attributes:
         observation, action: the packers.
         deltas: packers of leaves with large values, by column.
     """
 
-    def __init__(self, layout: RowLayout, recorder: Any):
-        self._recorder, self._layout = recorder, layout
+    def __init__(self, layout: RowLayout, rows: Any, recorder: Any):
+        self._rows, self._recorder, self._layout = rows, recorder, layout
         self.deltas: dict[int, DeltaPacker] = {}
         leaves = layout.observation_leaves
         self.observation = self._tree(layout.observation, leaves, 0)
@@ -50,11 +51,11 @@ class RowPackers:
         return lambda value: b"".join([packer(part) for packer, part in zip(packers, taken_apart(layout, value))])
 
     def _leaf(self, leaf: Leaf, number: int) -> Packer:
-        recorder, dtype, shape, column = self._recorder, leaf.dtype, leaf.shape, leaf.column
+        rows, recorder, dtype, shape, column = self._rows, self._recorder, leaf.dtype, leaf.shape, leaf.column
         if dtype is None:
 
             def pack_value(value: Any) -> bytes:
-                recorder.log_value(number, recorder.packed(column, value))
+                rows.log_value(number, recorder.packed(column, value))
                 return b""
 
             return pack_value
@@ -71,13 +72,15 @@ class RowPackers:
                 return integer
             if leaf.fits(scalar := as_kept(value, leaf)):
                 return bytes(scalar.tobytes())
-            kept = recorder.snapshot(column, value)
-            recorder.complain_of(leaf, value)
-            recorder.log_value(number, kept if type(kept) is Packed else pack(kept))
+            copy = recorder.snapshot(column, value)
+            got = f"{value.dtype} of shape {value.shape}" if hasattr(value, "dtype") else f"a {type(value).__name__}"
+            complaint = f"got {got}, but the space has {dtype} of shape {shape}; recorded exactly"
+            recorder.complain(column, complaint)
+            rows.log_value(number, copy if type(copy) is Packed else pack(copy))
             return nothing
 
         if is_large:
-            packer = self.deltas[number] = DeltaPacker(leaf, number, recorder, pack_other, changed_words)
+            packer = self.deltas[number] = DeltaPacker(leaf, number, rows, pack_other, changed_words)
             return packer
         ndarray = np.ndarray
         if shape == ():

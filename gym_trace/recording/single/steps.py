@@ -13,14 +13,15 @@ from gym_trace.data.vocabulary import Outcome
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
-from gym_trace.recording.recorder import using_recorder
+from gym_trace.recording.recorder import Recorder, using_recorder
 from gym_trace.recording.reset_record import packed_generator
-from gym_trace.recording.single.recorder import Observed, RowRecorder
+from gym_trace.recording.single.episodes import IDLE, OPEN, TAKEN_OVER, EpisodeRecorder
+from gym_trace.recording.single.slabs import Observed
 
 # The start of an episode before its reset: seed, packed options, state of the environment's random generator, UTC and
 # monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
 Upcoming = tuple[int | None, bytes | None, Any, int, int]
-Result = tuple[Any, Any, Any, Any, Any]  # of a step, as Gymnasium has it
+Result = tuple[Any, Any, Any, Any, Any]  # result of a step in Gymnasium
 
 _USUAL, _SKIPPED, _FILTERED, _AFTER_GAP = range(4)  # kinds of steps
 
@@ -58,28 +59,24 @@ class StepRecorder:
         """Create the recorder, and the functions that copy values into its rows."""
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
-        self.recorder = recorder = RowRecorder(
-            storage_in(self._directory, self._options),
-            self._schema,
-            RowLayout(observation, action, not self._is_filtered, self._lane),
-            self._infos,
-            self._is_filtered,
-            self._options,
-            self.filters.summary,
-            lazy,
-        )
-        self._pack_observation, self._pack_action = recorder.packers.observation, recorder.packers.action
-        self._kind = _USUAL  # of the step that is being executed
+        layout = RowLayout(observation, action, not self._is_filtered, self._lane)
+        storage = storage_in(self._directory, self._options)
+        self.recorder = Recorder(storage, self._schema, self._options, self.filters.summary)
+        self.episodes = EpisodeRecorder(self.recorder, layout, self._infos, self._is_filtered)
+        self.slabs = self.episodes.slabs
+        self.recorder.attach(self.slabs, self.episodes, lazy)
+        self._pack_observation, self._pack_action = self.slabs.packers.observation, self.slabs.packers.action
+        self._kind = _USUAL  # kind of the current step
         self._forget()
-        recorder.save_at_exit(self)
+        self.recorder.save_at_exit(self)
 
     def _forget(self) -> None:
         """Forget the episode before."""
         self._step_index = 0
-        self._last: Observed | None = None  # filtered mode: observation before the next step
-        self._before: Observed | None = None  # filtered mode: observation before the current step
-        self._packed_action: Observed | None = None  # filtered mode: action of the current step
-        self._annotations: dict[str, Any] = {}  # filtered mode: annotations of the next step
+        self._last: Observed | None = None  # filtered mode: the observation before the next step
+        self._before: Observed | None = None  # filtered mode: the observation before the current step
+        self._packed_action: Observed | None = None  # filtered mode: the action of the current step
+        self._annotations: dict[str, Any] = {}  # filtered mode: the annotations of the next step
         self._unseen = False  # True if the observation before the next step is unknown, because a step raised
 
     # -- episodes -----------------------------------------------------------------------------------------------------
@@ -91,12 +88,12 @@ class StepRecorder:
         base_env: unwrapped environment, whose generator's state is kept if there is no seed.
         """
         recorder, filters = self.recorder, self.filters
-        recorder.end()
+        self.episodes.end()
         recorder.warn_if_unrecorded()
         self._kind = _USUAL
         self._forget()
         if filters.any and not filters.keeps_episode(recorder.next_episode):
-            recorder.skip_episode()
+            self.episodes.skip_episode()
             return None
         recorder.prepare()
         utc, monotonic = time.time_ns(), time.monotonic_ns()
@@ -112,16 +109,16 @@ class StepRecorder:
         start = recorder.start(self._lane, seed, options, state, recorded_info, utc, monotonic)
         if self._is_filtered:
             self._last = self._apart(observation)
-            recorder.begin(start, None)
-        elif not recorder.try_begin_fast(start, observation):
-            recorder.prepare_lead()
-            recorder.begin(start, self._pack_observation(observation))
+            self.episodes.begin(start, None)
+        elif not self.episodes.try_begin_fast(start, observation):
+            self.slabs.make_room_for_lead()
+            self.episodes.begin(start, self._pack_observation(observation))
             recorder.report()
 
     @using_recorder
     def end(self, outcome: Outcome) -> None:
         """End the open episode."""
-        self.recorder.end(outcome)
+        self.episodes.end(outcome)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -131,35 +128,35 @@ class StepRecorder:
         if self._is_filtered:  # the step may be skipped
             self._annotations.update(copies)
         else:
-            self.recorder.annotate(copies)
+            self.episodes.annotate(copies)
 
     @using_recorder
     def record_action(self, action: Any) -> bool:
         """Record an action that slab.record_action() has declined; return False if the step is a special one."""
-        recorder = self.recorder
+        episodes = self.episodes
         self._kind = _USUAL
-        if self._is_filtered or not recorder.make_room():
+        if self._is_filtered or not episodes.make_room():
             return False
-        return recorder.slab.record_action(action) or recorder.record_action(self._pack_action(action))
+        return self.slabs.slab.record_action(action) or episodes.record_action(self._pack_action(action))
 
     @using_recorder
     def expect(self, action: Any) -> None:
-        """Prepare for the answer of a step that is not recorded, is subject to a filter, or comes after a gap."""
-        recorder = self.recorder
+        """Prepare for the result of a step that is not recorded, is subject to a filter, or comes after a gap."""
+        episodes = self.episodes
         self._kind = _SKIPPED
-        if recorder.failed:
-            recorder.make_room()  # reports the failure, once
-        elif recorder.is_taken_over:
-            recorder.warn_of_copy()
-        elif recorder.episode is None:
+        if self.recorder.failed:
+            episodes.make_room()  # reports the failure, once
+        elif episodes.state is TAKEN_OVER:
+            self.recorder.warn_of_copy()
+        elif episodes.state is IDLE:
             return
         elif self._is_filtered:
-            recorder.make_ready()
-            self._packed_action = recorder.packed_apart(self._pack_action, action)
+            episodes.make_ready()
+            self._packed_action = self.slabs.packed_apart(self._pack_action, action)
             self._before, self._last, self._kind = self._last, None, _FILTERED
             self._step_index += 1
         elif self._unseen:
-            recorder.skip_step()
+            episodes.skip_step()
             self._kind = _AFTER_GAP
 
     @using_recorder
@@ -168,21 +165,21 @@ class StepRecorder:
         kind, self._kind = self._kind, _USUAL
         if kind == _USUAL:
             packed = self._pack_observation(observation)
-            self.recorder.log_annotations()
+            self.episodes.log_annotations()
             if self._infos:
-                self.recorder.log_value(self.recorder.layout.info_column, self._packed_info(info))
-            self.recorder.record_result(packed, reward, terminated, truncated)
-        elif kind == _FILTERED and self.recorder.episode is not None:  # else the process forked within the step
-            self._answer_filtered(observation, reward, terminated, truncated, info)
+                self.slabs.log_value(self.slabs.layout.info_column, self._packed_info(info))
+            self.episodes.record_result(packed, reward, terminated, truncated)
+        elif kind == _FILTERED and self.episodes.episode is not None:  # else the process forked within the step
+            self._record_filtered(observation, reward, terminated, truncated, info)
         elif kind == _AFTER_GAP:
-            self._answer_after_gap(observation, terminated, truncated)
+            self._record_after_gap(observation, terminated, truncated)
 
     @using_recorder
     def break_off(self) -> None:
         """Record that the step has raised: the state of the environment is unknown."""
         kind, self._kind = self._kind, _USUAL
         if kind == _USUAL:
-            self._unseen = self.recorder.break_off()
+            self._unseen = self.episodes.break_off()
         elif kind == _FILTERED:
             self._skip_filtered()
 
@@ -195,52 +192,50 @@ class StepRecorder:
             self._last = None
             self._skip_filtered()
         elif kind == _USUAL:
-            self._unseen = self.recorder.break_off(is_executed=True) or self._unseen
+            self._unseen = self.episodes.break_off(is_executed=True) or self._unseen
 
-    def _answer_filtered(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+    def _record_filtered(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Record a step, unless a filter skips it, or the observation before it is unknown."""
-        recorder, before, action, index = self.recorder, self._before, self._packed_action, self._step_index - 1
-        over = bool(terminated or truncated)
+        episodes, slabs = self.episodes, self.slabs
+        before, action, index = self._before, self._packed_action, self._step_index - 1
         annotations, self._annotations = self._annotations, {}
-        after, kept = None, False
+        after, is_kept = None, False
         try:
             after = self._apart(observation)
             if before is not None and action is not None and self.filters.keeps_step(index, reward):
-                if not recorder.running:
-                    recorder.lead(index, before)
+                if episodes.state is not OPEN:
+                    episodes.lead(index, before)
                 if annotations:
-                    recorder.annotate(annotations)
-                if recorder.make_room(turns=False) and recorder.record_action(recorder.put(action)):
+                    episodes.annotate(annotations)
+                if episodes.make_room(switches=False) and episodes.record_action(slabs.put(action)):
                     if self._infos:
-                        recorder.log_value(recorder.layout.info_column, self._packed_info(info))
-                    recorder.record_result(after, reward, terminated, truncated)
-                kept = True
+                        slabs.log_value(slabs.layout.info_column, self._packed_info(info))
+                    episodes.record_result(after, reward, terminated, truncated)
+                is_kept = True
         finally:  # also if the filter raises
-            if not kept:
+            if not is_kept:
                 self._skip_filtered()
-            if over:
-                if not kept:
-                    recorder.end_without_row(outcome_of(terminated))
-                recorder.running = False  # a step after the end begins a new run
+                if terminated or truncated:
+                    episodes.end_without_row(outcome_of(terminated))
             self._last = after  # last: if an interrupt falls in before, the next step must not continue this one
 
     def _skip_filtered(self) -> None:
         """Leave out a step: those after it are another run."""
         self._annotations = {}
-        if self.recorder.running:
-            self.recorder.stop()
-        self.recorder.forget_annotations()
+        if self.episodes.state is OPEN:
+            self.episodes.stop()
+        self.episodes.forget_annotations()
 
-    def _answer_after_gap(self, observation: Any, terminated: Any, truncated: Any) -> None:
+    def _record_after_gap(self, observation: Any, terminated: Any, truncated: Any) -> None:
         """Skip a step whose first observation is unknown. Its last observation begins a run of steps."""
-        recorder = self.recorder
-        recorder.lead(recorder.steps_taken(), self._apart(observation))
+        episodes = self.episodes
+        episodes.lead(episodes.steps_taken(), self._apart(observation))
         if terminated or truncated:
-            recorder.end_at_lead(outcome_of(terminated))
+            episodes.end_without_row(outcome_of(terminated))
         self._unseen = False
 
     def _apart(self, observation: Any) -> Observed:
-        return self.recorder.packed_apart(self._pack_observation, observation)
+        return self.slabs.packed_apart(self._pack_observation, observation)
 
     def _packed_info(self, info: Any) -> bytes:
         return self.recorder.packed_info(info, self._info_keys)
@@ -249,9 +244,9 @@ class StepRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("recorder", "_pack_observation", "_pack_action"):
+        for name in ("recorder", "episodes", "slabs", "_pack_observation", "_pack_action"):
             del state[name]
-        state["is_open"] = self.recorder.is_open
+        state["is_open"] = self.episodes.is_open
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -260,7 +255,7 @@ class StepRecorder:
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
         if is_open:
-            self.recorder.take_over()
+            self.episodes.take_over()
 
 
 def outcome_of(terminated: Any) -> Outcome:

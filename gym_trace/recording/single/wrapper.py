@@ -25,6 +25,7 @@ from gym_trace.recording.options import (
     opened_directory,
     takes_recording_options,
 )
+from gym_trace.recording.single.episodes import ENDED, OPEN, PAUSED
 from gym_trace.recording.single.steps import Result, StepRecorder, Upcoming, outcome_of
 from gym_trace.recording.video_schedules import Schedule
 
@@ -85,7 +86,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         schema = new_schema(recording, env, env.observation_space, env.action_space, described)
         with opened_directory(directory, recording.on_exist) as self.directory:
             self._steps = StepRecorder(self.directory, schema, recording, is_filtered)
-        self._recorder = self._steps.recorder
+        self._recorder, self._slabs = self._steps.recorder, self._steps.slabs
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -105,13 +106,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """
         if self._states is not None:
             self._keep_state(self._states)
-        slab = self._recorder.slab
+        slab = self._slabs.slab
         if not slab.record_action(action):
             if autoreset.resets_next(self._autoreset):
                 return self._resetting_step(action)
             if not self._steps.record_action(action):
                 return self._special_step(action)
-            slab = self._recorder.slab
+            slab = self._slabs.slab
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
             if not slab.record_result(observation, reward, terminated, truncated):
@@ -149,7 +150,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
     def _end_episode(self, outcome: Outcome) -> None:
         """End the open episode, if there is one, where the environment itself has not said that it is over."""
-        if self._recorder.episode is not None and not self._recorder.slab.ended:
+        if self._steps.episodes.state in (OPEN, PAUSED):
             self._steps.end(outcome)
 
     def flush(self) -> None:
@@ -189,7 +190,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if upcoming is not None:
             self._steps.begin(upcoming, observation, info)
             if terminated or truncated:  # set by a wrapper outside of the autoreset wrapper, such as a time limit
-                self._recorder.end_at_lead(outcome_of(terminated))
+                self._steps.episodes.end_without_row(outcome_of(terminated))
         return result
 
     def _begin_in_step(self, result: Result) -> None:
@@ -209,8 +210,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
     def _keep_state(self, states: States) -> None:
         """Record the state before the next step, if it is due."""
-        steps = self._recorder.steps_taken()
-        if not self._recorder.running or not steps:
+        steps = self._steps.episodes.steps_taken()
+        if self._steps.episodes.state not in (OPEN, ENDED) or not steps:
             self._state_is_due = False
         elif self._state_is_due or not steps % int(self._states_every or 1):
             state = packed_state(self.env, states)
@@ -221,8 +222,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_recorder"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_recorder", "_slabs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._recorder = self._steps.recorder
+        self._recorder, self._slabs = self._steps.recorder, self._steps.slabs

@@ -15,8 +15,8 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.errors import raise_if_of_signal
 from gym_trace.format.ring.segment import Rows
+from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
-from gym_trace.recording.vector.recorder import LaneRecorder
 
 
 class BatchPacker:
@@ -25,10 +25,10 @@ class BatchPacker:
     Args:
         layout, space: of one lane.
         lanes: the lanes of the environment, and those that are recorded.
-        recorder: the recorder of the rows, which also issues the warnings.
+        recorder: packs values outside their space, and gets the warnings.
     """
 
-    def __init__(self, layout: Layout, space: Space[Any], lanes: Lanes, recorder: LaneRecorder):
+    def __init__(self, layout: Layout, space: Space[Any], lanes: Lanes, recorder: Recorder):
         self._layout, self._space, self._lanes, self._recorder = layout, space, lanes, recorder
         self._leaves = list(layout.leaves())
         self._usual = [(leaf.dtype, (lanes.recorded, *leaf.shape)) for leaf in self._leaves]
@@ -42,7 +42,7 @@ class BatchPacker:
             parts = self._layout.split(value)
             rows = [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, buffers)]
             return buffers if all(map(operator.is_, rows, buffers)) else rows
-        except Exception as error:  # a batch of another structure, or of other people's making
+        except Exception as error:  # another structure, or user objects, which may raise anything
             raise_if_of_signal(error)
             return self.single(self._lanes.rows(self._one_per_lane(value, self._lanes.count)))
 
@@ -58,7 +58,7 @@ class BatchPacker:
         try:
             parts = self._layout.split(value)
             return len(parts) > 0 and all(len(part) == count for part in parts)
-        except Exception as error:  # as above
+        except Exception as error:  # see step()
             raise_if_of_signal(error)
             return False
 
@@ -69,7 +69,7 @@ class BatchPacker:
             parts = parts if chosen is None else [taken_rows(part, chosen, count) for part in parts]
             rows = count if chosen is None else len(chosen)
             return [self._rows(leaf, part, rows) for leaf, part in zip(self._leaves, parts)]
-        except Exception as error:  # as above
+        except Exception as error:  # see step()
             raise_if_of_signal(error)
             values = self._one_per_lane(value, count)
             return self.single(values if chosen is None else [values[row] for row in chosen])
@@ -80,7 +80,7 @@ class BatchPacker:
         return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
 
     def _one_per_lane(self, batch: Any, count: int) -> list[Any]:
-        """Return the values in a batch with another structure than the space. Raises errors of any kind."""
+        """Return the values in a batch with another structure than the space. Raises any error."""
         values = batch if isinstance(batch, list) else list(iterate(batch_space(self._space, count), batch))
         if len(values) != count:
             raise ValueError(f"{len(values)} values for {count} lanes")
@@ -190,7 +190,7 @@ def _rows(value: Any, count: int, chosen: Sequence[int]) -> Sequence[Any]:
     if _is_batch(value, count):
         try:
             return [value[lane] for lane in chosen]
-        except Exception as error:  # anything: sparse arrays of some formats have no rows
+        except Exception as error:  # sparse arrays of some formats have no rows
             raise_if_of_signal(error)
     if isinstance(value, (list, tuple)):
         if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # a Tuple space

@@ -57,7 +57,7 @@ class Lanes:
             return batch
         try:
             return mapped(self.rows, batch) if isinstance(batch, (dict, tuple)) else self.rows(batch)
-        except Exception as error:  # anything: other people's objects
+        except Exception as error:  # user objects may raise anything
             raise_if_of_signal(error)
             return None
 

@@ -51,12 +51,12 @@ class Batch(NamedTuple):
         infos: Mapping[str, Any],
     ) -> Batch:
         """Convert and check the arguments of rollouts(). Raises InvalidOption."""
-        notes = {f"annotations[{name!r}]": value for name, value in annotations.items()}
+        more_annotations = {f"annotations[{name!r}]": value for name, value in annotations.items()}
         more = {f"infos[{name!r}]": value for name, value in infos.items()}
         given = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
         if finals is not None:
             given["final_observations"] = finals
-        found = {name: _plain(value, name) for name, value in {**given, **notes, **more}.items()}
+        found = {name: _plain(value, name) for name, value in {**given, **more_annotations, **more}.items()}
         seen = _plain(observations, "observations")
         times, lanes = _shape_of(found["rewards"])
         if not lanes:
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
             _flags(found["terminations"], "terminations"),
             _flags(found["truncations"], "truncations"),
             found.get("final_observations"),
-            {name: found[long] for name, long in zip(annotations, notes)},
+            {name: found[long] for name, long in zip(annotations, more_annotations)},
             {name: found[long] for name, long in zip(infos, more)},
             times,
             lanes,
@@ -109,7 +109,7 @@ class RolloutRecorder:
         try:
             self._add(batch)
         except BaseException:
-            self.steps.recorder.begin_event()  # which nothing ends: the state of the lanes is unknown
+            self.steps.slabs.begin_event()  # which nothing ends: the state of the lanes is unknown
             self._last = self._held = None
             if not self.steps.recorder.failed:
                 complaint = "it was interrupted; each lane is recorded again from its next episode on, or after end()"
@@ -121,7 +121,7 @@ class RolloutRecorder:
         self.drop_held()
         self._is_begun, self._last = False, None  # first: whatever interrupts this, the next rollout begins episodes
         self._over[:] = False
-        self.steps.recorder.end(outcome)
+        self.steps.slabs.end(outcome)
 
     def drop_held(self) -> None:
         """Give up a step whose observations never came."""
@@ -187,35 +187,33 @@ class RolloutRecorder:
             self.steps.begin(upcoming, observations, {}, [None] * self.lanes)
 
     def _record_action(self, actions: Tree, step: _Held) -> None:
-        if not self.steps.recorder.slab.record_action(actions):
+        if not self.steps.slabs.slab.record_action(actions):
             step.is_recorded = self.steps.record_action(actions)
 
     def _record_result(self, step: _Held, observations: Tree) -> None:
         steps = self.steps
         if not step.is_recorded:
             return
-        if step.notes:
-            steps.annotate(step.notes)
-        has_more = steps.has_more or steps.notes
-        if has_more or not steps.recorder.slab.record_result(
-            observations, step.rewards, step.terminated, step.truncated
-        ):
-            notes, steps.notes = steps.notes, {}
-            steps.record_result((observations, step.rewards, step.terminated, step.truncated, step.infos), notes)
+        if step.annotations:
+            steps.annotate(step.annotations)
+        has_more = steps.has_more or steps.annotations
+        if has_more or not steps.slabs.slab.record_result(observations, step.rewards, step.terminated, step.truncated):
+            annotations, steps.annotations = steps.annotations, {}
+            steps.record_result((observations, step.rewards, step.terminated, step.truncated, step.infos), annotations)
 
 
 class _Held:
     """A step of all lanes without its observations."""
 
-    def __init__(self, rewards: Array, terminated: Array, truncated: Array, notes: dict[str, Any], infos: Any):
+    def __init__(self, rewards: Array, terminated: Array, truncated: Array, annotations: dict[str, Any], infos: Any):
         self.rewards, self.terminated, self.truncated = rewards, terminated, truncated
-        self.notes, self.infos = notes, infos
+        self.annotations, self.infos = annotations, infos
         self.is_recorded = True
 
     def detached(self) -> _Held:
         """Copy the arrays, which the caller may change."""
         flags = _copied(self.terminated), _copied(self.truncated)
-        copy = _Held(_copied(self.rewards), *flags, _copied(self.notes), _copied(self.infos))
+        copy = _Held(_copied(self.rewards), *flags, _copied(self.annotations), _copied(self.infos))
         copy.is_recorded = self.is_recorded
         return copy
 
@@ -223,9 +221,9 @@ class _Held:
 def _steps_of(batch: Batch) -> Iterator[_Held]:
     more = dict(batch.infos) if batch.finals is None else {**batch.infos, _FINAL: batch.finals}
     for time, parts in enumerate(zip(batch.rewards, batch.terminations, batch.truncations)):
-        notes = {name: _at(value, time) for name, value in batch.annotations.items()}
+        annotations = {name: _at(value, time) for name, value in batch.annotations.items()}
         infos = {name: _at(value, time) for name, value in more.items()}
-        yield _Held(*parts, notes, infos)
+        yield _Held(*parts, annotations, infos)
 
 
 # -- trees of arrays --------------------------------------------------------------------------------------------------
@@ -241,7 +239,7 @@ def _plain(value: Any, name: str) -> Tree:
     if not isinstance(array, np.ndarray) and hasattr(value, "__dlpack__"):
         try:
             array = np.from_dlpack(value)
-        except Exception as error:  # other people's arrays
+        except Exception as error:  # user arrays may raise anything
             raise_if_of_signal(error)
             raise InvalidOption(f"{name}: {error}; copy it to an array of NumPy first") from error
     if not isinstance(array, np.ndarray) or array.ndim < 2:

@@ -22,14 +22,14 @@ from gym_trace.format.ring.lanes.entries import More, Reset
 from gym_trace.format.ring.lanes.writer import Step
 from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
-from gym_trace.recording.recorder import using_recorder
+from gym_trace.recording.recorder import Recorder, State, using_recorder
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
 from gym_trace.recording.vector.lanes import Lanes, is_on_device
-from gym_trace.recording.vector.recorder import LaneRecorder
+from gym_trace.recording.vector.slabs import LaneSlabs
 
 _FLOAT = np.dtype("<f8")
 _NOTHING: Mapping[int, bytes | None] = {}
-Result = tuple[Any, Any, Any, Any, Any]  # of a step, as vector environments of Gymnasium have it
+Result = tuple[Any, Any, Any, Any, Any]  # result of a step in vector environments of Gymnasium
 
 
 class UpcomingReset(NamedTuple):
@@ -73,28 +73,29 @@ class LaneSteps:
         self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
-        self.has_more = self._filters.any or self._infos  # each step has more to record than arrays
+        self.has_more = self._filters.any or self._infos  # True if each step has more to record than arrays
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:
         """Make the recorder, and the packers that copy batches into its rows."""
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
-        self.recorder = recorder = LaneRecorder(
-            storage_in(self._directory, self._options),
-            self._schema,
+        storage = storage_in(self._directory, self._options)
+        self.recorder = recorder = Recorder(storage, self._schema, self._options, self._filters.summary)
+        self.slabs = LaneSlabs(
+            recorder,
             self._count,
             self._mode,
             observation,
             action,
             self._filters,
-            self._options,
-            lazy,
+            self._infos,
             self._lanes.numbers,
         )
+        recorder.attach(self.slabs, self.slabs, lazy)
         self._observations = BatchPacker(observation, self._spaces[0], self._lanes, recorder)
         self._actions = BatchPacker(action, self._spaces[1], self._lanes, recorder)
-        self.notes: dict[str, Rows] = {}  # annotations of the next step
+        self.annotations: dict[str, Rows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
 
     # -- resets -------------------------------------------------------------------------------------------------------
@@ -105,24 +106,23 @@ class LaneSteps:
 
         An exception until begin() leaves the state of the lanes unknown.
         """
-        recorder = self.recorder
-        if not recorder.ready():
+        recorder, slabs = self.recorder, self.slabs
+        if not slabs.ready():
             recorder.warn_if_unrecorded()
             return None
-        recorder.is_copy = False
         mask = None if options is None else options.get("reset_mask")
-        recorder.begin_event()
+        slabs.begin_event()
         try:
             reset = np.arange(self._lanes.count) if mask is None else self._lanes_in(mask)
-        except Exception as error:  # anything: other people's objects
+        except Exception as error:  # user objects may raise anything
             self._cannot_tell("flags in a reset_mask", error)
             return None
         lanes = reset if self._lanes.numbers is None else np.flatnonzero(np.isin(self._lanes.numbers, reset))
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         packed_options = recorder.packed("reset", given) if given else None
         if mask is None:
-            self.notes = {}
-        ids = None if recorder.filters is None else recorder.filters.reset(lanes)
+            self.annotations = {}
+        ids = None if slabs.filters is None else slabs.filters.reset(lanes)
         return UpcomingReset(lanes, reset, mask is None, packed_options, ids, time.time_ns(), time.monotonic_ns())
 
     @using_recorder
@@ -135,7 +135,7 @@ class LaneSteps:
         generators: Mapping[int, bytes | None] = _NOTHING,
     ) -> None:
         """Record a reset. seeds: one for each lane of the vector environment. generators: see packed_generators()."""
-        recorder, lanes = self.recorder, upcoming.lanes
+        recorder, slabs, lanes = self.recorder, self.slabs, upcoming.lanes
         try:
             # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
             own = self._observations.has_rows(observations, len(upcoming.reset))
@@ -150,11 +150,11 @@ class LaneSteps:
                 for lane, info in zip(numbers, packed_infos)
             ]
             batch = self._observations.batch(observations, None if len(rows) == count else rows, count)
-        except Exception as error:  # as above
+        except Exception as error:  # user objects may raise anything
             self._cannot_tell("observations and infos of a reset", error)
             return
-        kept, given = [start.kept for start in starts], np.array([start.seed for start in starts], np.int64)
-        recorder.add(Reset(lanes, batch, given, kept, upcoming.ids, upcoming.utc, upcoming.monotonic))
+        records, given = [start.reset_record for start in starts], np.array([start.seed for start in starts], np.int64)
+        slabs.add(Reset(lanes, batch, given, records, upcoming.ids, upcoming.utc, upcoming.monotonic))
         recorder.report()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -162,34 +162,33 @@ class LaneSteps:
     @using_recorder
     def record_action(self, actions: Any) -> bool:
         """Record actions that slab.record_action() has declined; return False if that is impossible."""
-        recorder = self.recorder
-        if recorder.is_copy:
-            recorder.warn_of_copy()
-            recorder.is_copy = False
-        if not recorder.ready():
+        slabs = self.slabs
+        if slabs.state is State.TAKEN_OVER:
+            self.recorder.warn_of_copy()
+        if not slabs.ready():
             return False
-        if recorder.slab.record_action(self._lanes.tree(actions)):
+        if slabs.slab.record_action(self._lanes.tree(actions)):
             return True
-        recorder.begin_event()
+        slabs.begin_event()
         try:
-            packed_actions = self._actions.step(actions, recorder.output_buffers().actions)
-        except Exception as error:  # anything: other people's objects, as below
+            packed_actions = self._actions.step(actions, slabs.output_buffers().actions)
+        except Exception as error:  # user objects may raise anything
             self._cannot_tell("actions of a step", error)
             return False
-        recorder.record_action(packed_actions)
+        slabs.record_actions(packed_actions)
         return True
 
     @using_recorder
-    def record_result(self, result: Result, notes: dict[str, Rows]) -> None:
+    def record_result(self, result: Result, annotations: dict[str, Rows]) -> None:
         """Record the results of a step that slab.record_result() has declined, or that has more to record."""
-        recorder = self.recorder
-        if not recorder.slab.is_waiting:  # the process forked within the step
+        slabs = self.slabs
+        if not slabs.slab.is_waiting:  # the process forked within the step
             return
-        recorder.begin_event()
+        slabs.begin_event()
         observations, rewards, terminations, truncations, infos = result
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
-            buffers = recorder.output_buffers()
+            buffers = slabs.output_buffers()
             packed_rewards: Rows = buffers.rewards
             terminated, truncated = buffers.terminations, buffers.truncations
             terminated[...] = plain_array(self._lanes.rows(terminations))
@@ -204,14 +203,14 @@ class LaneSteps:
             self._cannot_tell("rewards, terminations and truncations of a step", error)
             return
         ids = kept = finals = step_infos = reset_infos = None
-        if recorder.filters is not None:
-            ids, kept = recorder.filters.step(rewards, terminated | truncated)
+        if slabs.filters is not None:
+            ids, kept = slabs.filters.step(rewards, terminated | truncated)
         ended: list[int] = []
         try:
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
                 finals = self._finals(observations, infos, ended) if ended else None
-            if self._infos:  # infos of stepped and of reset lanes
+            if self._infos:  # infos of steps and of resets
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
                 step_infos = reset_infos = self._infos_of(infos, used)
                 last_infos = last_of(infos, FINAL_INFO, self._lanes.count) if ended else None
@@ -222,9 +221,9 @@ class LaneSteps:
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
             return
-        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=notes, ids=ids, kept=kept)
-        asked = recorder.pending_actions() or []
-        recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
+        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=annotations, ids=ids, kept=kept)
+        actions = slabs.pending_actions() or []
+        slabs.add(Step(utc, monotonic, packed_observations, actions, packed_rewards, terminated, truncated, more))
 
     def annotate(self, values: Mapping[str, Any]) -> None:
         """Record further values with the next step, each with one row per lane.
@@ -240,7 +239,9 @@ class LaneSteps:
                     f"annotate({name}=...): {count} rows for {self._lanes.count} lanes; pass one per lane"
                 )
             rows = plain_array(self._lanes.rows(rows))
-            self.notes[name] = np.array(rows) if _is_numeric(rows) else [packed_note(name, row) for row in rows]
+            self.annotations[name] = (
+                np.array(rows) if _is_numeric(rows) else [packed_annotation(name, row) for row in rows]
+            )
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
@@ -281,7 +282,7 @@ class LaneSteps:
     def _packed_rewards(self, rewards: Array) -> Rows:
         """Return a copy of rewards as rows."""
         if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
-            buffer = self.recorder.reward_buffer(rewards.dtype)
+            buffer = self.slabs.reward_buffer(rewards.dtype)
             buffer[...] = plain_array(rewards)
             return buffer
         if _is_numeric(rewards):
@@ -300,7 +301,7 @@ class LaneSteps:
         finals = (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             chosen = infos_by_lane(infos, count, self._info_keys, finals, rows)
-        except Exception as error:  # anything: other people's maps, or one that has itself in it
+        except Exception as error:  # user mappings may raise anything, or contain themselves
             raise_if_of_signal(error)
             chosen = [infos] * len(rows)
         return [self.recorder.packed("infos", info) for info in chosen]
@@ -309,9 +310,9 @@ class LaneSteps:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("recorder", "_observations", "_actions"):
+        for name in ("recorder", "slabs", "_observations", "_actions"):
             del state[name]
-        state["is_open"] = self.recorder.is_open
+        state["is_open"] = self.slabs.is_open
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -320,7 +321,7 @@ class LaneSteps:
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
         if is_open:
-            self.recorder.take_over()
+            self.slabs.take_over()
 
 
 def _is_numeric(rows: Any) -> bool:
@@ -328,7 +329,7 @@ def _is_numeric(rows: Any) -> bool:
     return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
 
 
-def packed_note(name: str, value: Any) -> bytes:
+def packed_annotation(name: str, value: Any) -> bytes:
     """Return an annotation of a lane as MessagePack. Raises UnstorableValue."""
     packed = pack(value)
     if len(packed) > wire.MAX_VALUES // 4:

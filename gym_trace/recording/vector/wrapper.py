@@ -29,7 +29,7 @@ from gym_trace.recording.options import (
 )
 from gym_trace.recording.reset_record import packed_generators
 from gym_trace.recording.vector.lanes import Lanes
-from gym_trace.recording.vector.steps import LaneSteps, packed_note
+from gym_trace.recording.vector.steps import LaneSteps, packed_annotation
 
 if not hasattr(vector, "AutoresetMode"):
     raise MissingExtra("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -103,13 +103,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._states_every, self._states = states, None if states is None else self._offered_states(states, filters)
         self._since_reset = 0  # steps since the last reset of all lanes
         self._due = np.zeros(self._lanes.recorded, np.bool_)  # recorded lanes whose state is due
-        kept = {} if states is None else {"states": states}
+        stored = {} if states is None else {"states": states}
         some = {} if self._lanes.numbers is None else {"lanes": self._lanes.numbers.tolist()}
-        described = filters.described() | kept | some | {"num_envs": self._count, "autoreset_mode": self._mode}
+        described = filters.described() | stored | some | {"num_envs": self._count, "autoreset_mode": self._mode}
         schema = new_schema(recording, envs, *spaces, described)
         with opened_directory(directory, recording.on_exist) as self.directory:
             self._steps = LaneSteps(self.directory, schema, recording, spaces, self._lanes, self._mode)
-        self._recorder = self._steps.recorder
+        self._recorder, self._slabs = self._steps.recorder, self._steps.slabs
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -143,18 +143,22 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """Steps all lanes and records the step."""
         if self._states is not None:
             self._keep_states(self._states)
-        recorder, steps, pick, notes = self._recorder, self._steps, self._pick, self._steps.notes
-        if notes:  # of this step, whatever becomes of it
-            steps.notes = {}
-        if not recorder.slab.record_action(actions if pick is None else pick(actions)) and not steps.record_action(
+        slabs, steps, pick, annotations = self._slabs, self._steps, self._pick, self._steps.annotations
+        if annotations:  # they belong to this step, also if it raises
+            steps.annotations = {}
+        if not slabs.slab.record_action(actions if pick is None else pick(actions)) and not steps.record_action(
             actions
         ):
             return self.env.step(actions)
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         if pick is not None:
             observations, rewards, terminations, truncations = map(pick, result[:4])
-        if notes or steps.has_more or not recorder.slab.record_result(observations, rewards, terminations, truncations):
-            steps.record_result(result, notes)
+        if (
+            annotations
+            or steps.has_more
+            or not slabs.slab.record_result(observations, rewards, terminations, truncations)
+        ):
+            steps.record_result(result, annotations)
         return result
 
     def close(self, **kwargs: Any) -> None:
@@ -206,16 +210,16 @@ class TraceRecordingVectorWrapper(_Wrapper):
         for lane in np.flatnonzero(self._due).tolist():
             state = packed_state(*states[lane])
             if state is not None:
-                rows[lane], self._due[lane] = packed_note("state", state), False
-        self._steps.notes[STATES + ENVIRONMENT] = rows
+                rows[lane], self._due[lane] = packed_annotation("state", state), False
+        self._steps.annotations[STATES + ENVIRONMENT] = rows
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.unwrapped, vector.AsyncVectorEnv):  # copying its pipes would break those that it has
             raise TypeError("an AsyncVectorEnv, whose lanes are processes, cannot be copied; copy a SyncVectorEnv")
-        return {name: value for name, value in self.__dict__.items() if name != "_recorder"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_recorder", "_slabs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._recorder = self._steps.recorder
+        self._recorder, self._slabs = self._steps.recorder, self._steps.slabs

@@ -27,7 +27,7 @@ from gym_trace.format.ring.chunk_builder import ChunkWriter
 from gym_trace.format.ring.lanes.decoder import LaneDecoder
 from gym_trace.format.ring.memory import LANES
 from gym_trace.format.ring.recovered import read_ring
-from gym_trace.recording.vector import recorder as vector_recorder
+from gym_trace.recording.vector import slabs as vector_slabs
 from gym_trace.storage.local import LocalStorage
 
 pytestmark = [
@@ -86,13 +86,13 @@ class Run:
         self.recorder = self.wrapped._recorder
         self.written: list[list[Any]] = []
         self.asked, self.failed, self.number = np.zeros(COUNT, np.int64), False, 0
-        submit = self.recorder._out.submit
+        submit = self.recorder.out.submit
 
         def submitted(sequence: int, segments: Any, pending: Any) -> None:
             self.written.append(list(map(_copied, segments())))
             submit(sequence, segments, pending)
 
-        self.recorder._out.submit = submitted  # type: ignore[method-assign]
+        self.recorder.out.submit = submitted  # type: ignore[method-assign]
         self.wrapped.reset(seed=3, options={"level": 2})
 
     def play(self, play: str) -> None:
@@ -180,7 +180,7 @@ def test_a_ring_copied_after_each_operation_holds_all_recorded_steps(
     run = Run(directory / "t", mode, space, odd, options)
     for number, play in enumerate(plays):
         run.play(play)
-        segments, pending = in_ring(directory / "t", after=run.recorder._out.submitted)
+        segments, pending = in_ring(directory / "t", after=run.recorder.out.submitted)
         if not (LONG or play == "raise" or number == len(plays) - 1):
             continue
         found = rebuilt(directory / f"{number}", run.recorder._schema, *run.written, segments)
@@ -208,8 +208,8 @@ def test_a_ring_copied_after_each_operation_holds_all_recorded_steps(
 def test_every_slab_can_be_decoded_without_the_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, options: str, bytes_: int
 ) -> None:
-    monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", bytes_)
-    monkeypatch.setattr(vector_recorder, "_MOST_BYTES", bytes_)
+    monkeypatch.setattr(vector_slabs, "_LEAST_BYTES", bytes_)
+    monkeypatch.setattr(vector_slabs, "_MOST_BYTES", bytes_)
     run = Run(tmp_path / "t", mode, "box", False, options)
     found: dict[int, list[Any]] = {}
     plays = itertools.islice(
@@ -248,8 +248,8 @@ def test_true_flags_of_any_byte_value_are_recorded(tmp_path: Path, mode: Any) ->
 
 
 def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_recorder, "_LEAST_LOG", 8 << 10)
-    monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(vector_slabs, "_LEAST_LOG", 8 << 10)
+    monkeypatch.setattr(vector_slabs, "_LEAST_BYTES", 1 << 10)
     run = Run(tmp_path / "t", SAME_STEP, "box", False, "plain")
     size = (tmp_path / "t" / "w.ring").stat().st_size
     for number in range(4):
@@ -258,7 +258,7 @@ def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monk
         run.play("step")
         run.wrapped.annotate(large=[f"{number}" * (3000 * 10**number)] * COUNT)
     assert (tmp_path / "t" / "w.ring").stat().st_size > 4 * size
-    segments, pending = in_ring(tmp_path / "t", after=run.recorder._out.submitted)
+    segments, pending = in_ring(tmp_path / "t", after=run.recorder.out.submitted)
     found = rebuilt(tmp_path / "r", run.recorder._schema, *run.written, segments)
     run.wrapped.close()
     assert found == parts_in(tmp_path / "t")
@@ -270,7 +270,7 @@ def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monk
 def test_a_step_beyond_the_ring_limit_raises_and_loses_no_earlier_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_recorder, "MOST_SLAB_BYTES", 2 << 20)
+    monkeypatch.setattr(vector_slabs, "MOST_SLAB_BYTES", 2 << 20)
     with pytest.raises(UnstorableValue, match="at most 2097152 can be kept"):
         Run(tmp_path / "frames", NEXT_STEP, "frames", False, "plain")
     run = Run(tmp_path / "t", NEXT_STEP, "box", False, "plain")

@@ -109,7 +109,7 @@ class LaneSlab:
 
 
 def _leaves_of(layout: Layout, value: Any) -> list[Any] | None:
-    """Return the parts of a batch, one per leaf; None if it has another structure. Runs no code of other people."""
+    """Return the parts of a batch, one per leaf; None if it has another structure. Runs no user code."""
     if isinstance(layout, Leaf):
         return [value]
     kind, keys, count = type(value), layout.keys, len(layout.children)

@@ -67,7 +67,7 @@ class LaneWriter:
     Attributes:
         slab, sequence, memory: see above.
         payloads: the most log bytes of actions and of their results so far. The slab counts as full if these would not
-            fit: turning a slab between an action and its result may meet a full disk.
+            fit: switching a slab between an action and its result may meet a full disk.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The recorder of a vector environment, and its filters."""
+"""Slabs and episodes of a vector environment, and its filters."""
 
 from __future__ import annotations
 
@@ -24,46 +24,50 @@ from gym_trace.format.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.format.ring.segment import Rows
 from gym_trace.recording.core import LANE_PASSES, LaneSlab
 from gym_trace.recording.filters import Filters
-from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder, largest_row
+from gym_trace.recording.recorder import Recorder, State, largest_row
 from gym_trace.storage.interrupts import held_back
-from gym_trace.storage.protocol import Storage
 
-_ROWS = 128  # of each lane that make a slab, if that is not too large
+_ROWS = 128  # rows of each lane in a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _LEAST_LOG, _INFO = 64 << 10, 64  # bytes of a log, and what an info of a lane may take of it
 _AHEAD = 2  # slabs that may wait for the thread: NumPy releases the interpreter lock over such large arrays
 _SLABS = 3  # full slabs, and the one being filled
 
 
-class LaneRecorder(Recorder):
-    """One writer of a trace, fed with steps of all lanes at a time from one thread.
+class LaneSlabs:
+    """Fills slabs with steps of all lanes, and records the episodes in them.
 
     Usual steps are recorded by .slab. It declines a step if anything is due, and all values without the form of its
-    columns. Then, and before each reset, the caller asks if the recorder is ready(), and calls begin_event(); add()
-    ends that. If the next step or reset finds an event begun, or actions without a result, it was interrupted, such as
+    columns. Then, and before each reset, the caller asks if they are ready(), and calls begin_event(); add() ends that.
+    If the next step or reset finds an event begun, or actions without a result, it was interrupted, such as
     by Ctrl-C, and the state of the lanes is unknown: their episodes are cut, and each lane is recorded again from its
     next episode on.
 
-    Attributes:
-        is_copy: True in a copy in which neither a step nor a reset has begun.
-    """
+    Args:
+        recorder: opens the ring, writes the slabs, and issues the warnings.
+        mode: autoreset mode.
+        observation, action: layouts of one lane.
+        infos: True if steps have infos.
+        numbers: see LaneLayout.
 
-    slab: LaneSlab
+    Attributes:
+        slab: the slab being filled.
+        state: IDLE, WAITING, or TAKEN_OVER: a copy in which neither a step nor a reset has begun.
+        chunk_bytes, largest_value: see Recorder.
+    """
 
     def __init__(
         self,
-        storage: Storage,
-        schema: dict[str, Any],
+        recorder: Recorder,
         count: int,
         mode: str,
         observation: Layout,
         action: Layout,
         filters: Filters,
-        options: RecordingOptions,
-        lazy: bool,
+        infos: bool,
         numbers: Array | None,
     ):
+        self.recorder = recorder
         self._count = count
         leaves = list(observation.leaves()), list(action.leaves())
         self._trees = observation, action
@@ -74,64 +78,61 @@ class LaneRecorder(Recorder):
         times = max(1, capacity // (count * row_size))
         self._layout = LaneLayout(count, times, mode, filters.steps, *leaves, numbers)
         self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.steps) * count
-        if options.record_infos:
+        if infos:
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
         _demand_room(self._layout.log + self._log_bytes + count * row_size)  # a reset, or last observations, in the log
         self.largest_value = wire.MAX_VALUES // 2 // count
-        chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
-        super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
+        self.chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
 
-    def _reset_state(self) -> None:
-        super()._reset_state()
+    def reset(self) -> None:
+        """Set the state of a new writer."""
         self.slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
-        self._writer: LaneWriter | None = None  # of the slab that is being filled
-        self._state: LaneState | None = None  # of the lanes when it was begun
-        self._next_state: LaneState | None = None  # lane state at the start of the next slab
-        self.is_copy = False
-        self.expecting = False  # a step or reset has begun whose result is not recorded yet
-        self._until = 0  # when to turn the slab, in nanoseconds of the monotonic clock
+        self._writer: LaneWriter | None = None  # writer of the slab
+        self._first_state: LaneState | None = None  # state of the lanes at the start of the slab
+        self._next_state: LaneState | None = None  # state of the lanes at the start of the next slab
+        self.state = State.IDLE
         if self.filters is not None:
             self.filters.forget()
 
     # -- slabs --------------------------------------------------------------------------------------------------------
 
-    def _new_ring(self, slab_bytes: int) -> Ring:
+    def new_ring(self, slab_bytes: int) -> Ring:
         size = max(slab_bytes, self._layout.log + self._log_bytes)
         _demand_room(size)
-        return Ring(self._storage, self.writer_id, LANES, self._layout.described(), _SLABS, size)
+        return self.recorder.new_ring(LANES, self._layout.described(), _SLABS, size)
 
-    def _notice(self) -> None:
-        super()._notice()
+    def submit(self) -> None:
+        writer, recorder = self._writer, self.recorder
         self.slab.disable_fast_path()
-
-    def _submit(self) -> None:
-        writer = self._writer
-        self.slab.disable_fast_path()
-        if writer is None or self.failed or writer.sequence <= self._out.submitted:
+        if writer is None or recorder.failed or writer.sequence <= recorder.out.submitted:
             return
         try:
             segments, state = self._decoded(writer)
         except Exception as error:  # any error; reported like a write error
             raise_if_of_signal(error)
-            self._out.fail(error)
+            recorder.out.fail(error)
             return
         lanes = np.arange(self._count)
-        if self._state is not None and self._state.recent and state.recent[0] is self._state.recent[0]:
+        if (
+            self._first_state is not None
+            and self._first_state.recent
+            and state.recent[0] is self._first_state.recent[0]
+        ):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
         pending = pending_of(self.pending_actions(), state.lanes, self._layout.numbers)
-        self._out.submit(writer.sequence, lambda: [make() for make in segments], pending)
+        recorder.out.submit(writer.sequence, lambda: [make() for make in segments], pending)
 
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
         with held_back():  # libraries turn the exception of a signal handler into one of theirs
             contents = LaneEvents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
-            return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
+            return decoded(self._layout, contents, self._first_state or LaneState.initial(self._count))
 
     def switch_slab(self) -> None:
         if self._writer is not None and not self._writer.is_empty:
-            self._submit()
+            self.submit()
             self._begin(0)
 
     def _begin(self, log_bytes: int) -> None:
@@ -141,44 +142,35 @@ class LaneRecorder(Recorder):
         if before is not None:
             log_bytes += before.pending_bytes
         size = self._layout.log + log_bytes_for(packed) + log_bytes
-        ring = self._open_ring(size)
+        recorder = self.recorder
+        ring = recorder.open_ring(size)
         if ring is None:
             return
         done = 0 if before is None else before.sequence
-        self._out.wait(min(self._out.submitted, done - _AHEAD))
-        if len(ring.slabs[0]) < size:
-            ring = self._another_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
-        elif ring.shortage is not None:
-            ring = self._another_ring(ring, len(ring.slabs[0]))
-        if self.failed:
+        recorder.out.wait(min(recorder.out.submitted, done - _AHEAD))
+        if (slab_bytes := len(ring.slabs[0])) < size or ring.shortage is not None:
+            recorder.out.wait()  # for all content of the ring that is replaced
+            if not recorder.failed:
+                larger = max(size, min(size + size // 4, MOST_SLAB_BYTES))
+                recorder.make_ring(larger if slab_bytes < size else slab_bytes)
+        ring = recorder.ring
+        if recorder.failed or ring is None:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        payloads, asked = (0, 0) if before is None else before.payloads, self.pending_actions()
+        payloads, pending = (0, 0) if before is None else before.payloads, self.pending_actions()
         slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
         writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
-        if asked is not None:
-            writer.record_actions(asked)
-        self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
-        self.slab, self._writer, self._state = slab, writer, state
-
-    def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
-        """Replace a ring that is too small, or not mapped, once all its content is written."""
-        self._out.wait()
-        if not self.failed:
-            with held_back():
-                try:
-                    self._ring = self._ring_of(slab_bytes)
-                    ring.abandon()
-                except Exception as error:  # any error; reported at the next step
-                    self._out.fail(error)
-        return self._ring or ring
+        if pending is not None:
+            writer.record_actions(pending)
+        recorder.clock.start(recorder.flush_seconds)
+        self.slab, self._writer, self._first_state = slab, writer, state
 
     def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
         """Write an event, or actions, to the slab, or to the next one if there is no room.
 
         Writing may have failed since the step began, in the thread. What comes of it still belongs into an open slab.
         """
-        writer, out = self._writer, self._out
+        writer, out = self._writer, self.recorder.out
         if writer is None or writer.sequence <= out.submitted:
             self._begin(0)
             writer = self._writer
@@ -187,9 +179,9 @@ class LaneRecorder(Recorder):
                 put(writer, what)
                 return
             except LogFull as full:
-                if self.failed:
+                if self.recorder.failed:
                     return
-                self._submit()
+                self.submit()
                 self._begin(full.args[0])
                 writer = self._writer
 
@@ -197,52 +189,51 @@ class LaneRecorder(Recorder):
 
     def ready(self) -> bool:
         """Make room for an event; return False if it would not be recorded. Raises RecordingError, once."""
-        if not self.limit:
-            self.limit = 1
-            self._complain()
-            self.report()
-        if self._closed or self.failed:
+        recorder = self.recorder
+        if recorder.needs_attention:
+            recorder.attend()
+            recorder.report()
+        if recorder.is_closed or recorder.failed:
             return False
-        if self.expecting or self.slab.is_waiting:
+        if self.state is State.WAITING or self.slab.is_waiting:
             self._put(LaneWriter.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
-            self.expecting = False
+        self.state = State.IDLE
         writer = self._writer
-        if writer is None or writer.sequence <= self._out.submitted:
+        if writer is None or writer.sequence <= recorder.out.submitted:
             self._begin(0)
-        elif writer.is_full or self._is_due:
-            self._is_due = False
+        elif writer.is_full or recorder.clock.is_requested:
             self.switch_slab()
-        if self.failed:
-            self.report()
+        if recorder.failed:
+            recorder.report()
             return False
-        self.slab.enable_fast_path(self._until)
-        if not self.limit:  # checked last: another thread may have set it
+        self.slab.enable_fast_path(recorder.clock.due)
+        if recorder.needs_attention:  # checked last: another thread may have set it
             self.slab.disable_fast_path()
         return True
 
     def begin_event(self) -> None:
         """Note that a step or reset begins that only add() ends."""
-        self.expecting = True
+        self.state = State.WAITING
         self.slab.disable_fast_path()  # the next step must look at it
 
-    def record_action(self, actions: list[Rows]) -> None:
-        """Record the actions of the next step. The recorder owns them from now on."""
+    def record_actions(self, actions: list[Rows]) -> None:
+        """Record the actions of the next step. The slab owns them from now on."""
         self._put(LaneWriter.record_actions, actions)
-        self.expecting = False  # the slab knows
+        self.state = State.IDLE  # the slab is waiting
 
     def pending_actions(self) -> list[Rows] | None:
         """Return the actions of a step that has not returned, one per leaf; None without one."""
         return None if self._writer is None else self._writer.pending_actions()
 
     def add(self, event: Reset | Step) -> None:
-        """Record an event. The recorder owns its arrays from now on."""
-        if self._closed or not self.expecting:  # while the environment was at it, or forked by it
+        """Record an event. The slab owns its arrays from now on."""
+        if self.recorder.is_closed or self.state is not State.WAITING:  # closed or forked while the event happened
             return
         self._put(LaneWriter.step if isinstance(event, Step) else LaneWriter.reset, event)
-        self.expecting = False
-        if event.monotonic > self._until:
+        self.state = State.IDLE
+        if event.monotonic > self.recorder.clock.due:
             self.switch_slab()
 
     def output_buffers(self) -> OutputBuffers:
@@ -260,19 +251,19 @@ class LaneRecorder(Recorder):
         return self._writer is not None
 
     def end(self, outcome: int) -> None:
-        if self._writer is not None and not self.failed:
+        if self._writer is not None and not self.recorder.failed:
             self._put(LaneWriter.end, End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        return self.is_copy or (self._writer is not None and not self._closed)
+        return self.state is State.TAKEN_OVER or (self._writer is not None and not self.recorder.is_closed)
 
     def take_over(self) -> None:
-        self.is_copy = True
+        self.state = State.TAKEN_OVER
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
         self._writer = None
 
 
