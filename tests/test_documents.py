@@ -128,6 +128,14 @@ def test_the_layers_are_those_that_are_tested() -> None:
     assert [set(line.split()) for line in drawn.splitlines()] == PACKAGES[::-1]
 
 
+def test_names_in_the_glossary_exist() -> None:
+    words = CONTRIBUTING.partition("## Words")[2].partition("## What a change")[0]
+    names = [name for row in re.findall(r"^\| (.*?) \|", words, re.M) for name in re.findall(r"`(\w+)`", row)]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gym_trace").rglob("*.py"))
+    assert len(names) > 30
+    assert [name for name in names if not re.search(rf"\b{name}\b", source)] == []
+
+
 def test_every_make_target_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|^    )make ([\w-]+)", CONTRIBUTING, re.M)):
