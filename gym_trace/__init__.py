@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
-    from gym_trace.recording.collecting.alone import record as record
     from gym_trace.recording.collecting.api import collect as collect
+    from gym_trace.recording.collecting.rollout import record as record
     from gym_trace.recording.collecting.rollout import record_episodes as record_episodes
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
@@ -100,7 +100,7 @@ _HOMES = {
     "pull": "gym_trace.tools.transfer",
     "push": "gym_trace.tools.transfer",
     "query": "gym_trace.playback.tables.sql",
-    "record": "gym_trace.recording.collecting.alone",
+    "record": "gym_trace.recording.collecting.rollout",
     "record_episodes": "gym_trace.recording.collecting.rollout",
     "render": "gym_trace.tools.video.render",
     "repair_trace": "gym_trace.tools.integrity.repair",

@@ -12,10 +12,9 @@ from gym_trace.on_first_use import on_first_use
 if TYPE_CHECKING:
     from gym_trace.training.api import train
     from gym_trace.training.driver import Trained
-    from gym_trace.training.environment import described_environment, needs_trust
     from gym_trace.training.population import Exchange
     from gym_trace.training.proving import verify_run
-    from gym_trace.training.run import Run, runs_in
+    from gym_trace.training.run import Run, described_environment, needs_trust, runs_in
     from gym_trace.training.settings import Settings, settings_from
     from gym_trace.training.versions import RunPolicies
 
@@ -25,8 +24,8 @@ _HOMES = {
     "RunPolicies": "gym_trace.training.versions",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
-    "described_environment": "gym_trace.training.environment",
-    "needs_trust": "gym_trace.training.environment",
+    "described_environment": "gym_trace.training.run",
+    "needs_trust": "gym_trace.training.run",
     "runs_in": "gym_trace.training.run",
     "settings_from": "gym_trace.training.settings",
     "train": "gym_trace.training.api",

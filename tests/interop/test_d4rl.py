@@ -23,8 +23,7 @@ from gym_trace.exchange.formats.conformance import (
     check_importer,
     check_round_trip,
 )
-from gym_trace.exchange.formats.hdf5.d4rl_in import D4RLImporter
-from gym_trace.exchange.formats.hdf5.d4rl_out import D4RLExporter
+from gym_trace.exchange.formats.hdf5.d4rl import D4RLExporter, D4RLImporter
 
 FLAT = ("CartPole", "Pendulum", "continuing", "HalfCheetah", "Taxi", "Pong")
 

@@ -27,8 +27,7 @@ from gym_trace.exchange.formats.conformance import (
     check_importer,
     check_round_trip,
 )
-from gym_trace.exchange.formats.minari.exporter import MinariExporter
-from gym_trace.exchange.formats.minari.importer import MinariImporter
+from gym_trace.exchange.formats.minari.dataset import MinariExporter, MinariImporter
 from gym_trace.format.facts import write_facts
 from gym_trace.storage.local import LocalStorage
 

@@ -25,8 +25,7 @@ from gym_trace.exchange.formats.conformance import (
     make_zoo,
 )
 from gym_trace.exchange.formats.exporting import export
-from gym_trace.exchange.formats.parquet.exporter import ParquetExporter
-from gym_trace.exchange.formats.parquet.importer import ParquetImporter
+from gym_trace.exchange.formats.parquet.traces import ParquetExporter, ParquetImporter
 from gym_trace.exchange.formats.source import ExportSource
 
 pa = pytest.importorskip("pyarrow")

@@ -12,7 +12,7 @@ from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import InvalidOption
-from gym_trace.recording.publishing import hub
+from gym_trace.recording.publishing import whole_files
 
 
 class Api:
@@ -36,12 +36,12 @@ class Api:
 def test_files_and_a_card_go_into_few_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_card: bool) -> None:
     Api.commits, Api.made, Api.has_card = [], [], has_card
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(hub, "_FILES", 3)
+    monkeypatch.setattr(whole_files, "_FILES", 3)
     for _ in range(2):
         with TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append") as env:
             play(env, 2)
     names, sent = sorted(path.name for path in (tmp_path / "t").iterdir()), []
-    hub.commit("hf://datasets/me/runs@next/pong", tmp_path / "t", names, sent.append)
+    whole_files.commit_to_hub("hf://datasets/me/runs@next/pong", tmp_path / "t", names, sent.append)
     assert Api.made == [{"repo_id": "me/runs", "repo_type": "dataset", "private": True, "exist_ok": True}]
     assert [(one["repo_id"], one["revision"]) for one in Api.commits] == [("me/runs", "next")] * 2
     added = {one.path_in_repo: one for commit in Api.commits for one in commit["operations"]}
@@ -54,4 +54,4 @@ def test_files_and_a_card_go_into_few_commits(tmp_path: Path, monkeypatch: pytes
 
 def test_only_datasets_are_taken(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="not a dataset"):
-        hub.commit("hf://me/model", tmp_path, [], print)
+        whole_files.commit_to_hub("hf://me/model", tmp_path, [], print)

@@ -38,23 +38,23 @@ def _ours(where: str, extra: str, what: str) -> FormatEntry:
 
 _EXPORTERS: dict[str, FormatEntry] = {
     "csv": _ours("steps.exporters:CsvExporter", "", "CSV, one line per step"),
-    "d4rl": _ours("hdf5.d4rl_out:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "d4rl": _ours("hdf5.d4rl:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
     "jsonl": _ours("steps.exporters:JsonLinesExporter", "", "JSON lines, lossless: docs/reference/steps.md"),
     "lerobot": _ours("lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
     "mcap": _ours("viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
-    "minari": _ours("minari.exporter:MinariExporter", "minari", "Minari dataset: hdf5 (default), arrow or parquet"),
+    "minari": _ours("minari.dataset:MinariExporter", "minari", "Minari dataset: hdf5 (default), arrow or parquet"),
     "npz": _ours("steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
-    "parquet": _ours("parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
+    "parquet": _ours("parquet.traces:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
     "rerun": _ours("viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"),
     "rlds": _ours("rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, FormatEntry] = {
-    "d4rl": _ours("hdf5.d4rl_in:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
+    "d4rl": _ours("hdf5.d4rl:D4RLImporter", "hdf5", "HDF5 file in the layout of D4RL"),
     "gym": _ours("legacy.importing:GymImporter", "", "recordings of gym_recording and OpenAI Gym's Monitor"),
     "jsonl": _ours("steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, lossless: docs/reference/steps.md"),
     "lerobot": _ours("lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
-    "minari": _ours("minari.importer:MinariImporter", "minari", "Minari dataset: hdf5, arrow or parquet"),
-    "parquet": _ours("parquet.importer:ParquetImporter", "parquet", "Parquet exported by gym-trace"),
+    "minari": _ours("minari.dataset:MinariImporter", "minari", "Minari dataset: hdf5, arrow or parquet"),
+    "parquet": _ours("parquet.traces:ParquetImporter", "parquet", "Parquet exported by gym-trace"),
     "rlds": _ours("rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
     "table": _ours("parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"),
 }

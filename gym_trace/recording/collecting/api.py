@@ -17,7 +17,6 @@ from gymnasium import vector
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import add_facts, checked
-from gym_trace.recording.collecting.alone import metadata_by_name
 from gym_trace.recording.collecting.policies import policy_maker
 from gym_trace.recording.collecting.resuming import (
     Shard,
@@ -30,7 +29,7 @@ from gym_trace.recording.collecting.resuming import (
     publish_left,
     run_settings,
 )
-from gym_trace.recording.collecting.rollout import new_root_seed
+from gym_trace.recording.collecting.rollout import metadata_by_name, new_root_seed
 from gym_trace.recording.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.recording.collecting.worker import Setup
 from gym_trace.recording.options import opened_directory

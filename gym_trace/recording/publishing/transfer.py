@@ -32,8 +32,15 @@ from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes
 from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
 from gym_trace.recording.dead_rings import take_in_rings
-from gym_trace.recording.publishing import hub
-from gym_trace.recording.publishing.whole_files import OnBytes, check_crc, download, pieces, upload
+from gym_trace.recording.publishing.whole_files import (
+    OnBytes,
+    check_crc,
+    commit_to_hub,
+    download,
+    is_hub,
+    pieces,
+    upload,
+)
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, redacted, url_of
@@ -318,8 +325,8 @@ class Transfer:
         if self._pull:
             os.makedirs(self._directory, exist_ok=True)
         push = self._push
-        if push and hub.is_hub(self._url):
-            hub.commit(self._url, self._directory, self.report.pushed, add, self._card)
+        if push and is_hub(self._url):
+            commit_to_hub(self._url, self._directory, self.report.pushed, add, self._card)
             push = []
         remote = RemoteStorage(self._url, MemoryBlocks()) if self._pull else None
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)

@@ -15,8 +15,7 @@ from gym_trace.envs.seeding import episode_seed
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.facts import add_facts
 from gym_trace.playback.trace import open_trace
-from gym_trace.recording.collecting.alone import metadata_by_name
-from gym_trace.recording.collecting.rollout import new_root_seed
+from gym_trace.recording.collecting.rollout import metadata_by_name, new_root_seed
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage

@@ -19,7 +19,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("PIL")
 
-from gym_trace.exchange.formats.minari.arrow_in import _ArrowFile  # noqa: E402 - takes pyarrow
+from gym_trace.exchange.formats.minari.arrow import _ArrowFile  # noqa: E402 - takes pyarrow
 from gym_trace.exchange.formats.parquet.tables import parquet_file  # noqa: E402
 
 FORMS = [("minari", {"kind": "hdf5"}), ("minari", {"kind": "arrow"}), ("minari", {"kind": "parquet"}), ("d4rl", {})]
@@ -80,7 +80,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[s
 def test_episodes_of_many_windows_come_back(
     tmp_path: Path, form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("gym_trace.exchange.formats.minari.arrow_out._IN_MEMORY", 1000)
+    monkeypatch.setattr("gym_trace.exchange.formats.minari.arrow._IN_MEMORY", 1000)
     trace = record(tmp_path / "trace", Counting(length=3000), 6500, record_infos=True)
     out = export(trace, tmp_path, form, options)
     assert not list(tmp_path.rglob("*.scratch"))

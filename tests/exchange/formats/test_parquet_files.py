@@ -23,8 +23,8 @@ from gym_trace.playback.scan import EPISODE, Scan, StepRuns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-exporting = pytest.importorskip("gym_trace.exchange.formats.parquet.exporter")
-importing = pytest.importorskip("gym_trace.exchange.formats.parquet.importer")
+exporting = pytest.importorskip("gym_trace.exchange.formats.parquet.traces")
+importing = pytest.importorskip("gym_trace.exchange.formats.parquet.traces")
 tables = pytest.importorskip("gym_trace.exchange.formats.parquet.tables")
 
 

@@ -1,0 +1,366 @@
+"""A trace as Parquet, out and in: steps/ and episodes/, which DuckDB, Polars, pandas, Spark and Ray Data read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path as FilePath
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gym_trace.data.json_values import json_text
+from gym_trace.data.layout import Branch, Layout, Leaf, Path
+from gym_trace.data.values import Array
+from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
+from gym_trace.exchange.formats.foreign import Values
+from gym_trace.exchange.formats.identity import KEY
+from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
+from gym_trace.exchange.formats.parquet.tables import Table, located
+from gym_trace.exchange.formats.rows import RowQueue, first_writer, led_to
+from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.format.manifest import json_of
+from gym_trace.playback.scan import KEPT, StepRuns
+from gym_trace.playback.tables.columns import NUMBER, TEXT, ArrowColumn, columns_of, parts_of, table_column
+from gym_trace.playback.tables.rows import TableColumn, Tables
+
+COLUMNS_KEY = "gym_trace.columns"
+_GROUP_ROWS, _GROUP_BYTES = 122_880, 32 << 20  # limits of a row group
+_FILE_BYTES = 256 << 20  # after which another file is begun
+
+
+@dataclass(frozen=True)
+class ParquetExporter:
+    """Parquet: a table of steps and a table of episodes, for DuckDB, Polars, pandas, Spark and Ray Data"""
+
+    name: ClassVar[str] = "parquet"
+    makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = KEPT
+
+    def plan(self, source: ExportSource) -> ExportPlan:
+        return ExportPlan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
+
+    def _write(self, source: ExportSource, target: Target) -> None:
+        tables = _Tables(source, target.staged)
+        try:
+            for runs in source.runs():
+                tables.add(runs)
+                source.advance(runs.size)
+            tables.close()
+        finally:
+            tables.abandon()
+
+    def _how_to_load(self, path: FilePath) -> str:
+        steps, episodes = (f"{path}/{name}/*.parquet" for name in ("steps", "episodes"))
+        return (
+            "import duckdb\n"
+            f"steps, episodes = duckdb.read_parquet({steps!r}), duckdb.read_parquet({episodes!r})\n"
+            """duckdb.sql('SELECT outcome, count(*), avg("return") FROM episodes GROUP BY ALL').show()"""
+        )
+
+
+class _Tables:
+    """The two tables of a trace."""
+
+    def __init__(self, source: ExportSource, target: FilePath):
+        columns = columns_of(source.trace)
+        tables = Tables(source.trace, columns, source.episodes)
+        identity = TableColumn(
+            pa.field(KEY, pa.string(), nullable=False), (), lambda places, _: pa.array(source.identities(places))
+        )
+        self._step_columns, self._episode_columns = tables.steps, [*tables.episodes, identity]
+        said = {KEY: source.about, COLUMNS_KEY: json_text([column.to_json() for column in columns.values()])}
+        steps, episodes = (
+            pa.schema([column.field for column in made], said) for made in (self._step_columns, self._episode_columns)
+        )
+        dictionaries = [path for column in columns.values() for path in _stored_as(column) if column.has_few_values]
+        self._steps = _Files(target / "steps", steps, ["episode", "step"], dictionaries)
+        self._episodes = _Files(target / "episodes", episodes, ["episode"], dictionaries)
+
+    def close(self) -> None:
+        self._steps.close()
+        self._episodes.close()
+
+    def abandon(self) -> None:
+        self._steps.abandon()
+        self._episodes.abandon()
+
+    def add(self, runs: StepRuns) -> None:
+        if runs.size:
+            self._steps.add([column.make(runs) for column in self._step_columns])
+        if runs.closes.any():
+            episodes = runs.episode[runs.closes]
+            self._episodes.add([column.make(episodes, runs) for column in self._episode_columns])
+
+
+class _Files:
+    """A table, in files of some row groups each."""
+
+    def __init__(self, folder: FilePath, schema: pa.Schema, order: list[str], dictionaries: list[str]):
+        folder.mkdir()
+        self._folder, self._schema = folder, schema
+        plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        whole = [name for name in plain if not pa.types.is_floating(schema.field(name).type)]
+        self._options = {
+            "compression": "zstd",
+            "use_dictionary": [*dictionaries, *whole],
+            "write_statistics": [*plain, "reward"],
+            "sorting_columns": pq.SortingColumn.from_ordering(schema, [(name, "ascending") for name in order]),
+        }
+        self._held: list[pa.RecordBatch] = []
+        self._rows = self._bytes = self._count = 0
+        self._file: Any = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, arrays: list[pa.Array]) -> None:
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._held.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._writer is None:
+            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115 - closed by _end_file()
+            self._writer = pq.ParquetWriter(self._file, self._schema, **self._options)
+            self._count += 1
+        table = pa.Table.from_batches(self._held, self._schema)
+        self._writer.write_table(table, row_group_size=max(1, self._rows))
+        self._held, self._rows, self._bytes = [], 0, 0
+        if self._file.tell() >= _FILE_BYTES:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+        self._file.close()
+        self._writer = self._file = None
+
+    def close(self) -> None:
+        if self._held or not self._count:
+            self._write_group()
+        if self._writer is not None:
+            self._end_file()
+
+    def abandon(self) -> None:
+        """Close the file after an error."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _stored_as(column: ArrowColumn) -> Iterator[str]:
+    """Yield Parquet's names for its values in the tables."""
+    names = {"observations": ("observation", "final_observation"), "actions": ("action",), "rewards": ("reward",)}
+    for name in names.get(str(column.path[0]), (str(column.path[0]),)):
+        parts = [name, *map(str, column.path[1:]), *["list", "element"] * bool(column.kind == NUMBER and column.shape)]
+        yield ".".join(parts)
+
+
+_FOLDERS = ("steps", "episodes")
+_MOST_SAID = 64 << 20  # bytes of a text in the metadata
+# The type of a column, None where the table has nothing of it, and what makes rows of an array and their number.
+_Read = tuple[pa.DataType | None, Callable[[Any, int], Any]]
+
+
+class ParquetImporter:
+    """Parquet, as gym-trace export writes it"""
+
+    name: ClassVar[str] = "parquet"
+
+    def recognises(self, path: FilePath) -> bool:
+        return all(_files_in(path / folder) for folder in _FOLDERS)
+
+    def read(self, path: FilePath) -> Imported:
+        steps, episodes = (Table(path / folder, _files_in(path / folder)) for folder in _FOLDERS)
+        with located(episodes.path):
+            about = _said(episodes, KEY)
+            schema, (observations, actions, _) = first_writer(about)
+            columns = {
+                column.path: column for column in map(ArrowColumn.from_json, json_of(_said(episodes, COLUMNS_KEY)))
+            }
+            lists = sum(column.list_bytes for column in columns.values())
+            rows = _rows_of(steps, _of_steps(columns, observations, actions), lists)
+            ends = _rows_of(episodes, _of_episodes(columns, observations), lists)
+        return imported("Parquet", _episodes(steps, rows, ends), schema, about, steps=steps.rows)
+
+
+def _files_in(folder: FilePath) -> list[FilePath]:
+    return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
+
+
+def _said(table: Table, key: str) -> str:
+    """Return a text in the metadata of the files. Raises UnreadableRecording, ValueError."""
+    text = (table.schema.metadata or {}).get(key.encode(), b"")
+    if not 0 < len(text) <= _MOST_SAID:
+        raise table.fault(f"no {key} in its metadata; only exports of gym-trace can be imported")
+    return str(text, "utf-8")
+
+
+# -- what is read of the tables ---------------------------------------------------------------------------------------
+
+
+def _of_steps(columns: dict[Path, ArrowColumn], observations: Layout, actions: Layout) -> dict[str, _Read]:
+    found = {
+        "episode": (pa.int64(), _numbers),
+        "observation": _tree(columns, observations, "observations"),
+        "action": _tree(columns, actions, "actions"),
+        "reward": _tree(columns, Leaf(("rewards",), None, ()), "rewards"),
+        "terminated": (pa.bool_(), _numbers),
+        "truncated": (pa.bool_(), _numbers),
+    }
+    if ("infos",) in columns:
+        found["info"] = _tree(columns, Leaf(("infos",), None, ()), "infos")
+    notes = {str(path[1]): column for path, column in columns.items() if path[0] == "annotations" and column.is_there}
+    if notes:
+        kind = pa.struct([column.field(name) for name, column in sorted(notes.items())])
+        found["annotations"] = kind, partial(_annotations, notes)
+    return found
+
+
+def _of_episodes(columns: dict[Path, ArrowColumn], observations: Layout) -> dict[str, _Read]:
+    return {
+        "episode": (pa.int64(), _numbers),
+        "steps": (pa.int64(), _numbers),
+        "final_observation": _tree(columns, observations, "observations"),
+        KEY: (pa.string(), lambda array, count: array.to_pylist()),
+    }
+
+
+def _tree(columns: dict[Path, ArrowColumn], layout: Layout, root: str) -> _Read:
+    found = table_column(root, layout, columns, (root,))
+    kind = None if found is None else found[0].type
+    return kind, lambda array, count: tree_rows(layout, columns, array, count, (root,))
+
+
+def _numbers(array: pa.Array, count: int) -> Any:
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _annotations(notes: dict[str, ArrowColumn], array: pa.Array, count: int) -> dict[str, Any]:
+    return {name: decoded(column, array.field(name)) for name, column in notes.items()}
+
+
+def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> RowQueue:
+    """Return the rows of a table, decoded. list_bytes: of a row in columns whose types do not say how many.
+
+    Raises UnreadableRecording if the table has not these columns.
+    """
+    for name, (kind, _) in columns.items():
+        places = table.schema.get_all_field_indices(name)
+        if [table.schema.field(place).type for place in places] != ([] if kind is None else [kind]):
+            raise table.fault(f"{name} contradicts its metadata")
+    return RowQueue(_decoded(table, columns, list_bytes))
+
+
+def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    there = [name for name, (kind, _) in columns.items() if kind is not None]
+    for batch in table.batches(there, table.row_bytes(there) + list_bytes):
+        with located(table.path):
+            rows = {
+                name: decode(None if kind is None else batch.column(name), batch.num_rows)
+                for name, (kind, decode) in columns.items()
+            }
+        yield batch.num_rows, rows
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def _episodes(table: Table, steps: RowQueue, episodes: RowQueue) -> Iterator[NewEpisode]:
+    while not episodes.is_over():
+        _, row = episodes.take(1)
+        number, count = int(row["episode"][0]), int(row["steps"][0])
+        if not 0 <= count <= table.rows:
+            raise table.fault(f"has {table.rows} steps, and episode {number} {count}")
+        yield NewEpisode(count, _parts(table, steps, number, count, row["final_observation"]), identity=row[KEY][0])
+    if not steps.is_over():
+        raise table.fault("steps without an episode")
+
+
+def _parts(table: Table, steps: RowQueue, number: int, count: int, final: Any) -> Iterator[NewSteps]:
+    if not count:
+        yield NewSteps(final, None, np.empty(0))
+    for observations, rows in led_to(chain(_steps_of(table, steps, number, count), [(final, None)])):
+        infos = rows.get("info")
+        yield NewSteps(
+            observations,
+            rows["action"],
+            rows["reward"],
+            rows["terminated"],
+            rows["truncated"],
+            None if infos is None or all(info is None for info in infos) else infos,
+            rows.get("annotations", {}),
+        )
+
+
+def _steps_of(table: Table, steps: RowQueue, number: int, left: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    while left:
+        if steps.is_over():
+            raise table.fault(f"episode {number} has fewer steps than declared")
+        count, rows = steps.take(left)
+        if not (rows["episode"] == number).all():
+            raise table.fault(f"the steps of episode {number} are not consecutive")
+        left -= count
+        yield rows["observation"], rows
+
+
+def decoded(column: ArrowColumn, array: pa.Array) -> Any:
+    """Return the rows of a column: an array, or a list of values of any type.
+
+    Raises UnreadableRecording, ValueError.
+    """
+    if column.kind == NUMBER:
+        rows = _number_rows(column, array)
+        if not array.null_count:
+            return rows
+        given = rows.tolist() if column.is_python else list(rows)
+        return [value if there else None for value, there in zip(given, array.is_valid().to_pylist())]
+    if not isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_encode()
+    indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    used, places = np.unique(indices, return_inverse=True)
+    texts = array.dictionary.take(pa.array(used[used >= 0])).to_pylist()
+    values = [*[None] * bool(len(used) and used[0] < 0), *(texts if column.kind == TEXT else map(Values().of, texts))]
+    return [values[place] for place in places.tolist()]
+
+
+def _number_rows(column: ArrowColumn, array: pa.Array) -> Array:
+    rows: Array
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if pa.types.is_list(storage.type):
+        if pc.any(pc.not_equal(pc.list_value_length(storage), column.size)).as_py():
+            raise ValueError(f"a list has not {column.size} elements")
+        rows = np.zeros((len(array), *column.shape), column.dtype)
+        rows[storage.is_valid()] = storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *column.shape)
+        return rows
+    if column.shape:
+        size = column.size
+        storage = storage.values[storage.offset * size : (storage.offset + len(storage)) * size]
+    elif storage.null_count:
+        storage = storage.fill_null(False if storage.type == pa.bool_() else 0)
+    flat = storage.to_numpy(zero_copy_only=False)
+    rows = flat.astype(column.dtype, copy=True).reshape(len(array), *column.shape)
+    return rows
+
+
+def tree_rows(layout: Layout, columns: Mapping[Path, ArrowColumn], array: Any, count: int, root: Path) -> Any:
+    """Return the rows that table_column() encoded. array: None if it returned None.
+
+    Raises UnreadableRecording, LookupError.
+    """
+    if root in columns:
+        column = columns[root]
+        return np.empty((count, *column.shape), column.dtype) if array is None else decoded(column, array)
+    if not isinstance(layout, Branch):
+        raise LookupError(f"{root} has no column")
+    rows = []
+    for name, key, child in parts_of(layout):
+        is_there = table_column(name, child, columns, (*root, key)) is not None
+        rows.append(tree_rows(child, columns, array.field(name) if is_there else None, count, (*root, key)))
+    return tuple(rows) if layout.keys is None else dict(zip(layout.keys, rows))
