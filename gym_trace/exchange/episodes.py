@@ -11,8 +11,9 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.steps.windows import with_repeated_final
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.scan import LEFT_OUT
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
 
@@ -42,9 +43,7 @@ def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace
 
 def lengths(episodes: Trace) -> Array:
     """Return the number of steps that scanned() yields of each episode, (episodes,) int64."""
-    table = episodes.episodes
-    is_cut = ~table["has_final_observation"] & (table["outcome"] != "terminated")
-    found: Array = table["steps"].astype(np.int64) - is_cut - repeated_steps(episodes.content, episodes.readers)
+    found: Array = ExportSource(episodes, finals=LEFT_OUT).episodes["steps"].astype(np.int64)
     return found
 
 
@@ -55,17 +54,7 @@ def scanned(episodes: Trace) -> Iterator[tuple[Episode, Any]]:
     An imported episode without a final observation comes without its last step. If that step terminated the episode, it
     stays, and the observation before it is repeated: targets do not use the observation after a termination.
     """
-    for episode in episodes.scan():
-        episode = episode[episode.prefix :] if episode.prefix else episode
-        observations = episode.observations
-        if not episode.has_final_observation:
-            if episode.outcome == "terminated":
-                observations = with_repeated_final(observations)
-            else:
-                episode = episode[:-1]
-                observations = episode.observations
-        if len(episode):
-            yield episode, observations
+    return ((episode, rows) for episode, rows in ExportSource(episodes, finals=LEFT_OUT).scan() if len(episode))
 
 
 def arrays(rows: Any, what: str = "observations") -> Any:

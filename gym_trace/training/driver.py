@@ -155,9 +155,7 @@ class Driver:
 
 
 def drive(
-    drivers: Sequence[Driver],
-    on_progress: Callable[[Trained], Any] | None,
-    between: Callable[[], None] | None = None,
+    drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None, between: Callable[[], None] | None = None
 ) -> Trained:
     """Run policies side by side until all have ended; return the progress of the first. Raises TrainingFailed.
 

@@ -7,7 +7,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -103,14 +103,6 @@ def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generat
     return replace(settings, **changes)
 
 
-class _Wanted(NamedTuple):
-    """Exchange that waits for the checkpoint of the giver."""
-
-    giver: int
-    taker: int
-    settings: Settings
-
-
 class Population:
     """Compares policies after each period of steps, and lets the worst take over from the best.
 
@@ -132,12 +124,12 @@ class Population:
         self._exchange, self._event = exchange, event
         self._generator = np.random.default_rng(seed)
         self._due = [max(exchange.period, exchange.start)] * len(members)
-        self._wanted: dict[int, _Wanted] = {}  # by taker
+        self._wanted: dict[int, tuple[int, Settings]] = {}  # takers that wait for the checkpoint of a giver
 
     def turn(self) -> None:
         """Call it repeatedly during training."""
-        for wanted in list(self._wanted.values()):
-            self._hand_over(wanted)
+        for number, wanted in list(self._wanted.items()):
+            self._hand_over(number, *wanted)
         for number, member in enumerate(self._members):
             steps = member.progress.steps
             if steps >= self._due[number] and number not in self._wanted and not member.processes.stopping:
@@ -159,7 +151,7 @@ class Population:
         is_behind = known[giver] - known[number] > exchange.gap * spread
         if number in order[-count:] and is_behind and not self._members[giver].processes.stopping:
             settings = self._changed(number, self._settings[giver])
-            self._wanted[number] = _Wanted(giver, number, settings)
+            self._wanted[number] = giver, settings
             self._members[giver].saved = None
             self._members[giver].processes.tell(("save", None))
         elif (settings := self._changed(number, self._settings[number])) != self._settings[number]:
@@ -168,19 +160,18 @@ class Population:
     def _changed(self, number: int, settings: Settings) -> Settings:
         return settings if number == 0 else mutated(settings, self._exchange, self._generator)
 
-    def _hand_over(self, wanted: _Wanted) -> None:
-        """Give the taker its own copy of the giver's checkpoint, once it is written."""
-        giver, taker = self._members[wanted.giver], self._members[wanted.taker]
+    def _hand_over(self, number: int, of: int, settings: Settings) -> None:
+        """Give policy `number` its own copy of the checkpoint of policy `of`, once it is written."""
+        giver, taker = self._members[of], self._members[number]
         if taker.processes.stopping or (giver.saved is None and giver.processes.stopping):
-            del self._wanted[wanted.taker]
+            del self._wanted[number]
         elif giver.saved is not None:
-            del self._wanted[wanted.taker]
-            source = self._runs[wanted.giver].checkpoint(giver.saved)
-            name = f"of-policy-{wanted.giver}-{giver.saved:09d}.safetensors"
-            target = self._runs[wanted.taker].checkpoints / name
+            del self._wanted[number]
+            name = f"of-policy-{of}-{giver.saved:09d}.safetensors"
+            target = self._runs[number].checkpoints / name
             target.unlink(missing_ok=True)  # never what a link leads to
-            shutil.copyfile(source, target)
-            self._take_over(wanted.taker, wanted.settings, checkpoint=name, giver=wanted.giver)
+            shutil.copyfile(self._runs[of].checkpoint(giver.saved), target)
+            self._take_over(number, settings, checkpoint=name, giver=of)
 
     def _take_over(self, number: int, settings: Settings, **more: Any) -> None:
         member = self._members[number]

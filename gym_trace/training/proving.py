@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,18 +27,7 @@ from gym_trace.training.proof.result import Proof, ReportProgress, first_differe
 from gym_trace.training.proof.state import notes_on
 from gym_trace.training.proof.trace_checks import LIMIT, added_to, check_bytes, check_files, kind_of, replay
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import (
-    DROPPED,
-    MEAN,
-    OF_ANOTHER,
-    TOO_OLD,
-    WORKER,
-    Log,
-    Run,
-    Update,
-    runs_in,
-    steps_now,
-)
+from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Log, Run, Update, runs_in, steps_now
 from gym_trace.training.settings import ANY
 from gym_trace.training.step_account import STAGGER, UNTAKEN, UnlearnedSteps, rollouts_of, seeded, unlearned_steps
 from gym_trace.training.versions import BEST, checkpoint_files, fresh, learn_again
@@ -335,7 +324,7 @@ class _ActedStepsCheck:
         self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)
         self._generators = {writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact}
         self._states: dict[tuple[str, int], Array] = {}  # recurrent, before these steps of a writer
-        self._waiting: dict[int, list[_ActedSteps]] = {}  # by version
+        self._waiting: dict[int, list[tuple[Origin, RecordedRollouts, range]]] = {}  # steps in which each version acted
         self._steps = self._drawn = 0
         length = self._settings.rollout
         pieces = [(origin, length) for origin, _ in rollouts_of(log)]
@@ -347,7 +336,7 @@ class _ActedStepsCheck:
         for origin, steps in sorted(pieces):
             rollouts = recorded.of_length(steps)
             for version, piece in self._runs(origin, rollouts):
-                self._waiting.setdefault(version, []).append(_ActedSteps(origin, rollouts, piece))
+                self._waiting.setdefault(version, []).append((origin, rollouts, piece))
 
     def _runs(self, origin: Origin, recorded: RecordedRollouts) -> Iterator[tuple[int, range]]:
         """Yield the versions that the trace says acted in a rollout, one after the other, with their steps."""
@@ -409,7 +398,7 @@ class _ActedStepsCheck:
     def finish(self) -> None:
         """Raises ReplayDiverged if a version acted that the log does not have."""
         for version, rollouts in self._waiting.items():
-            raise ReplayDiverged(f"{self._named(rollouts[0].origin, 0)}: version {version} acted, which the log lacks")
+            raise ReplayDiverged(f"{self._named(rollouts[0][0], 0)}: version {version} acted, which the log lacks")
 
     def add_to(self, proof: Proof, total: int) -> None:
         """total: number of recorded steps."""
@@ -424,14 +413,6 @@ class _ActedStepsCheck:
         )
         why = "the log lacks the seeds of their generators" if self._exact else "a server, or other kernels, drew them"
         tally(proof, self._drawn, self._steps, "actions", "as the generator of their worker drew them", why)
-
-
-class _ActedSteps(NamedTuple):
-    """Steps of a rollout in which one version acted."""
-
-    origin: Origin
-    recorded: RecordedRollouts
-    steps: range
 
 
 class _BestVersionCheck:

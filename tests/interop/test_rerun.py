@@ -21,7 +21,7 @@ from rerun.chunk import RrdReader
 
 from gym_trace.data.layout import Layout
 from gym_trace.exchange.formats.conformance import Loaded, check_export
-from gym_trace.exchange.formats.rlds.values import all_from_json, unpacked
+from gym_trace.exchange.formats.foreign import all_from_json, unpacked
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.viewing.leaves import name_of
 from gym_trace.exchange.formats.viewing.rerun_out import RerunExporter

@@ -23,9 +23,10 @@ from gym_trace.exchange.formats.conformance import (
     check_importer,
     check_round_trip,
 )
-from gym_trace.exchange.formats.rlds.exporter import RldsExporter, name_of
+from gym_trace.exchange.formats.foreign import all_from_json, unpacked
+from gym_trace.exchange.formats.rlds.exporter import RldsExporter
+from gym_trace.exchange.formats.rlds.features import name_of
 from gym_trace.exchange.formats.rlds.importer import RldsImporter
-from gym_trace.exchange.formats.rlds.values import all_from_json, unpacked
 from gym_trace.exchange.formats.rows import first_writer
 
 features = tfds.features

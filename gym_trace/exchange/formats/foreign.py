@@ -6,20 +6,23 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gym_trace.data.json_values import untagged
+from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.data.layout import PlainSpace, to_array_map
+from gym_trace.data.values import is_utf8
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.storage.local import size_on_disk
 
 _MOST_JSON = 64 << 20  # bytes
 _MOST_MEMORY = 256 << 20  # about the most bytes that the values of a batch may take
+_JSON = "\0"  # prefix of JSON in place of text
 _SIZES = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes that an item, a list, a map and an entry of a map take
 _SLACK, _MOST_RATIO = 16 << 20, 4096
 _FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes: of any file, and per byte of larger ones
@@ -62,7 +65,8 @@ def check_links(path: Path) -> None:
     blobs = _blobs_of(root)
     for folder, folders, names in os.walk(path):
         for file in (Path(folder, name) for name in (*folders, *names)):
-            if file.is_symlink() and not _is_inside(Path(os.path.realpath(file)), root, blobs):
+            target = Path(os.path.realpath(file)) if file.is_symlink() else root
+            if not target.is_relative_to(root) and not (target.parent == blobs and target.is_file()):
                 raise UnreadableRecording(
                     f"{file}: is a link out of {path}, which is not followed; import a copy with the files themselves "
                     "(cp -rL)"
@@ -75,10 +79,6 @@ def _blobs_of(root: Path) -> Path | None:
         if folder.parent.name == "snapshots" and re.match("(datasets|models|spaces)--", folder.parent.parent.name):
             return folder.parent.parent / "blobs"
     return None
-
-
-def _is_inside(target: Path, root: Path, blobs: Path | None) -> bool:
-    return target.is_relative_to(root) or (target.parent == blobs and target.is_file())
 
 
 def _checked_size(file: Path) -> int:
@@ -119,6 +119,28 @@ class Values:
             return untagged(self.json(text))
         except (ValueError, RecursionError) as error:
             raise UnreadableRecording(f"invalid JSON value ({error!s:.100})") from error
+
+    def of_text(self, text: str) -> Any:
+        """Return the value that text_of() was given. Raises UnreadableRecording."""
+        return self.of(text[1:]) if text.startswith(_JSON) else text
+
+
+def text_of(value: Any) -> str:
+    """Return text as it is, other values as a zero byte and JSON (docs/reference/steps.md)."""
+    is_plain = type(value) is str and not value.startswith(_JSON) and is_utf8(value)
+    return value if is_plain else _JSON + json_text(tagged(value))
+
+
+def unpacked(texts: Iterable[bytes]) -> list[Any]:
+    """Return the values of a batch that text_of() was given. Raises UnreadableRecording."""
+    values = Values()
+    return [values.of_text(text.decode(errors="replace")) for text in texts]
+
+
+def all_from_json(texts: Iterable[bytes]) -> list[Any]:
+    """Return the values of a batch that are JSON; None for no text. Raises UnreadableRecording."""
+    values = Values()
+    return [values.of(text) if text else None for text in texts]
 
 
 def _memory(text: str | bytes) -> int:
@@ -161,6 +183,11 @@ def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
     dtype = dtype.newbyteorder("<")
     low, high = (to_array_map(np.array(bound, dtype)) for bound in bounds)
     return {"type": "Box", "dtype": dtype.str, "shape": list(shape), "low": low, "high": high}
+
+
+def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
+    """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
+    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
 
 
 def in_parts(name: str) -> list[tuple[int, int, str]]:

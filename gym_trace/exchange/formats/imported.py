@@ -24,13 +24,7 @@ from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
 from gym_trace.recording.reset_record import packed_start, stored_seed
 
-_OVERRIDDEN = (
-    "outcome",
-    "seed",
-    "options",
-    "reset_info",
-    "has_final_observation",
-)  # by an identity
+_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # by an identity
 _NO_FLAGS = np.zeros((2, 0), np.bool_)
 _UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # NumPy: not a time
 Schema = dict[str, Any]  # schema record of a writer (docs/FORMAT.md, section 4)
@@ -197,7 +191,7 @@ class _Builder:
             known |= {} if episode.identity is None else read_identity(episode.identity)
             writer = known.get("writer")
             if writer not in self._schemas:
-                writer = self._own_writer()
+                writer = self._own or self.add_writer(new_writer_id())
                 number = self._next_id if episode.number is None else episode.number
                 known |= {"episode_id": number, "lane": 0, "first_step": 0, "is_part": False}
                 self._next_id = number + 1
@@ -212,9 +206,6 @@ class _Builder:
         """Add the writer of episodes without a known one."""
         self._own, self._schemas[name] = name, self._schema
         return name
-
-    def _own_writer(self) -> str:
-        return self.add_writer(new_writer_id()) if self._own is None else self._own
 
     def _layouts_of(self, writer: str) -> Layouts:
         if writer not in self._layouts:

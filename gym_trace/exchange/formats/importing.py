@@ -94,8 +94,6 @@ def import_trace(
 
 
 class _Import:
-    """A trace that is being written."""
-
     def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported, most_episodes: int):
         self._storage, self._report, self._found, self._most_episodes = storage, report, found, most_episodes
         self._created = time.time_ns()

@@ -36,13 +36,6 @@ class InfoColumn(NamedTuple):
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] = ()
 
-    @property
-    def blank(self) -> Any:
-        """The value for a reset without this info: NaN, 0, False or ""; an array (1, *shape), or a list of one."""
-        if self.dtype is None:
-            return [""]
-        return np.full((1, *self.shape), np.nan if self.dtype.kind == "f" else 0, self.dtype)
-
     def rows(self, window: Window) -> Any:
         """Return the rows for the steps of a window: an array (steps, *shape), or a list of text."""
         if self.path[0] == ANNOTATIONS:

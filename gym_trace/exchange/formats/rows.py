@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.schema import Layouts, WriterSchema
 from gym_trace.data.trees import cut, joined
@@ -58,11 +56,6 @@ class RowQueue:
 def named(names: Sequence[str], most: int = 10) -> str:
     """Return the first names in words, and how many more there are."""
     return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
-
-
-def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
-    """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
-    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
 
 
 def custom(description: str) -> PlainSpace:

@@ -231,8 +231,8 @@ class ExportSource:
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
         """Yield whole episodes with all columns, and their observations. Raises CorruptTrace."""
-        for index in range(len(self.trace)):
-            episode = exported_episode(self.trace, index, self.finals, self._keeps_branch_prefix)
+        for whole in self.trace.scan():
+            episode = exported_episode(self.trace, whole, self.finals, self._keeps_branch_prefix)
             observations = episode.observations
             if self.finals != KEPT and len(episode) and not episode.has_final_observation:
                 observations = with_repeated_final(observations)

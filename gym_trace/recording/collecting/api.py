@@ -155,7 +155,9 @@ def collect(
     if share is not None:
         settings["shards"] = share.of
         if before is None:  # the same in all shards
-            settings["run"] = run = _run_of(settings)
+            same = {name: value for name, value in settings.items() if name != "run"}
+            run = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+            settings["run"] = run
     makers = make_env, make_policy
     if workers:
         makers = portable("make_env", make_env), portable("policy", make_policy)
@@ -225,12 +227,6 @@ def _checked_shard(
         why = "a seed" if seed is None else "a directory" if directory is None else 'on_exist="error" or "append"'
         raise InvalidOption(f"shard={shard!r}: needs {why}, the same in all shards")
     return Shard(*shard)
-
-
-def _run_of(settings: dict[str, Any]) -> str:
-    """Return the name of a run, which its settings determine."""
-    same = {name: value for name, value in settings.items() if name != "run"}
-    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:

@@ -246,8 +246,6 @@ def new_root_seed() -> int:
 
 
 class _Recording(Rollout):
-    """Run of record_episodes."""
-
     def __init__(
         self,
         env: Any,

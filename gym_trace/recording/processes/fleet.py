@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from gym_trace.errors import TraceError
+from gym_trace.errors import TraceError, told
 
 _FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds
@@ -46,6 +48,21 @@ class Lost(NamedTuple):
     reason: str
     traceback: str = ""
     kind: type[TraceError] | None = None
+
+
+def lost_by(error: BaseException) -> Lost:
+    """Return the last message of a worker whose body has raised. Call it where the error is caught."""
+    kind = type(error) if isinstance(error, TraceError) else None
+    reason = told(error) if kind is None else " ".join(str(error).split())
+    return Lost(reason, traceback.format_exc(), kind)
+
+
+def move_to(niceness: int, cpu: int | None) -> None:
+    """Run this process at the niceness and on the processor of its job."""
+    if niceness:
+        os.nice(niceness)
+    if cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cpu})
 
 
 class Backend(Protocol):

@@ -1,4 +1,8 @@
-"""Worker processes of this machine."""
+"""Worker processes of this machine, which import nothing from the current directory.
+
+multiprocessing starts its processes with `python -c`, which looks for modules in the current directory before the path
+of the parent arrives: a logging.py there would run.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -19,9 +23,8 @@ from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from gym_trace.errors import InvalidOption, TraceError, told
-from gym_trace.recording.processes.fleet import Job, Key, Lost
-from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely, variables_set
+from gym_trace.errors import InvalidOption, told
+from gym_trace.recording.processes.fleet import Job, Key, Lost, lost_by, move_to
 
 # One thread per worker: their libraries must not use all processors each.
 _ONE_THREAD = dict.fromkeys(
@@ -125,10 +128,8 @@ def _run(connection: Connection, job: Job) -> None:
     try:
         job.body(connection, *job.args)
     except BaseException as error:  # also SystemExit, which an environment may raise
-        kind = type(error) if isinstance(error, TraceError) else None
-        reason = told(error) if kind is None else " ".join(str(error).split())
         with contextlib.suppress(OSError):  # the parent is gone
-            connection.send(Lost(reason, traceback.format_exc(), kind))
+            connection.send(lost_by(error))
 
 
 def _settle(niceness: int, cpu: int | None) -> None:
@@ -138,10 +139,7 @@ def _settle(niceness: int, cpu: int | None) -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # processes of the environment must not inherit this
-    if niceness:
-        os.nice(niceness)
-    if cpu is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {cpu})
+    move_to(niceness, cpu)
 
 
 def has_parent(connection: Any = None) -> bool:
@@ -237,3 +235,52 @@ def _held_back(signals: tuple[int, ...]) -> Iterator[None]:
 def _signal_name(code: int) -> str:
     names = [number.name for number in signal.Signals if number == -code]
     return f" ({names[0]})" if names else ""
+
+
+_SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
+_OURS = "gym-trace"  # any text enables it
+
+
+@contextmanager
+def variables_set(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started in the block; variables that are already set stay."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def started_safely() -> Iterator[None]:
+    """Keep processes started in the block from importing modules of the current directory while they start.
+
+    Raises:
+        InvalidOption: this Python cannot prevent it, and the directory has such modules.
+    """
+    if sys.version_info < (3, 11) or sys.flags.ignore_environment:
+        _check_current_directory()
+    with variables_set({_SAFE_PATH: _OURS}):
+        yield
+
+
+def forget_safe_path() -> None:
+    """In a process started safely: let scripts that its environment starts find modules as usual."""
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]
+
+
+def _check_current_directory() -> None:
+    """Raise InvalidOption for modules that hide those of the standard library, unless this process uses them, too."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        return
+    specs = {name: PathFinder.find_spec(name, [here]) for name in sorted(sys.stdlib_module_names)}
+    hiding = [name for name, spec in specs.items() if spec is not None and spec.origin is not None]
+    if hiding:
+        raise InvalidOption(
+            f"workers: {hiding[0]} in the current directory would replace Python's own module; change to another "
+            "directory, or use Python 3.11 or newer"
+        )

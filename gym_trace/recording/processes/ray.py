@@ -7,12 +7,11 @@ import math
 import os
 import queue
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gym_trace.errors import MissingExtra, TraceError, told
-from gym_trace.recording.processes.fleet import Job, Key, Lost
+from gym_trace.errors import MissingExtra, told
+from gym_trace.recording.processes.fleet import Job, Key, Lost, lost_by, move_to
 
 try:
     import ray
@@ -77,17 +76,12 @@ class _Actor:
         """Run a job, and report what it raises. directory: to work in, if it is there."""
         with contextlib.suppress(OSError):
             os.chdir(directory)
-        if niceness:
-            os.nice(niceness)
-        if cpu is not None and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {cpu})
+        move_to(niceness, cpu)
         self._mailbox.send(_Node(ray.get_runtime_context().get_node_id()))
         try:
             body(self._mailbox, *args)
         except BaseException as error:  # also SystemExit, which an environment may raise
-            kind = type(error) if isinstance(error, TraceError) else None
-            reason = told(error) if kind is None else " ".join(str(error).split())
-            self._mailbox.send(Lost(reason, traceback.format_exc(), kind))
+            self._mailbox.send(lost_by(error))
 
     def deliver(self, message: Any) -> None:
         self._mailbox.inbox.put(message)

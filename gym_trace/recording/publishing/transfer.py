@@ -211,7 +211,8 @@ class Transfer:
 
     def _compare_contents(self, names: list[str]) -> None:
         """Compare files of the same size that are not known to be the same."""
-        by_ends = [name for name in names if self._known is None and _says_nothing(self._there[name])]
+        tagged = [name for name in names if is_tagged(self._there[name]) and md5_of(self._there[name]) is None]
+        by_ends = tagged if self._known is None else []  # a tag of the store's own making says nothing
         others = self._with_other_ends(by_ends)
         if same := len(by_ends) - len(others):
             self.report.same += same
@@ -382,11 +383,6 @@ class Transfer:
 def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
     order = {kind: place for place, kind in enumerate((*_DATA, *_TEXT))}
     return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
-
-
-def _says_nothing(stored: StoredObject) -> bool:
-    """Return True if a store gives an object a tag of its own making; where it has a time, reading costs little."""
-    return is_tagged(stored) and md5_of(stored) is None
 
 
 def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dict[str, int]:

@@ -196,7 +196,6 @@ class Learner:
         return {name: value / done for name, value in sums.items()}
 
     def _step(self, distribution: Any, data: dict[str, Any]) -> dict[str, float]:
-        """Make one step of the optimizer; return its losses."""
         settings, advantages, targets, values = self.settings, data["advantages"], data["targets"], data["values"]
         log_ratio = (distribution.log_prob(data["actions"]) - data["logprob"]).clamp(-_LOG_RATIO, _LOG_RATIO)
         ratio = log_ratio.exp()

@@ -61,7 +61,7 @@ class RunningMoments(nn.Module):
 
 
 class Encoder(nn.Module):
-    """InlineProcesses observations, one tensor per leaf, into rows of features."""
+    """Turns observations, one tensor per leaf, into rows of features."""
 
     def __init__(self, leaves: Sequence[SpaceLeaf], settings: Settings):
         super().__init__()

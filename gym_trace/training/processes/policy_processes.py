@@ -73,10 +73,7 @@ class PolicyProcesses:
         self.trouble = ""
         self.stopping = False
         self._shaping = settings.reward_shaping
-        self._last_crash, self._crashes = (
-            ("", 0),
-            0,
-        )  # error and step of the last crash of an environment; how many in a row
+        self._last_crash, self._crashes = ("", 0), 0  # error and step of an environment; how many in a row
         self._pipes: list[Connection] = []  # our ends
         self._lives = task.life  # starts of everything; the seeds of workers differ after each
 

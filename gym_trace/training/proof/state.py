@@ -6,6 +6,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import msgpack
@@ -30,42 +31,40 @@ Parts = Mapping[str, Any]
 def packed(value: Any, name: str) -> bytes:
     """Return numbers, text, arrays, tensors, and lists and dicts of them as MessagePack. Raises InvalidOption."""
     try:
-        return pack(_with_tensors_as(_stored, value))
+        return pack(_mapped(torch.Tensor, _stored, value))
     except UnstorableValue as error:
         raise InvalidOption(f"{name}: {error}") from error
 
 
-def _with_tensors_as(form: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return form(value.detach())
+def _mapped(kind: type[Any], form: Callable[[Any], Any], value: Any) -> Any:
+    """Return a tree of lists and dicts with another form of the values of a kind."""
+    if isinstance(value, kind):
+        return form(value)
     if isinstance(value, Mapping):
-        return {key: _with_tensors_as(form, inner) for key, inner in value.items()}
-    return [_with_tensors_as(form, inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _mapped(kind, form, inner) for key, inner in value.items()}
+    return [_mapped(kind, form, inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _stored(tensor: torch.Tensor) -> msgpack.ExtType:
-    place = place_of(tensor)
+    tensor, place = tensor.detach(), place_of(tensor)
     return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}, None if place is True else {_DEVICE: place}))
 
 
 def unpacked(data: Any, device: str | None = None) -> Any:
     """Return the value of packed(), with lists for tuples. device: see placed(). Raises CorruptTrace, InvalidOption."""
     try:
-        return _with_tensors(unpack(data), device)
+        return _mapped(msgpack.ExtType, partial(_restored, device), unpack(data))
     except InvalidOption:
         raise
     except (TypeError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         raise CorruptTrace(f"no value of an update: {error}") from error
 
 
-def _with_tensors(value: Any, device: str | None) -> Any:
-    if isinstance(value, msgpack.ExtType) and value.code == TENSOR:
-        tensor = load(value.data)[""]
-        header = json_of(value.data[8 : 8 + int.from_bytes(value.data[:8], "little")])
-        return placed(tensor, header.get("__metadata__", {}).get(_DEVICE, True), device)
-    if isinstance(value, dict):
-        return {key: _with_tensors(inner, device) for key, inner in value.items()}
-    return [_with_tensors(inner, device) for inner in value] if isinstance(value, list) else value
+def _restored(device: str | None, value: msgpack.ExtType) -> Any:
+    if value.code != TENSOR:
+        return value
+    header = json_of(value.data[8 : 8 + int.from_bytes(value.data[:8], "little")])
+    return placed(load(value.data)[""], header.get("__metadata__", {}).get(_DEVICE, True), device)
 
 
 def place_of(tensor: torch.Tensor) -> str | Literal[True]:
@@ -108,7 +107,9 @@ def state_digest(parts: Parts) -> str:
         found.update(_bytes_of(tensor).data)
         return [str(tensor.dtype), list(tensor.shape)]
 
-    found.update(packed({name: _with_tensors_as(added, _state(name, part)) for name, part in parts.items()}, "parts"))
+    found.update(
+        packed({name: _mapped(torch.Tensor, added, _state(name, part)) for name, part in parts.items()}, "parts")
+    )
     return found.hexdigest()
 
 

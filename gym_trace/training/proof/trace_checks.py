@@ -16,15 +16,7 @@ from gym_trace.data.showing.words import count
 from gym_trace.data.values import Array
 from gym_trace.envs.consent import called, named
 from gym_trace.envs.make import completed
-from gym_trace.envs.recipe import (
-    Arguments,
-    Recipe,
-    Wrappers,
-    is_whole,
-    recipe_of,
-    recorded_factory,
-    recorded_recipe,
-)
+from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, is_whole, recipe_of, recorded_factory, recorded_recipe
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.playback.trace import Trace

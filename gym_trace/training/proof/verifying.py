@@ -249,7 +249,6 @@ class _Relearning:
             self._covered = self._proof.versions
 
     def _compare(self, where: str, then: Any, now: Any) -> None:
-        """Raises ReplayDiverged."""
         for name, before, after in _differing(then, now, ""):
             raise ReplayDiverged(f"{where}{name} is {before} in the log, and {after} when learned again")
 

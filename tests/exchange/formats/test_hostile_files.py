@@ -462,8 +462,8 @@ def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypa
 
 
 def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_trace.exchange.formats.foreign import all_from_json
     from gym_trace.exchange.formats.lerobot.features import values_of
-    from gym_trace.exchange.formats.rlds.values import all_from_json
 
     monkeypatch.setattr("gym_trace.exchange.formats.foreign._MOST_MEMORY", 1 << 20)
     text = "[" + "0," * (1 << 12) + "0]"

@@ -15,12 +15,7 @@ It exports small traces of every kind, reads them with load, and compares the re
 there, bit for bit, except for the losses that the exporter reports.
 """
 
-from gym_trace.exchange.formats.conformance.checks import (
-    check_export,
-    check_exporter,
-    check_importer,
-    check_round_trip,
-)
+from gym_trace.exchange.formats.conformance.checks import check_export, check_exporter, check_importer, check_round_trip
 from gym_trace.exchange.formats.conformance.comparing import Loaded, difference, loaded_from
 from gym_trace.exchange.formats.conformance.zoo import make_zoo
 

@@ -66,7 +66,9 @@ def check_exporter(
             run_how_to_load = False
     chosen = [name for name in traces if name not in refused]
     _must(bool(chosen), f"{exporter.name} refuses every trace: {refused}")
-    _check_selection(exporter, load, traces[chosen[0]], directory / f"selected{suffix}")
+    whole = as_trace(traces[chosen[0]])
+    view = whole[list(range(len(whole)))[::-2]]  # is exported in its own order
+    check_export(exporter, load, view, directory / f"selected{suffix}")
     _check_interrupted(exporter, traces[chosen[0]], directory / "interrupted", suffix)
     return refused
 
@@ -115,12 +117,6 @@ def _check_strict(exporter: Exporter, trace: Path, out: Path, report: ExportRepo
         _must(not out.exists(), "strict has written something")
     else:
         raise AssertionError(f"strict, and it lost {report.lost[0]}")
-
-
-def _check_selection(exporter: Exporter, load: Load, trace: Path, out: Path) -> None:
-    """Check that a view is exported in its own order."""
-    whole = as_trace(trace)
-    check_export(exporter, load, whole[list(range(len(whole)))[::-2]], out)
 
 
 def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix: str) -> None:

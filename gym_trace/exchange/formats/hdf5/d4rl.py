@@ -15,7 +15,7 @@ from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
-from gym_trace.exchange.formats.foreign import begins_with, widest
+from gym_trace.exchange.formats.foreign import begins_with, placeholder, widest
 from gym_trace.exchange.formats.hdf5.reading import (
     MAGIC,
     MOST_ARRAYS,
@@ -27,11 +27,11 @@ from gym_trace.exchange.formats.hdf5.reading import (
     columns_in,
     step_ranges,
 )
-from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, new_file, new_group, text
+from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, info_arrays, new_file, new_group, text
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.infos import ANNOTATIONS, InfoColumns, KeptInfos, info_columns, packed
-from gym_trace.exchange.formats.rows import infos_of, named, placeholder
+from gym_trace.exchange.formats.rows import infos_of, named
 from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
@@ -106,8 +106,6 @@ def _of_both_flags(source: ExportSource) -> int:
 
 
 class _Writing:
-    """A file that is being written."""
-
     def __init__(self, file: h5py.File, source: ExportSource, forms: dict[str, RowType], infos: InfoColumns):
         self._source, self._file, self._root, self._infos = source, file, file.id, infos
         kinds = {
@@ -119,8 +117,8 @@ class _Writing:
             "timeouts": _FLAG,
         }
         self._arrays = {name: Arrays(name, form.dtype, form.shape) for name, form in kinds.items()}
-        self._of_infos = [Arrays("/".join(("infos", *c.path)), c.dtype, c.shape) for c in self._infos.columns]
-        for name in sorted({"/".join(("infos", *c.path[:i])) for c in self._infos.columns for i in range(len(c.path))}):
+        self._of_infos, groups = info_arrays(infos.columns)
+        for name in groups:
             new_group(self._root, name)
         self._data = [arrays.new(self._root, source.steps) for arrays in (*self._arrays.values(), *self._of_infos)]
 

@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import h5py
@@ -17,6 +17,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from gym_trace.data.values import Array
+from gym_trace.exchange.formats.infos import InfoColumn
 from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()
@@ -127,6 +128,13 @@ class Arrays:
         place = dataset.get_space()
         place.select_hyperslab((begin, *(0 for _ in self._shape)), array.shape)
         dataset.write(h5s.create_simple(array.shape), place, array, self._memory)
+
+
+def info_arrays(columns: Sequence[InfoColumn]) -> tuple[list[Arrays], list[str]]:
+    """Return the arrays of the columns of infos, and the names of the groups that they lie in, outer ones first."""
+    made = [Arrays("/".join(("infos", *one.path)), one.dtype, one.shape) for one in columns]
+    groups = {"/".join(("infos", *one.path[:end])) for one in columns for end in range(len(one.path))}
+    return made, sorted(groups)
 
 
 class BlobArray:

@@ -329,7 +329,5 @@ def _parts(episode: OldEpisode) -> Iterator[NewSteps]:
     for begin in range(0, max(1, episode.steps), most):
         end = min(begin + most, episode.steps)
         yield NewSteps(
-            episode.observations[begin + (begin > 0) : end + 1],
-            episode.actions[begin:end],
-            episode.rewards[begin:end],
+            episode.observations[begin + (begin > 0) : end + 1], episode.actions[begin:end], episode.rewards[begin:end]
         )

@@ -15,9 +15,9 @@ import pyarrow as pa
 from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Path, leaves_in
 from gym_trace.data.schema import IMPORTED_FROM
-from gym_trace.data.values import Array, dtype_from, is_utf8
+from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.exchange.formats.foreign import Values
+from gym_trace.exchange.formats.foreign import Values, text_of
 from gym_trace.exchange.formats.parquet.tables import numbers_in
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.row_types import RowType
@@ -217,7 +217,6 @@ def _is_text(space: Any) -> bool:
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # type of images in the package datasets
 _MOST_INTEGER = np.iinfo(np.int64).max
-_MARK = "\0"  # before JSON that stands in the place of a text
 
 
 def schema_of(features: Sequence[Feature], counted: bool = True) -> pa.Schema:
@@ -266,7 +265,7 @@ def _told(feature: Feature) -> dict[str, Any]:
 def rows_of(feature: Feature, rows: Any) -> Any:
     """The rows of a window as they are collected: an array of (steps, *stored), or a list of texts, or PNG files."""
     if feature.kind == "text":
-        return [_text(row) for row in rows]
+        return list(map(text_of, rows))
     if feature.kind == "values":
         return [json_text(tagged(row)) for row in rows]
     if feature.is_picture:
@@ -285,11 +284,6 @@ def _pictures_of(feature: Feature, rows: Array) -> Array:
         rows = np.moveaxis(rows, 1, -1)
     pictures = np.ascontiguousarray(rows).reshape(len(rows), *picture_shape(feature.shape))
     return pictures if pictures.shape[1:] == feature.stored else np.repeat(pictures, 3, axis=3)
-
-
-def _text(value: Any) -> str:
-    is_plain = type(value) is str and not value.startswith(_MARK) and is_utf8(value)
-    return value if is_plain else _MARK + json_text(tagged(value))
 
 
 def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
@@ -327,11 +321,8 @@ def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
     for text in texts:
         if not isinstance(text, str):
             raise UnreadableRecording(f"{name}: not all rows are text")
-        if kind == "text" and not text.startswith(_MARK):
-            found.append(text)
-            continue
         try:
-            found.append(values.of(text.removeprefix(_MARK)))
+            found.append(values.of_text(text) if kind == "text" else values.of(text))
         except UnreadableRecording as error:
             raise UnreadableRecording(f"{name}: {error}") from error
     return found

@@ -19,7 +19,7 @@ from gym_trace.data.layout import Path as LeafPath
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import MissingExtra, UnreadableRecording
-from gym_trace.exchange.formats.foreign import read_json, widest
+from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.lerobot.dataset import DataSet, EpisodeRow
@@ -35,7 +35,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     values_of,
 )
 from gym_trace.exchange.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, first_writer, led_to, placeholder
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, first_writer, led_to
 
 _ENDS = 64  # final observations that are read at a time
 

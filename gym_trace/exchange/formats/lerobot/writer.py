@@ -350,7 +350,6 @@ class DatasetWriter:
         self._ends = []
 
     def _finish(self) -> None:
-        """Write the metadata of the whole dataset."""
         declared = {feature.name: feature.declared() for feature in self._features}
         for name, videos in self._videos.items():
             declared[name]["info"] = videos.info()
@@ -408,8 +407,6 @@ class _Sample:
 
 
 class _Videos:
-    """The video files of a feature."""
-
     def __init__(self, feature: Feature, target: Path, fps: int):
         from gym_trace.exchange.formats.lerobot.videos import INFO, VideoWriter  # PyAV is not needed without videos
 

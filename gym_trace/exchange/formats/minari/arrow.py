@@ -24,7 +24,7 @@ from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.foreign import read_json, widest
+from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
 from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos, packed
@@ -59,12 +59,6 @@ class ArrowEpisodes:
         self._data, self._plan, self._layouts, self._kind = data, plan, layouts, kind
         self._scratch: list[FilePath] = []
 
-    def __enter__(self) -> ArrowEpisodes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clear()
-
     def begin(self, episode: Episode, identity: str) -> None:
         """Write the metadata of an episode, before its steps."""
         self._steps = len(episode)
@@ -87,7 +81,7 @@ class ArrowEpisodes:
         self._kept: list[bytes | None] = [None] * rows if plan.infos.are_kept_whole else []
         for column, data in zip(plan.infos.columns, self._infos):
             first = column.of_reset(episode.reset_info)
-            data[:1] = column.blank if first is None else first
+            data[:1] = placeholder(column.dtype, column.shape) if first is None else first
 
     def _column(self, rows: int, form: RowType | None) -> Any:
         """Room for the rows of an episode, the last of them zero, or None for text."""
@@ -131,10 +125,11 @@ class ArrowEpisodes:
         else:
             with pq.ParquetWriter(path, batch.schema, use_dictionary=False, compression="zstd") as file:
                 file.write_batch(batch, batch.num_rows)
-        self._clear()
+        self.close()
         self.count += 1
 
-    def _clear(self) -> None:
+    def close(self) -> None:
+        """Remove the files of columns."""
         while self._scratch:
             self._scratch.pop().unlink(missing_ok=True)
 
@@ -393,7 +388,6 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
 
 
 def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the columns of infos with their rows."""
     if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
         raise fault("infos must be a struct")
     for i, field in enumerate(column.type):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from gym_trace.data.schema import Layouts
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.contract import ExportPlan, Target
 from gym_trace.exchange.formats.foreign import read_json
+from gym_trace.exchange.formats.hdf5.writing import new_file
 from gym_trace.exchange.formats.identity import KEY, read_about
 from gym_trace.exchange.formats.imported import Imported, imported, new_schema
 from gym_trace.exchange.formats.minari.arrow import ArrowEpisodes, ArrowReader
@@ -80,10 +81,14 @@ class MinariExporter:
         }
         (data / FILE).write_text(json.dumps(metadata))
 
-    def _episodes(self, data: Path, plan: MinariPlan, layouts: Layouts) -> HDF5Episodes | ArrowEpisodes:
+    @contextmanager
+    def _episodes(self, data: Path, plan: MinariPlan, layouts: Layouts) -> Iterator[HDF5Episodes | ArrowEpisodes]:
         if self.kind == "hdf5":
-            return HDF5Episodes(data, plan, layouts)
-        return ArrowEpisodes(data, plan, layouts, self.kind)
+            with new_file(data / HDF5_FILE) as (file, check):
+                yield HDF5Episodes(file, check, plan, layouts)
+        else:
+            with closing(ArrowEpisodes(data, plan, layouts, self.kind)) as episodes:
+                yield episodes
 
     def _how_to_load(self, path: Path) -> str:
         path = path.resolve()

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
+import h5py
 import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
-from gym_trace.exchange.formats.foreign import widest
+from gym_trace.exchange.formats.foreign import placeholder, widest
 from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, columns_in, step_ranges
-from gym_trace.exchange.formats.hdf5.writing import Arrays, Group, attribute, new_file, new_group
+from gym_trace.exchange.formats.hdf5.writing import Arrays, Group, attribute, info_arrays, new_group
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
 from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos, packed
@@ -35,31 +36,19 @@ _BOOL = np.dtype(np.bool_)
 class HDF5Episodes:
     """Writer of the episodes to the file. count: episodes so far."""
 
-    def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts):
+    def __init__(self, file: h5py.File, check: Callable[[], None], plan: MinariPlan, layouts: Layouts):
+        """file, check: see new_file()."""
         self.count = 0
-        self._plan = plan
-        self._opening = new_file(data / HDF5_FILE)
+        self._file, self._check, self._plan = file, check, plan
         groups, names = map(
             list.__add__, _names(layouts.observations, "observations"), _names(layouts.actions, "actions")
         )
         self._leaves = {path: _arrays(name, form) for name, (path, form) in zip(names, plan.forms.items(), strict=True)}
         self._rewards = _arrays("rewards", plan.rewards)
         self._flags = [Arrays(name, _BOOL) for name in ("terminations", "truncations")]
-        self._infos = [
-            (column, Arrays("/".join(("infos", *column.path)), column.dtype, column.shape))
-            for column in plan.infos.columns
-        ]
-        inner = {
-            "/".join(("infos", *column.path[:end])) for column in plan.infos.columns for end in range(len(column.path))
-        }
-        self._groups = [*groups, *sorted({"infos", *inner})]
-
-    def __enter__(self) -> HDF5Episodes:
-        self._file, self._check = self._opening.__enter__()
-        return self
-
-    def __exit__(self, *what: Any) -> None:
-        self._opening.__exit__(*what)
+        arrays, inner = info_arrays(plan.infos.columns)
+        self._infos = list(zip(plan.infos.columns, arrays))
+        self._groups = [*groups, *(inner or ["infos"])]
 
     def begin(self, episode: Episode, identity: str) -> None:
         """Write the metadata of an episode, before its steps."""
@@ -85,7 +74,7 @@ class HDF5Episodes:
         self._of_infos = [arrays.new(self._group, steps + 1) for _, arrays in self._infos]
         for (column, arrays), data in zip(self._infos, self._of_infos):
             first = column.of_reset(episode.reset_info)
-            arrays.write(data, 0, column.blank if first is None else first)
+            arrays.write(data, 0, placeholder(column.dtype, column.shape) if first is None else first)
 
     def add(self, window: Window) -> None:
         """Steps of the episode that was begun."""

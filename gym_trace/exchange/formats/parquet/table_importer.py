@@ -17,7 +17,7 @@ from gym_trace.data.layout import PlainSpace
 from gym_trace.data.trees import cut, leaves_of, mapped
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.exchange.formats.foreign import begins_with, in_parts, widest
+from gym_trace.exchange.formats.foreign import begins_with, in_parts, placeholder, widest
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.parquet.tables import (
     Table,
@@ -29,7 +29,7 @@ from gym_trace.exchange.formats.parquet.tables import (
     numbers_in,
     parquet_files,
 )
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, led_to, placeholder
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, led_to, named
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"
@@ -120,12 +120,13 @@ def _columns_of(table: Table) -> list[str]:
 def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
     """Return the columns of each role: those of the mapping, otherwise those with a usual name."""
     there = _columns_of(table)
+    known = f"its columns are {named(there, _MOST_NAMED)}"
     found: dict[str, list[str]] = {}
     for role, column in given.items():
         pattern = re.compile(".*".join(map(re.escape, column.split("*"))), re.DOTALL)
         chosen = [column] if column in there else [name for name in there if pattern.fullmatch(name)]
         if column and not chosen:
-            raise InvalidOption(f"map: {table.path} has no column {printable(column)!r}; {_listed(there)}")
+            raise InvalidOption(f"map: {table.path} has no column {printable(column)!r}; {known}")
         if len(chosen) > 1 and role not in _MANY:
             raise InvalidOption(f"map: {role} takes one column, {printable(column)!r} matches {len(chosen)}")
         found[role] = sorted(chosen, key=in_parts) if column else []
@@ -139,7 +140,7 @@ def _roles(table: Table, given: dict[str, str]) -> dict[str, list[str]]:
     if missing:
         line = ",".join(f"{role}=COLUMN" for role in ROLES if role in (*missing, "rewards", "episode"))
         raise table.fault(
-            f"no columns found for {' or '.join(missing)}; {_listed(there)}; map them: "
+            f"no columns found for {' or '.join(missing)}; {known}; map them: "
             f"gym-trace import {printable(table.path)} -o DIR --map {line}"
         )
     return {role: names for role, names in found.items() if names}
@@ -154,11 +155,6 @@ def _guessed(role: str, there: list[str]) -> list[str]:
             if several := [name for name in there if parts.fullmatch(name)]:
                 return sorted(several, key=in_parts)
     return []
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"its columns are {', '.join(map(printable, names[:_MOST_NAMED]))}{more}"
 
 
 # -- types of columns -------------------------------------------------------------------------------------------------
@@ -213,8 +209,6 @@ def _rows(form: _ColumnType, array: pa.Array, name: str) -> Any:
 
 
 class _TableReader:
-    """Makes episodes of the rows of a table."""
-
     def __init__(self, table: Table, roles: dict[str, list[str]]):
         self._table, self._roles = table, roles
         names = _columns_of(table)
@@ -257,7 +251,7 @@ class _TableReader:
         if not set(_FLAGS) & set(self._roles):
             yield "no flags: episodes are cut"
         if self._left_out:
-            yield f"skipped, neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
+            yield f"skipped, neither numbers nor text: {named(self._left_out, _MOST_NAMED)}"
 
     def _form(self, role: str) -> _ColumnType:
         """Join the columns of a role: one column, a vector of numbers, or a dict."""

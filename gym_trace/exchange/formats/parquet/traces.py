@@ -65,8 +65,6 @@ class ParquetExporter:
 
 
 class _Tables:
-    """The two tables of a trace."""
-
     def __init__(self, source: ExportSource, target: FilePath):
         columns = columns_of(source.trace)
         tables = Tables(source.trace, columns, source.episodes)

@@ -19,11 +19,11 @@ from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
+from gym_trace.exchange.formats.foreign import text_of
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.images import is_image
 from gym_trace.exchange.formats.rlds.examples import LARGEST, ExampleWriter, RecordWriter
-from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, tensor
-from gym_trace.exchange.formats.rlds.values import packed
+from gym_trace.exchange.formats.rlds.features import Feature, Features, features_json, name_of, tensor
 from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 
@@ -201,7 +201,7 @@ class _Columns:
         """Append rows. last: also append a padding row."""
         name, feature = self._leaves[path]
         if feature.kind == "text":
-            example.bytes_of(name, (*packed(rows), *[b""] * last))
+            example.bytes_of(name, (*(text_of(row).encode() for row in rows), *[b""] * last))
             return
         array = np.zeros((len(rows) + last, *feature.sizes), feature.dtype)
         if len(rows):
@@ -214,16 +214,6 @@ class _Columns:
             example.floats(name, array)
         else:
             example.integers(name, array)
-
-
-def name_of(key: object) -> str:
-    """A key of a Dict space, or an index of a Tuple, as a feature is called: a slash would be a feature in it."""
-    return str(key).replace("%", "%25").replace("/", "%2F") if isinstance(key, str) else str(key)
-
-
-def key_of(name: str) -> str:
-    """Return the key from the result of name_of()."""
-    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def _add_metadata(example: ExampleWriter, window: Window, source: ExportSource) -> None:

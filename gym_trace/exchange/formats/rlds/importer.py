@@ -16,10 +16,9 @@ from gym_trace.data import trees
 from gym_trace.data.schema import Layouts, WriterSchema
 from gym_trace.data.values import ABSENT
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
-from gym_trace.exchange.formats.foreign import read_json
+from gym_trace.exchange.formats.foreign import all_from_json, read_json
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema, together
-from gym_trace.exchange.formats.rlds.columns import ReadRows, StepColumns, reader_of, space_of, values_of
 from gym_trace.exchange.formats.rlds.examples import (
     FeatureList,
     ListReader,
@@ -28,9 +27,19 @@ from gym_trace.exchange.formats.rlds.examples import (
     lists_in,
     records_in,
 )
-from gym_trace.exchange.formats.rlds.exporter import TEMPLATE, key_of
-from gym_trace.exchange.formats.rlds.features import Feature, Features, features_of, leaves_of
-from gym_trace.exchange.formats.rlds.values import all_from_json
+from gym_trace.exchange.formats.rlds.exporter import TEMPLATE
+from gym_trace.exchange.formats.rlds.features import (
+    Feature,
+    Features,
+    ReadRows,
+    StepColumns,
+    features_of,
+    key_of,
+    leaves_of,
+    reader_of,
+    space_of,
+    values_of,
+)
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.printable import shown
 
@@ -172,8 +181,6 @@ def _shard_names(template: Any, dataset: str, split: str, count: int) -> list[st
 
 
 class _EpisodeReader:
-    """Makes episodes of records."""
-
     def __init__(self, data: _DataSet, layouts: Layouts, last_is_step: bool = False):
         """last_is_step: the step with is_last is an ordinary step."""
         self._data, self._layouts, self._last_is_step = data, layouts, last_is_step

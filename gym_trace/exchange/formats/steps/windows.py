@@ -83,7 +83,7 @@ def step_windows(
             zip(*(fact.tolist() for fact in facts))
         ):
             if episode is None or found != index:
-                index, episode = found, exported_episode(trace, found, finals, prefix)
+                index, episode = found, exported_episode(trace, trace[found], finals, prefix)
             columns = runs.columns
             if len(runs) > 1:
                 of_observations, of_steps = (slice(*offsets[run : run + 2]) for offsets in bounds)
@@ -94,13 +94,12 @@ def step_windows(
             yield Window(episode, runs.reader, start, steps_of_run, opens, closes, has_placeholder, columns)
 
 
-def exported_episode(trace: Trace, index: int, finals: str, prefix: bool) -> Episode:
-    """Return an episode without the steps that finals and prefix leave out; see Scan."""
-    episode = trace[index]
+def exported_episode(trace: Trace, episode: Episode, finals: str, prefix: bool) -> Episode:
+    """Return an episode of a trace without the steps that finals and prefix leave out; see Scan."""
     if not prefix and episode.prefix:
         episode = episode[episode.prefix :]
     if finals == LEFT_OUT and len(episode) and not episode.has_final_observation:
-        reader, row = trace.place_of(index)
+        reader, row = trace.place_of(episode.index)
         if not is_terminated(reader, np.array([row]))[0]:
             episode = episode[: len(episode) - 1]
     return episode

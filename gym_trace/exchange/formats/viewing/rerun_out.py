@@ -19,8 +19,8 @@ from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
 from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
+from gym_trace.exchange.formats.foreign import text_of
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.rlds.values import packed
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
@@ -73,11 +73,6 @@ def _kept(chunks: Iterator[Chunk], raised: list[BaseException]) -> Iterator[Chun
     except BaseException as error:
         raised.append(error)
         raise
-
-
-def entity_of(name: str) -> str:
-    """The entity of a column, with what Rerun has as escapes."""
-    return str(rr.new_entity_path(name.split("/")))
 
 
 class _Sender:
@@ -152,15 +147,16 @@ class _Sender:
 
 def _chunk(name: str, times: Array, components: Any) -> Chunk:
     lines = [rr.TimeColumn(line, sequence=told) for line, told in zip(("row", "episode", "step"), times)]
-    return Chunk.from_columns(entity_of(name), lines, components)
+    entity = str(rr.new_entity_path(name.split("/")))  # with what Rerun has as escapes
+    return Chunk.from_columns(entity, lines, components)
 
 
 def _components(column: Column, rows: Array) -> list[Any]:
     form, count = column.form, len(rows)
     if form is None:
         is_info = column.path[0] == "infos"
-        texts = (json_text(tagged(row)) for row in rows) if is_info else (text.decode() for text in packed(rows))
-        return list(rr.TextLog.columns(text=list(texts)))
+        texts = [json_text(tagged(row)) if is_info else text_of(row) for row in rows]
+        return list(rr.TextLog.columns(text=texts))
     if column.is_image:
         frames = [png(row, 1) for row in rows]
         return list(rr.EncodedImage.columns(blob=frames, media_type=["image/png"] * count))
