@@ -147,7 +147,7 @@ class _Sender:
 
 def _chunk(name: str, times: Array, components: Any) -> Chunk:
     lines = [rr.TimeColumn(line, sequence=told) for line, told in zip(("row", "episode", "step"), times)]
-    entity = str(rr.new_entity_path(name.split("/")))  # with what Rerun has as escapes
+    entity = str(rr.new_entity_path(name.split("/")))  # Rerun escapes some characters
     return Chunk.from_columns(entity, lines, components)
 
 
