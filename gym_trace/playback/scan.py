@@ -1,6 +1,6 @@
 """The one walk over the steps of a trace: blocks of runs of steps, each chunk read once.
 
-Every function that reads steps of many episodes takes them from a Scan. It reads ahead from URLs, skips damage, and
+Statistics, lint, exports, tables and searches take steps from a Scan. It reads ahead from URLs, skips damage, and
 settles what is lost or unknown, so that its callers see only steps and the observations before and after them.
 """
 

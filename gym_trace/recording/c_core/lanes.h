@@ -230,12 +230,15 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
     }
     npy_intp lanes = PyArray_NDIM((PyArrayObject *)states) == 1 ? PyArray_DIM((PyArrayObject *)states, 0) : 0;
     npy_intp times = PyArray_NDIM((PyArrayObject *)utc) == 1 ? PyArray_DIM((PyArrayObject *)utc, 0) : 0;
-    if (lanes < 1 || times < 1 || lanes > UINT32_MAX || times > UINT32_MAX || mode < NEXT_STEP || mode > DISABLED ||
-        episode < 0 || !is_plain(states, sizeof(Lane), lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
+    if (lanes < 1 || times < 1 || lanes > UINT32_MAX || times > UINT32_MAX || episode < 0 ||
+        !is_plain(states, sizeof(Lane), lanes, 0) || !PyArray_ISWRITEABLE((PyArrayObject *)states) ||
         !is_plain(terminated, 1, times, lanes) || !is_plain(truncated, 1, times, lanes) ||
         !is_plain(utc, 8, times, 0) || !is_plain(monotonic, 8, times, 0)) {
         PyErr_SetString(PyExc_TypeError, "lane_fragments(): arrays that do not match");
         return NULL;
+    }
+    if (mode < NEXT_STEP || mode > DISABLED) {
+        Py_RETURN_NONE; /* Python knows it, or raises */
     }
     Pass pass = {
         .lanes = lanes,
