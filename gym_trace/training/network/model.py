@@ -163,7 +163,6 @@ class Distribution:
     """Distribution of a batch of actions, which are rows of ActionForm."""
 
     def __init__(self, form: ActionForm, parameters: Tensor, log_std: Tensor | None):
-        self._form = form
         choices = sum(form.choices)
         self.logs = [functional.log_softmax(part, 1) for part in parameters[:, :choices].split(form.choices, 1)]
         self.mean = parameters[:, choices:]

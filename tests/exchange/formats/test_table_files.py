@@ -72,6 +72,7 @@ def test_a_table_with_usual_names_is_imported_as_it_is(
     assert (first.outcome, second.outcome) == ("terminated", "truncated")
     assert np.array_equal(first.observations[:-1], STATES[:3])
     assert np.isnan(first.observations[-1]).all()
+    assert not first.has_final_observation
     assert np.array_equal(second.observations[:-1], STATES[3:])
     assert second.actions.tolist() == ACTIONS[3:]
     assert second.rewards.tolist() == REWARDS[3:]

@@ -21,12 +21,13 @@ from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.contract import ExportPlan, Target
 from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.hdf5.writing import new_file
-from gym_trace.exchange.formats.identity import KEY, read_about
+from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, imported, new_schema
 from gym_trace.exchange.formats.minari.arrow import ArrowEpisodes, ArrowReader
 from gym_trace.exchange.formats.minari.hdf5 import HDF5_FILE, HDF5Episodes, HDF5Reader
 from gym_trace.exchange.formats.minari.plan import FILE, KINDS, MinariPlan, is_number, is_spec, plan_of
 from gym_trace.exchange.formats.minari.spaces import from_json, is_picture
+from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
 from gym_trace.printable import printable
@@ -208,13 +209,12 @@ def _data_of(path: Path) -> Path:
 
 
 def _spaces(metadata: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
-    """Return the writers of the exported trace, if it was one; otherwise Minari's metadata."""
+    """Return the spaces of the exported trace, if it was one; otherwise those of Minari's metadata."""
     names = ("observation_space", "action_space")
     try:
         if about is not None:
-            for schema in read_about(about)["writers"].values():
-                observations, actions = (schema[name] for name in names)
-                return observations, actions
+            known, _ = first_writer(about)
+            return known[names[0]], known[names[1]]
         observations, actions = (from_json(metadata[name]) if name in metadata else None for name in names)
         return observations, actions
     except (KeyError, UnreadableRecording) as error:

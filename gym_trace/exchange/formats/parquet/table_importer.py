@@ -314,8 +314,9 @@ class _TableReader:
     def _episodes(self, lengths: list[int]) -> Iterator[NewEpisode]:
         rows = RowQueue(self._decoded())
         final = mapped(lambda leaf: placeholder(leaf.dtype, leaf.shape), self._form("observations"))
+        has_final = "next_observations" in self._roles
         for steps in lengths:
-            yield NewEpisode(steps, self._parts(rows, steps, final))
+            yield NewEpisode(steps, self._parts(rows, steps, final), has_final_observation=has_final)
 
     def _decoded(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield rows by role, and annotations by name, some steps at a time."""

@@ -15,8 +15,9 @@ from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import StandIn, describe
 from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.foreign import widest
-from gym_trace.exchange.formats.identity import KEY, read_about
+from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.format.manifest import json_of
 
 _LONGEST = 256 << 20  # bytes of a line
@@ -46,10 +47,7 @@ class JsonLinesImporter:
             schema = new_schema("JSON lines", _space(forms.get("observations")), _space(forms.get("actions")))
             notes = ["printed, not exported: no spaces, writers, times or generator states"]
         else:
-            schemas = list(read_about(about).get("writers", {}).values())
-            if not schemas:
-                raise UnreadableRecording(f"{path}: no writer")
-            schema = schemas[0]
+            schema, _ = first_writer(about)
         return imported("JSON lines", _Lines(path).episodes(), schema, about, notes=notes)
 
 
