@@ -25,6 +25,7 @@ from gym_trace_cli.options import (
 )
 from gym_trace_cli.progress import Report, Watch
 from gym_trace_cli.record import errors_name_options, named_policy, policy_option
+from gym_trace_cli.selection import episode_index
 
 if TYPE_CHECKING:
     from gym_trace.results import Branched
@@ -63,10 +64,7 @@ def command(directory: str, options: BranchOptions) -> int:
     gym-trace branch traces/cartpole --episode 7 --step 120 -o traces/if --policy sb3:model.zip
     """
     trace = gym_trace.open_trace(directory)
-    episode, step = options.episode, options.step
-    if not -len(trace) <= episode < len(trace):
-        known = show.count(len(trace), "episode")
-        raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
+    episode, step = episode_index(trace, options.episode), options.step
     acting = named_policy(options.policy)
 
     def report(progress: tuple[int, int]) -> Report:
@@ -94,7 +92,7 @@ def command(directory: str, options: BranchOptions) -> int:
     if options.as_json:
         show.json_line(_plain(done))
     elif not options.quiet:
-        _print(done, range(len(trace))[episode], step, options.policy)
+        _print(done, episode, step, options.policy)
     if watch.stop.received:
         click.echo(f"{watch.stop.what_happened}; every step up to here is saved", err=True)
         return watch.stop.exit_code

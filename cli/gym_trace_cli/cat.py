@@ -19,7 +19,7 @@ from gym_trace_cli.column_tables import moments_table, notes_of, print_tables, r
 from gym_trace_cli.completion import step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import TextOption, trace_argument
+from gym_trace_cli.options import trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -34,20 +34,16 @@ _MOST_NUMBERS = 8  # of an array shown one by one
 _LONGEST = 60  # characters of other values
 
 
-class StepSlice(TextOption):
-    """--steps: "5", "10:20", "-3:", as a slice."""
-
-    name = "slice"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> slice:
-        try:
-            if ":" not in value:
-                step = int(value)
-                return slice(step, step + 1 or None)
-            start, stop = (int(part) if part.strip() else None for part in value.split(":"))
-        except ValueError:
-            self.fail(f"{value!r} is not a choice of steps; write 5, 10:20, :100 or -3: (the last three)", param, ctx)
-        return slice(start, stop)
+def _step_slice(value: str) -> slice:
+    """Parse --steps: "5", "10:20", "-3:", as a slice."""
+    try:
+        if ":" not in value:
+            step = int(value)
+            return slice(step, step + 1 or None)
+        return slice(*(int(part) if part.strip() else None for part in value.split(":", 1)))
+    except ValueError:
+        problem = f"{value!r} is not a choice of steps; write 5, 10:20, :100 or -3: (the last three)"
+        raise click.BadParameter(problem) from None
 
 
 @headed("cat")
@@ -55,7 +51,7 @@ class StepSlice(TextOption):
 @selection_options
 @section(
     "Steps",
-    option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", StepSlice(), default=slice(None)),
+    option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", _step_slice, default=slice(None)),
     option("--steps-where CONDITION", "Only steps where this holds: 'reward < -5'.", default=None),
     option("--context N", "With --steps-where: N steps before and after, too.", click.IntRange(0), default=0),
     option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),

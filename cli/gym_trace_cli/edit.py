@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import Group, bundle, option, section
-from gym_trace_cli.options import PATH, NamedCallable, TextOption, json_option, trace_argument
+from gym_trace_cli.help import Group, Parsed, bundle, option, section
+from gym_trace_cli.options import PATH, json_option, named_callable, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -22,84 +22,93 @@ if TYPE_CHECKING:
     from gym_trace.edit import EditReport
 
 
-class Fractions(TextOption):
-    """--fractions: train=0.8,test=0.2"""
-
-    name = "fractions"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        fractions: dict[str, float] = {}
-        for item in value.split(","):
-            name, _, share = item.partition("=")
-            try:
-                fractions[name.strip()] = float(share)
-            except ValueError:
-                self.fail(f"{item!r} is not NAME=SHARE; write train=0.8,test=0.2", param, ctx)
-        if len(fractions) <= value.count(","):
-            self.fail(f"{value!r} names a part twice", param, ctx)
-        return fractions
+def _fractions(value: str) -> dict[str, float]:
+    """Parse --fractions: train=0.8,test=0.2"""
+    fractions: dict[str, float] = {}
+    for item in value.split(","):
+        name, _, share = item.partition("=")
+        try:
+            fractions[name.strip()] = float(share)
+        except ValueError:
+            raise click.BadParameter(f"{item!r} is not NAME=SHARE; write train=0.8,test=0.2") from None
+    if len(fractions) <= value.count(","):
+        raise click.BadParameter(f"{value!r} names a part twice")
+    return fractions
 
 
-class Fact(TextOption):
-    """KEY=VALUE; VALUE is JSON if that is valid for KEY, text otherwise."""
-
-    name = "key=value"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        from gym_trace.edit import fact_from_text
-
-        key, equals, text = value.partition("=")
-        if not (key and equals):
-            self.fail(f"{value!r} is not of the form KEY=VALUE, such as author='Ada Lovelace'", param, ctx)
-        return fact_from_text(key, text)
+def _pair(value: str, form: str, example: str, may_be_empty: bool = False) -> tuple[str, str]:
+    """Split LEFT=RIGHT. form, example: of the option, for the error. may_be_empty: RIGHT may be."""
+    left, equals, right = value.partition("=")
+    if not (left and equals and (right or may_be_empty)):
+        raise click.BadParameter(f"{value!r} is not of the form {form}, such as {example}")
+    return left, right
 
 
-class ColumnFunction(TextOption):
-    """COLUMN=MODULE:FUNCTION; imports the function."""
+def _fact(value: str) -> tuple[str, Any]:
+    """Parse KEY=VALUE; VALUE is JSON if that is valid for KEY, text otherwise."""
+    from gym_trace.edit import fact_from_text
 
-    name = "column=module:function"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        column, equals, function = value.partition("=")
-        if not (column and equals):
-            self.fail(f"{value!r} is not of the form COLUMN=MODULE:FUNCTION, such as rewards=mine:clipped", param, ctx)
-        return column, NamedCallable().parsed(function, param, ctx)
+    return fact_from_text(*_pair(value, "KEY=VALUE", "author='Ada Lovelace'", may_be_empty=True))
 
 
-class NewName(TextOption):
-    """OLD=NEW"""
-
-    name = "old=new"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        old, equals, new = value.partition("=")
-        if not (old and equals and new):
-            self.fail(f"{value!r} is not of the form OLD=NEW, such as value=critic", param, ctx)
-        return old, new
+def _column_function(value: str) -> tuple[str, Any]:
+    """Parse COLUMN=MODULE:FUNCTION; import the function."""
+    column, function = _pair(value, "COLUMN=MODULE:FUNCTION", "rewards=mine:clipped")
+    return column, named_callable(function)
 
 
-_quiet_option = option("--quiet", "Hide progress.")
+def _new_name(value: str) -> tuple[str, str]:
+    """Parse OLD=NEW."""
+    return _pair(value, "OLD=NEW", "value=critic")
+
+
+class _Result(NamedTuple):
+    """Where the result of an edit goes, and how it is reported. in_place: None for edits that cannot be."""
+
+    output: str | None
+    quiet: bool
+    as_json: bool
+    in_place: bool | None = None
+
+    @classmethod
+    def checked(cls, **given: Any) -> _Result:
+        if given["in_place"] == (given["output"] is not None):
+            raise click.UsageError("pass either -o NEW or --in-place")
+        return cls(**given)
+
+    def of(self, name: str, *arguments: Any, counts_steps: bool = False) -> Any:
+        """Call a function of gym_trace.edit with a progress line, and return what it returns."""
+        import gym_trace.edit
+
+        place = {} if self.in_place is None else {"in_place": self.in_place}
+        with ProgressLine(quiet=self.quiet) as progress:
+            on_progress = progress.counting("step") if counts_steps else progress.update_bytes
+            edit = getattr(gym_trace.edit, name)
+            return edit(*arguments, destination=self.output, on_progress=on_progress, **place)
+
+    def report(self, name: str, *arguments: Any, counts_steps: bool = False) -> None:
+        """Call a function of gym_trace.edit, and print its report."""
+        report = self.of(name, *arguments, counts_steps=counts_steps)
+        if self.as_json:
+            show.json_line(_plain(report))
+        else:
+            _print_report(report)
+
+
+_reporting = option("--quiet", "Hide progress."), json_option
 _new_options = section(
-    "Output", option("-o, --output NEW", "New directory.", PATH, required=True), _quiet_option, json_option
+    "Output",
+    bundle("result", _Result, option("-o, --output NEW", "New directory.", PATH, required=True), *_reporting),
 )
-
-
-def _destination(output: str | None, in_place: bool) -> dict[str, Any]:
-    if in_place == (output is not None):
-        raise click.UsageError("pass either -o NEW or --in-place")
-    return {"destination": output, "in_place": in_place}
-
-
 _new_or_in_place_options = section(
     "Output",
     bundle(
-        "place",
-        _destination,
+        "result",
+        _Result.checked,
         option("-o, --output NEW", "New directory.", PATH),
         option("--in-place", "Replace DIR atomically."),
+        *_reporting,
     ),
-    _quiet_option,
-    json_option,
 )
 
 
@@ -116,7 +125,7 @@ def command() -> None:
 @command.command("merge")
 @click.argument("directories", metavar="A B...", nargs=-1, required=True, type=TraceDirectory())
 @_new_options
-def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool) -> None:
+def merge(directories: tuple[str, ...], result: _Result) -> None:
     """Merge several traces into one.
 
     Parts of a split trace become one again. Duplicate episodes are kept once, and
@@ -125,18 +134,14 @@ def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool)
     \b
     gym-trace edit merge traces/monday traces/tuesday -o traces/all
     """
-    import gym_trace.edit
-
-    with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.merge(directories, output, on_progress=progress.update_bytes)
-    _print_report(report, as_json)
+    result.report("merge", directories)
 
 
 @command.command("filter")
 @trace_argument
 @_new_or_in_place_options
 @selection_options
-def filter_(directory: str, place: dict[str, Any], selection: Selection, quiet: bool, as_json: bool) -> None:
+def filter_(directory: str, result: _Result, selection: Selection) -> None:
     """Keep some episodes, in recorded order.
 
     Skips episodes that are still being recorded.
@@ -145,12 +150,7 @@ def filter_(directory: str, place: dict[str, Any], selection: Selection, quiet: 
     gym-trace edit filter traces/all -o traces/good --where 'return > 100'
     gym-trace edit filter traces/all -o traces/best --sort -return --limit 10
     """
-    import gym_trace.edit
-
-    view = selection.some(gym_trace.open_trace(directory))
-    with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.filter(view, **place, on_progress=progress.update_bytes)
-    _print_report(report, as_json)
+    result.report("filter", selection.some(gym_trace.open_trace(directory)))
 
 
 @command.command("split")
@@ -160,18 +160,12 @@ def filter_(directory: str, place: dict[str, Any], selection: Selection, quiet: 
     option(
         "--by NAME", "split, writer, outcome or seed-hash. Default: split.", ["split", "writer", "outcome", "seed-hash"]
     ),
-    option("--fractions N=X,...", "By seed-hash, e.g. train=0.8,test=0.2.", Fractions()),
+    option("--fractions N=X,...", "By seed-hash, e.g. train=0.8,test=0.2.", _fractions),
     option("--seed S", "Seed of --fractions. Default: 0.", int),
 )
 @_new_options
 def split(
-    directory: str,
-    output: str,
-    by: str | None,
-    fractions: dict[str, float] | None,
-    seed: int | None,
-    quiet: bool,
-    as_json: bool,
+    directory: str, by: str | None, fractions: dict[str, float] | None, seed: int | None, result: _Result
 ) -> None:
     """Split a trace into several, NEW/PART each.
 
@@ -181,37 +175,30 @@ def split(
     \b
     gym-trace edit split traces/all -o traces/parts --fractions train=0.8,test=0.2
     """
-    import gym_trace.edit
-
     if seed is not None and fractions is None:
         raise click.UsageError("--seed: needs --fractions; pass both")
     if (by == "seed-hash") != (fractions is not None) and by is not None:
         raise click.UsageError("--by seed-hash: needs --fractions; pass both, e.g. --fractions train=0.8,test=0.2")
-    with ProgressLine(quiet=quiet) as progress:
-        reports = gym_trace.edit.split(directory, output, by, fractions, seed or 0, on_progress=progress.update_bytes)
-    if as_json:
+    reports = result.of("split", directory, by, fractions, seed or 0)
+    if result.as_json:
         show.json_line({name: _plain(report) for name, report in reports.items()})
-    for report in () if as_json else reports.values():
-        _print_report(report, as_json)
+    for report in () if result.as_json else reports.values():
+        _print_report(report)
 
 
 @command.command("compact")
 @trace_argument
 @_new_or_in_place_options
-def compact(directory: str, place: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def compact(directory: str, result: _Result) -> None:
     """Rewrite many small writers and batches into few files.
 
     \b
     gym-trace edit compact traces/all --in-place
     """
-    import gym_trace.edit
-
     trace = gym_trace.open_trace(directory)
     before = trace.bytes_on_disk
-    with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.compact(trace, **place, on_progress=progress.counting("step"))
-    _print_report(report, as_json)
-    if not as_json:
+    result.report("compact", trace, counts_steps=True)
+    if not result.as_json:
         click.echo(f"before: {show.size(before)}")
 
 
@@ -219,120 +206,74 @@ def compact(directory: str, place: dict[str, Any], quiet: bool, as_json: bool) -
 @trace_argument
 @section("Columns", option("--columns C,...", "infos, annotations or annotations.NAME.", required=True))
 @_new_or_in_place_options
-def drop(directory: str, columns: str, place: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def drop(directory: str, columns: str, result: _Result) -> None:
     """Remove infos or annotations.
 
     \b
     gym-trace edit drop traces/all -o traces/small --columns infos,annotations.value
     """
-    import gym_trace.edit
-
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    with ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.drop(directory, names, **place, on_progress=progress.counting("step"))
-    _print_report(report, as_json)
+    result.report("drop", directory, names, counts_steps=True)
 
 
-@command.command("map")
-@trace_argument
-@click.argument("columns", metavar="COLUMN=M:F...", nargs=-1, required=True, type=ColumnFunction())
-@_new_or_in_place_options
-@selection_options
-def map_(
-    directory: str,
-    columns: tuple[tuple[str, Any], ...],
-    place: dict[str, Any],
-    selection: Selection,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Compute rewards, infos or annotations by a function.
+def _column_command(name: str, metavar: str, parse: Callable[[str], Any], help: str) -> None:
+    """Add a command that edits columns of the selected episodes."""
 
-    M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
-    The new trace has the selected episodes, and names the function.
-
-    \b
-    gym-trace edit map traces/all -o traces/clipped rewards=mine:clipped
-    """
-    import gym_trace.edit
-
-    _edit_columns(gym_trace.edit.map, directory, columns, place, selection, quiet, as_json)
+    @command.command(name, help=help)
+    @trace_argument
+    @click.argument("columns", metavar=metavar, nargs=-1, required=True, type=Parsed(parse))
+    @_new_or_in_place_options
+    @selection_options
+    def edit(directory: str, columns: tuple[tuple[str, Any], ...], result: _Result, selection: Selection) -> None:
+        by_name = dict(columns)
+        if len(by_name) < len(columns):
+            raise click.UsageError("a column is named twice")
+        result.report(name, selection.some(gym_trace.open_trace(directory)), by_name)
 
 
-@command.command("add")
-@trace_argument
-@click.argument("columns", metavar="NAME=M:F...", nargs=-1, required=True, type=ColumnFunction())
-@_new_or_in_place_options
-@selection_options
-def add(
-    directory: str,
-    columns: tuple[tuple[str, Any], ...],
-    place: dict[str, Any],
-    selection: Selection,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Add annotations that a function computes.
+_OF_FUNCTIONS = """\
+M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
+The new trace has the selected episodes, and names the function."""
+_column_command(
+    "map",
+    "COLUMN=M:F...",
+    _column_function,
+    f"""Compute rewards, infos or annotations by a function.
 
-    M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
-    The new trace has the selected episodes, and names the function.
+{_OF_FUNCTIONS}
 
-    \b
-    gym-trace edit add traces/all -o traces/more togo=mine:returns_to_go
-    """
-    import gym_trace.edit
+\b
+gym-trace edit map traces/all -o traces/clipped rewards=mine:clipped""",
+)
+_column_command(
+    "add",
+    "NAME=M:F...",
+    _column_function,
+    f"""Add annotations that a function computes.
 
-    _edit_columns(gym_trace.edit.add, directory, columns, place, selection, quiet, as_json)
+{_OF_FUNCTIONS}
 
-
-@command.command("rename")
-@trace_argument
-@click.argument("names", metavar="OLD=NEW...", nargs=-1, required=True, type=NewName())
-@_new_or_in_place_options
-@selection_options
-def rename(
-    directory: str,
-    names: tuple[tuple[str, str], ...],
-    place: dict[str, Any],
-    selection: Selection,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+\b
+gym-trace edit add traces/all -o traces/more togo=mine:returns_to_go""",
+)
+_column_command(
+    "rename",
+    "OLD=NEW...",
+    _new_name,
     """Rename annotations; other columns have fixed names.
 
-    The new trace has the selected episodes.
+The new trace has the selected episodes.
 
-    \b
-    gym-trace edit rename traces/all -o traces/new value=critic
-    """
-    import gym_trace.edit
-
-    _edit_columns(gym_trace.edit.rename, directory, names, place, selection, quiet, as_json)
-
-
-def _edit_columns(
-    edit: Callable[..., EditReport],
-    directory: str,
-    columns: tuple[tuple[str, Any], ...],
-    place: dict[str, Any],
-    selection: Selection,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    by_name = dict(columns)
-    if len(by_name) < len(columns):
-        raise click.UsageError("a column is named twice")
-    view = selection.some(gym_trace.open_trace(directory))
-    with ProgressLine(quiet=quiet) as progress:
-        report = edit(view, by_name, **place, on_progress=progress.update_bytes)
-    _print_report(report, as_json)
+\b
+gym-trace edit rename traces/all -o traces/new value=critic""",
+)
 
 
 @command.command("annotate")
 @trace_argument
 @section(
     "Facts",
-    option("--set K=V", "Set a fact, JSON or text (repeatable).", Fact(), name="facts"),
+    option("--set K=V", "Set a fact, JSON or text (repeatable).", _fact, name="facts"),
     option("--unset K", "Remove a fact (repeatable)."),
 )
 @section("Output", json_option)
@@ -363,10 +304,7 @@ def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[st
         click.echo("no facts; add some with --set")
 
 
-def _print_report(report: EditReport, as_json: bool) -> None:
-    if as_json:
-        show.json_line(_plain(report))
-        return
+def _print_report(report: EditReport) -> None:
     episodes, steps = show.count(report.episodes, "episode"), show.count(report.steps, "step")
     kept = f"{episodes}, {steps} of {show.count(len(report.writers), 'writer')}, {show.size(report.bytes)}"
     click.echo(show.printable(f"kept in {report.destination}: {kept}"))

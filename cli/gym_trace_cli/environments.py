@@ -22,11 +22,11 @@ from gym_trace_cli.help import bundle, option, section
 from gym_trace_cli.options import (
     POSITIVE,
     EnvArg,
-    FactoryName,
-    NamedCallable,
+    callable_name,
     find_here,
     import_here,
     look_in_current_directory,
+    named_callable,
 )
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -89,7 +89,7 @@ class NamedEnvironment:
             if num_envs is None:
                 return _wrapped(call_factory(gymnasium.make, {"id": env_id, **env_args}), self.wrappers)
             if self.wrappers:
-                env_args = {**env_args, "wrappers": [NamedCallable().convert(w, None, None) for w in self.wrappers]}
+                env_args = {**env_args, "wrappers": [named_callable(w) for w in self.wrappers]}
             mode = vectorization or "sync"
             vector = {"num_envs": num_envs, "vectorization_mode": mode, "vector_kwargs": vector_kwargs}
             return call_factory(gymnasium.make_vec, {"id": env_id, **vector, **env_args})
@@ -160,7 +160,7 @@ def _named(env_id: str | None, factory: str | None, env_args: Any, **more: Any) 
     return NamedEnvironment(env_id, factory, dict(env_args), **more)
 
 
-_make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", FactoryName(), name="factory")
+_make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", callable_name, name="factory")
 _args_option = option("--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args")
 _import_option = option(
     "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
@@ -171,7 +171,7 @@ environment_options = bundle(
     _make_option,
     _args_option,
     _import_option,
-    option("--wrapper M:C", "Add a wrapper, innermost first (repeatable).", FactoryName(), name="wrappers"),
+    option("--wrapper M:C", "Add a wrapper, innermost first (repeatable).", callable_name, name="wrappers"),
     option("--max-episode-steps N", "Truncate episodes after N steps.", POSITIVE),
     also=["env_id"],
 )
@@ -237,7 +237,7 @@ def make_with(factory: str, env_args: dict[str, Any], render_mode: str | None = 
     from gym_trace.recording import call_factory
 
     try:
-        return call_factory(NamedCallable().convert(factory, None, None), env_args, render_mode)
+        return call_factory(named_callable(factory), env_args, render_mode)
     except EnvironmentUnavailable as error:
         raise EnvironmentUnavailable(f"--make {factory}: {error}") from error
     except Exception as error:  # the user's code
@@ -249,7 +249,7 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
     import gymnasium
 
     for name in wrappers:
-        wrapper = NamedCallable().convert(name, None, None)
+        wrapper = named_callable(name)
         try:
             wrapped = wrapper(env)
             if not isinstance(wrapped, gymnasium.Env):

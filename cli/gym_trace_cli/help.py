@@ -6,12 +6,31 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import click
 
+from gym_trace.errors import InvalidOption
+
 _NAMES = 23  # characters; longer names have a line of their own
 _Decorator = Callable[[Any], Any]
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
+    """Type of an option whose text a function parses; other values stay as they are.
+
+    The function raises click.BadParameter or InvalidOption.
+    """
+
+    def __init__(self, parse: Callable[[str], Any]):
+        self.name, self._parse = parse.__name__, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except InvalidOption as error:
+            self.fail(str(error), param, ctx)
 
 
 class Headed(click.Command):
@@ -52,13 +71,15 @@ def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
 def option(spec: str, help: str, type: Any = None, *, name: str | None = None, **attributes: Any) -> _Decorator:
     """Return click.option() of a spec like "-j, --workers N"; without N it is a flag.
 
-    help: "(repeatable)" in it makes it so. type: a list has the choices. name: of the parameter.
+    help: "(repeatable)" in it makes it so. type: a list has the choices, a function is that of Parsed. name: of the
+    parameter.
     """
     *names, last = spec.split(", ")
     last, _, metavar = last.partition(" ")
     attributes |= {"metavar": metavar} if metavar else {"is_flag": True}
     attributes |= {"multiple": True} if "(repeatable)" in help else {}
-    type = click.Choice(type) if isinstance(type, list) else type
+    if isinstance(type, (list, FunctionType)):
+        type = click.Choice(type) if isinstance(type, list) else Parsed(type)
     return click.option(*names, last, *([name] if name else []), type=type, help=help, **attributes)
 
 

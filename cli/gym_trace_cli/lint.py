@@ -72,10 +72,6 @@ def command(
     trace = gym_trace.open_trace(directory)
     view = selection.told(trace)
     with ProgressLine(quiet=quiet or as_json) as line:
-
-        def on_progress(done: int, total: int) -> None:
-            line.update_count(done, total, "step")
-
         try:
             found = list(
                 gym_trace.lint_trace(
@@ -84,7 +80,7 @@ def command(
                     ignore=_codes(ignore),
                     notes=notes,
                     thresholds=dict(thresholds),
-                    on_progress=on_progress,
+                    on_progress=line.counting("step"),
                 )
             )
         except InvalidOption as error:

@@ -29,7 +29,7 @@ from gym_trace.recording import why_pure
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, option
-from gym_trace_cli.options import PATH, Size
+from gym_trace_cli.options import PATH, byte_count
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # Module, function and help line of each command, by section of --help. A module is imported when its command is called.
@@ -238,7 +238,7 @@ def _cache_limit(ctx: click.Context, _: click.Parameter, limit: int | None) -> N
 @option(
     "--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH, expose_value=False, callback=_cache
 )
-@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", Size(), expose_value=False, callback=_cache_limit)
+@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", byte_count, expose_value=False, callback=_cache_limit)
 def cli(debug: bool) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back.
 

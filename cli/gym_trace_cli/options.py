@@ -9,14 +9,13 @@ import os
 import re
 import secrets
 import sys
-from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import Any
 
 import click
 
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import bundle, option, section
+from gym_trace_cli.help import Parsed, bundle, option, section
 
 PATH = click.Path()
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
@@ -25,114 +24,88 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 SECONDS, _TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
-class TextOption(click.ParamType, ABC):  # type: ignore[type-arg]  # generic in newer releases of click alone
-    """Type of a text option: parsed() makes its value. Other defaults stay as they are."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.parsed(value, param, ctx) if isinstance(value, str) else value
-
-    @abstractmethod
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text, or call fail()."""
-
-
-class EpisodeSlice(TextOption):
-    """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
-
-    name = "slice"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
-        try:
-            if ":" not in value:
-                return [int(index) for index in value.split(",")]
-            start, stop, *step = (int(part) if part.strip() else None for part in value.split(":"))
-            chosen = slice(start, stop, *step)
-        except (TypeError, ValueError):
-            self.fail(f"{value!r} is not a choice of episodes; write 5, 2:10, -3:, ::10 or 1,4,7", param, ctx)
-        if chosen.step == 0:
-            self.fail(f"{value!r} has a step of 0", param, ctx)
-        return chosen
+def episode_slice(value: str) -> slice | list[int]:
+    """Parse --episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
+    try:
+        if ":" not in value:
+            return [int(index) for index in value.split(",")]
+        start, stop, *step = (int(part) if part.strip() else None for part in value.split(":"))
+        chosen = slice(start, stop, *step)
+    except (TypeError, ValueError):
+        raise click.BadParameter(f"{value!r} is not a choice of episodes; write 5, 2:10, -3:, ::10 or 1,4,7") from None
+    if chosen.step == 0:
+        raise click.BadParameter(f"{value!r} has a step of 0")
+    return chosen
 
 
-class ColumnTolerance(TextOption):
-    """--tolerance: "rewards=1e-6", as a pair."""
-
-    name = "COLUMN=X"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        column, _, number = value.rpartition("=")
-        if not column:
-            self.fail(f"{value!r}: write COLUMN=X, such as rewards=1e-6", param, ctx)
-        try:
-            return column, float(number)
-        except ValueError:
-            self.fail(f"{value!r}: {number!r} is not a number", param, ctx)
+def _column_tolerance(value: str) -> tuple[str, float]:
+    """Parse --tolerance: "rewards=1e-6", as a pair."""
+    column, _, number = value.rpartition("=")
+    if not column:
+        raise click.BadParameter(f"{value!r}: write COLUMN=X, such as rewards=1e-6")
+    try:
+        return column, float(number)
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: {number!r} is not a number") from None
 
 
-class Size(TextOption):
-    """A number of bytes: 25MB, 1.5 GB, 500kB or 1000000."""
-
-    name = "size"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = _SIZE.fullmatch(value.strip())
-        if found is None or not float(found[1]):
-            self.fail(f"{value!r} is not a size; write 25MB, 500kB or a number of bytes", param, ctx)
-        return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+def byte_count(value: str) -> int:
+    """Parse a number of bytes: 25MB, 1.5 GB, 500kB or 1000000."""
+    found = _SIZE.fullmatch(value.strip())
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is not a size; write 25MB, 500kB or a number of bytes")
+    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
 
 
-class EnvArg(TextOption):
+class EnvArg(Parsed):
     """KEY=VALUE; VALUE is JSON if valid, text otherwise."""
 
-    name = "key=value"
-
     def __init__(self, example: str = "render_mode=rgb_array"):
+        super().__init__(self.pair)
         self._example = example
 
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+    def pair(self, value: str) -> Any:
         key, equals, text = value.partition("=")
         if not (key.isidentifier() and equals):
-            self.fail(f"{value!r} is not of the form KEY=VALUE, such as {self._example}", param, ctx)
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE, such as {self._example}")
         try:
             return key, json.loads(text)
         except ValueError:
             return key, text
         except RecursionError:
-            self.fail(f"{key}: lists in lists, too deep to be read", param, ctx)
+            raise click.BadParameter(f"{key}: lists in lists, too deep to be read") from None
 
 
-class NamedCallable(TextOption):
-    """A callable as MODULE:NAME, also of the current directory. Shell completion imports nothing."""
+def named_callable(value: str) -> Any:
+    """Import MODULE:NAME, also of the current directory; in shell completion, only check the form.
 
-    name = "module:name"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        module_name, colon, name = value.partition(":")
-        if module_name.endswith(".py") or not (module_name and colon and name):
-            file = module_name.endswith(".py") and module_name.removesuffix(".py").replace("/", ".")
-            example = f"{file}:{name or 'NAME'}" if file else "agents:greedy"
-            self.fail(f"{value!r} is not of the form MODULE:NAME, such as {example}", param, ctx)
-        if ctx is not None and ctx.resilient_parsing:
-            return value
-        try:
-            found: Any = import_here(module_name)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except ImportError as error:
-            self.fail(f"cannot import {module_name!r}: {error}", param, ctx)
-        except AttributeError as error:
-            self.fail(f"{value!r}: {error}{_hiding(module_name)}", param, ctx)
-        if not callable(found):
-            self.fail(f"{value!r} is not callable ({type(found).__name__})", param, ctx)
-        return found
-
-
-class FactoryName(NamedCallable):
-    """MODULE:FUNCTION, checked but kept as text, so that every process can import it."""
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        super().parsed(value, param, ctx)
+    Raises click.BadParameter.
+    """
+    module_name, colon, name = value.partition(":")
+    if module_name.endswith(".py") or not (module_name and colon and name):
+        file = module_name.endswith(".py") and module_name.removesuffix(".py").replace("/", ".")
+        example = f"{file}:{name or 'NAME'}" if file else "agents:greedy"
+        raise click.BadParameter(f"{value!r} is not of the form MODULE:NAME, such as {example}")
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and ctx.resilient_parsing:
         return value
+    try:
+        found: Any = import_here(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise click.BadParameter(f"cannot import {module_name!r}: {error}") from error
+    except AttributeError as error:
+        raise click.BadParameter(f"{value!r}: {error}{_hiding(module_name)}") from error
+    if not callable(found):
+        raise click.BadParameter(f"{value!r} is not callable ({type(found).__name__})")
+    return found
+
+
+def callable_name(value: str) -> str:
+    """Check MODULE:FUNCTION, but keep it as text, so that every process can import it."""
+    named_callable(value)
+    return value
 
 
 trace_argument = click.argument("directory", metavar="DIR", type=TraceDirectory())
@@ -144,6 +117,12 @@ on_exist_option = option(
 )
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
+source_option = option(
+    "--from SOURCE",
+    "simulation (render again) or observations (recorded).",
+    ["simulation", "observations"],
+    name="source",
+)
 json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")
 
 
@@ -207,7 +186,7 @@ comparison_options = section(
         _comparison,
         option("--atol X", "Absolute tolerance. Default: 0.", _TOLERANCE, default=0.0),
         option("--rtol X", "Relative tolerance. Default: 0.", _TOLERANCE, default=0.0),
-        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", ColumnTolerance()),
+        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", _column_tolerance),
         option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
     ),
 )

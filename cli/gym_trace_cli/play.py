@@ -19,12 +19,12 @@ from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
-    TextOption,
     comparison_options,
     on_exist_option,
     quiet_option,
 )
 from gym_trace_cli.record import errors_name_options, fact_options, metadata_option
+from gym_trace_cli.selection import episode_index
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
@@ -33,16 +33,12 @@ if TYPE_CHECKING:
 _COMMAND = "gym-trace play"
 
 
-class Mark(TextOption):
-    """KEY=NAME of an annotation."""
-
-    name = "key=name"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        key, equals, name = value.rpartition("=")
-        if not (key and equals and name.isidentifier()):
-            self.fail(f"{value!r} is not of the form KEY=NAME, such as g=good", param, ctx)
-        return key, name
+def _mark(value: str) -> tuple[str, str]:
+    """Parse KEY=NAME of an annotation."""
+    key, equals, name = value.rpartition("=")
+    if not (key and equals and name.isidentifier()):
+        raise click.BadParameter(f"{value!r} is not of the form KEY=NAME, such as g=good")
+    return key, name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +59,7 @@ class PlayOptions:
     )
     asks_again: bool = opt("--ask", "Ask for the keys again.")
     marks: Sequence[tuple[str, str]] = opt(
-        "--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", Mark()
+        "--mark KEY=NAME", "Key of an annotation (repeatable). Default: f6=mark.", _mark
     )
     fps: float | None = opt(
         "--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)
@@ -91,11 +87,8 @@ def _continued(options: PlayOptions) -> Any:
         named.env_id, named.factory, tuple(named.env_args.items()), named.imports, options.trust
     )
     trace = gym_trace.open_trace(str(options.trace))
-    try:
-        return Continued(trace, options.episode, options.step, **recorded.arguments(), **options.comparison)
-    except IndexError as error:
-        episodes = show.count(len(trace), "episode")
-        raise click.UsageError(f"--episode {options.episode}: the trace has {episodes}") from error
+    episode = episode_index(trace, options.episode)
+    return Continued(trace, episode, options.step, **recorded.arguments(), **options.comparison)
 
 
 @headed("play")

@@ -12,7 +12,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DIFFERS, FINE, UNPROVED
 from gym_trace_cli.help import Group, option, section
-from gym_trace_cli.options import PATH, NamedCallable, json_option
+from gym_trace_cli.options import PATH, json_option, named_callable
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.stopping import StopSignals
 
@@ -31,7 +31,7 @@ def command() -> None:
 @click.argument("directory", type=PATH)
 @section(
     "Proof",
-    option("--make M:F", "MODULE:FUNCTION that returns parts, learn.", NamedCallable(), required=True),
+    option("--make M:F", "MODULE:FUNCTION that returns parts, learn.", named_callable, required=True),
     option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
     option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
     option("--no-replay", "Do not play the episodes again."),

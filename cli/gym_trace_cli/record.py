@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption, TraceError, TraceExists
+from gym_trace.errors import TraceError, TraceExists
 from gym_trace.recording import run_settings, schedule_of
 from gym_trace.storage import LocalStorage, is_url, path_of
 from gym_trace_cli import show
@@ -27,10 +27,9 @@ from gym_trace_cli.options import (
     POSITIVE,
     SECONDS,
     EnvArg,
-    FactoryName,
-    NamedCallable,
-    TextOption,
+    callable_name,
     look_in_current_directory,
+    named_callable,
     new_seed,
     on_exist_option,
     quiet_option,
@@ -70,49 +69,38 @@ def named_policy(policy: str) -> Any:
     """Return the policy of --policy, as the library takes it."""
     if policy.startswith("run:") and "trust" in policy.partition("?")[2]:
         look_in_current_directory()  # may have its model
-    return policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
+    return policy if _is_name(policy) else named_callable(policy)
 
 
 def _is_named_schedule(video: str) -> bool:
     return video == "cubic" or video.startswith("every:")
 
 
-class PolicyName(FactoryName):
-    """MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if _is_name(value) else super().parsed(value, param, ctx)
+def _policy_name(value: str) -> str:
+    """Check MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
+    return value if _is_name(value) else callable_name(value)
 
 
-class ScheduleName(FactoryName):
-    """cubic, every:N, or MODULE:FUNCTION of the number of an episode."""
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not _is_named_schedule(value):
-            return super().parsed(value, param, ctx)
-        try:
-            schedule_of(value)
-        except InvalidOption as error:
-            self.fail(str(error), param, ctx)
-        return value
+def _schedule_name(value: str) -> str:
+    """Check cubic, every:N, or MODULE:FUNCTION of the number of an episode."""
+    if not _is_named_schedule(value):
+        return callable_name(value)
+    schedule_of(value)
+    return value
 
 
-class ShardOf(TextOption):
-    """--shard: "3/10" is the fourth of ten."""
-
-    name = "shard"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
-        if found is None or int(found[1]) >= int(found[2]):
-            self.fail(f"{value!r} is not a shard; write 0/10 to 9/10 for ten of them", param, ctx)
-        return int(found[1]), int(found[2])
+def _shard(value: str) -> tuple[int, int]:
+    """Parse --shard: "3/10" is the fourth of ten."""
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise click.BadParameter(f"{value!r} is not a shard; write 0/10 to 9/10 for ten of them")
+    return int(found[1]), int(found[2])
 
 
 policy_option = option(
     "--policy P",
     "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
-    PolicyName(),
+    _policy_name,
     default="random",
     shell_complete=policies,
 )
@@ -127,7 +115,7 @@ class RecordOptions:
     split: str = opt("--split NAME", "Split of the episodes. Default: train.", default="train")
     record_infos: bool = opt("--infos", "Record infos.")
     states: int | None = opt("--states K", "Keep states every K steps, for env_at.", POSITIVE)
-    video: str | None = opt("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", ScheduleName())
+    video: str | None = opt("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", _schedule_name)
     tensorboard: str | None = opt("--tensorboard DIR", "Write TensorBoard scalars.", PATH)
     level: int = opt("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1)
     quiet: bool = shared(quiet_option)
@@ -157,7 +145,7 @@ class RecordOptions:
     workers: int | None = opt("-j, --workers N", "Record with N processes.", POSITIVE)
     engine: str | None = opt("--engine E", _ENGINE, ["local", "ray"])
     address: str | None = opt("--address A", _ENGINE)
-    shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", ShardOf())
+    shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", _shard)
     resume: bool = opt("--resume", "Resume an interrupted run of -j.")
     stall_timeout: float | None = opt(
         "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS
@@ -227,7 +215,7 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
         recording |= {"make_env": named} if options.lanes is None else {"make_env": named, "lanes": options.lanes}
         if options.video is not None:
             is_named = _is_named_schedule(options.video)
-            recording["video"] = options.video if is_named else NamedCallable().convert(options.video, None, None)
+            recording["video"] = options.video if is_named else named_callable(options.video)
         import_modules(named.imports)
         with spared_children() if options.vectorization == "async" else nullcontext():
             env = named(options.num_envs, options.vectorization, options.autoreset)

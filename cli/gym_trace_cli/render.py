@@ -12,7 +12,7 @@ from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, comparison_options, trace_argument
+from gym_trace_cli.options import PATH, comparison_options, source_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 @section(
     "Video",
     option("--schedule S", "Filter episodes: cubic or every:N."),
-    option(
-        "--from SOURCE",
-        "simulation (render again) or observations (recorded).",
-        ["simulation", "observations"],
-        name="source",
-        default="simulation",
-    ),
+    source_option,
     option("--overlay", "Write step, action, reward and return below."),
     option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
@@ -55,7 +49,7 @@ def command(
     form: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
-    source: str,
+    source: str | None,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -71,6 +65,7 @@ def command(
     """
     if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")
+    source = source or "simulation"
     if source == "simulation":
         without_display()
     making = {**recorded.arguments(), **comparison}

@@ -16,7 +16,7 @@ from gym_trace_cli.environments import RecordedEnvironment, recorded_environment
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.ls import print_as_json, print_episodes
-from gym_trace_cli.options import NamedCallable, comparison_options, json_lines_option, trace_argument
+from gym_trace_cli.options import comparison_options, json_lines_option, named_callable, source_option, trace_argument
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verification_options, verify
 
@@ -32,14 +32,9 @@ if TYPE_CHECKING:
     "Playback",
     option("--speed X", "Speed factor. Default: 1.", click.FloatRange(0.001, 1000)),
     option("--step", "Wait for a key at each step.", name="stepwise"),
-    option(
-        "--from SOURCE",
-        "simulation (render again) or observations (recorded).",
-        ["simulation", "observations"],
-        name="source",
-    ),
+    source_option,
     option("--human", "Play in a window."),
-    option("--callback M:F", "Call F(observations, actions, rewards) per episode.", NamedCallable()),
+    option("--callback M:F", "Call F(observations, actions, rewards) per episode.", named_callable),
     json_lines_option,
     option("--verify", "Same as gym-trace verify.", name="verified"),
 )

@@ -20,25 +20,20 @@ import click
 import gym_trace
 from gym_trace.printable import printable
 from gym_trace.storage import replaced_file
-from gym_trace_cli.options import TextOption
 
 # Verdicts in JUnit; all others have passed.
 _OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
 _MOST_LISTED = 10  # damaged places in one message
 
 
-class ReportFile(TextOption):
-    """A writable file, new or replaced."""
-
-    name = "file"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(os.path.realpath(value))
-        if path.exists() and not path.is_file():
-            self.fail(f"{value} is not a file", param, ctx)
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            self.fail(f"{path.parent} is not a writable directory", param, ctx)
-        return path
+def writable_file(value: str) -> Path:
+    """Check the name of a file, new or replaced, and return its path."""
+    path = Path(os.path.realpath(value))
+    if path.exists() and not path.is_file():
+        raise click.BadParameter(f"{value} is not a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{path.parent} is not a writable directory")
+    return path
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
 from gym_trace_cli.help import bundle, option, section
-from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
+from gym_trace_cli.options import POSITIVE, episode_slice
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -85,19 +84,20 @@ class Selection:
             raise
 
 
-class Condition(TextOption):
-    """--where and --sort, parsed at once; the trace checks the columns."""
+def _where(value: str) -> str:
+    """Check --where at once; the trace checks the columns."""
+    from gym_trace.playback import check_condition
 
-    name = "condition"
+    check_condition(value)
+    return value
 
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from gym_trace.playback import check_condition, check_order
 
-        try:
-            (check_order if param is not None and param.name == "sort" else check_condition)(value)
-        except InvalidOption as error:
-            self.fail(str(error), param, ctx)
-        return value
+def _order(value: str) -> str:
+    """Check --sort at once; the trace checks the columns."""
+    from gym_trace.playback import check_order
+
+    check_order(value)
+    return value
 
 
 def _selection(**given: Any) -> Selection:
@@ -109,15 +109,14 @@ def _selection(**given: Any) -> Selection:
     return Selection(**given)
 
 
-_condition = partial(option, type=Condition(), shell_complete=episode_columns)
 selection_options = section(
     "Selection",
     bundle(
         "selection",
         _selection,
-        option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", EpisodeSlice()),
-        _condition("--where EXPR", "By condition: 'return > 100 and steps < 50'."),
-        _condition("--sort COLUMN", "Sort; -return sorts descending."),
+        option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", episode_slice),
+        option("--where EXPR", "By condition: 'return > 100 and steps < 50'.", _where, shell_complete=episode_columns),
+        option("--sort COLUMN", "Sort; -return sorts descending.", _order, shell_complete=episode_columns),
         option("--limit N", "Keep the first N.", POSITIVE),
         option("--best N", "Keep the N best complete episodes.", POSITIVE),
         option("--worst N", "Keep the N worst complete episodes.", POSITIVE),
@@ -125,6 +124,14 @@ selection_options = section(
         option("--seed S", "Seed of --sample.", int),
     ),
 )
+
+
+def episode_index(trace: Trace, episode: int) -> int:
+    """Return the index of --episode, where -1 is the last. Raises click.BadParameter."""
+    if not -len(trace) <= episode < len(trace):
+        problem = f"{episode}: the trace has {show.count(len(trace), 'episode')}"
+        raise click.BadParameter(problem, param_hint="'--episode'")
+    return range(len(trace))[episode]
 
 
 def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:

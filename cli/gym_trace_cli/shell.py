@@ -15,6 +15,7 @@ from gym_trace_cli.environments import RecordedEnvironment, recorded_environment
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import comparison_options, trace_argument
+from gym_trace_cli.selection import episode_index
 
 
 @headed("shell")
@@ -44,14 +45,12 @@ def command(
     gym-trace shell traces/cartpole --episode 7 --step 120
     """
     trace = gym_trace.open_trace(directory)
-    if not -len(trace) <= episode < len(trace):
-        known = show.count(len(trace), "episode")
-        raise click.BadParameter(f"{episode}: the trace has {known}", param_hint="'--episode'")
+    episode = episode_index(trace, episode)
     env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments(), **comparison)
     try:
         here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
         begin = env.replay_start  # type: ignore[attr-defined]
-        _prompt(here, _banner(trace, range(len(trace))[episode], step, begin))
+        _prompt(here, _banner(trace, episode, step, begin))
     finally:
         env.close()
     return FINE

@@ -27,7 +27,7 @@ from gym_trace_cli.column_tables import (
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
-from gym_trace_cli.reports import ReportFile
+from gym_trace_cli.reports import writable_file
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
@@ -37,13 +37,11 @@ _MOMENTS = ("count", "mean", "std", "min", "max")
 _BAR, _CHART = 20, 40  # characters
 
 
-class PlotFile(ReportFile):
-    """--plot: a file for a picture."""
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
-            self.fail(f"{show.printable(value)}: unknown ending; choose a name that ends in .svg or .png", param, ctx)
-        return super().parsed(value, param, ctx)
+def _plot_file(value: str) -> Path:
+    """Check --plot, a file for a picture."""
+    if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
+        raise click.BadParameter(f"{show.printable(value)}: unknown ending; choose a name that ends in .svg or .png")
+    return writable_file(value)
 
 
 @headed("stats")
@@ -55,7 +53,7 @@ class PlotFile(ReportFile):
     option("--columns", "Also actions, observations and rewards (slow)."),
 )
 @section(
-    "Output", option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", PlotFile()), json_option
+    "Output", option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", _plot_file), json_option
 )
 def command(
     directory: str, selection: Selection, by: str | None, columns: bool, plot: Path | None, as_json: bool

@@ -30,7 +30,6 @@ from gym_trace_cli.options import (
     POSITIVE,
     SECONDS,
     EnvArg,
-    TextOption,
     find_here,
     look_in_current_directory,
 )
@@ -59,27 +58,18 @@ _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy",
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
 
 
-class Processors(TextOption):
-    """--cpus: "0,1,4", as a list of numbers."""
-
-    name = "numbers"
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if not all(part.strip().isdecimal() for part in value.split(",")):
-            self.fail(f"{value!r} is not a list of processors; write 0,1,2", param, ctx)
-        return [int(part) for part in value.split(",")]
+def _processors(value: str) -> list[int]:
+    """Parse --cpus: "0,1,4", as a list of numbers."""
+    if not all(part.strip().isdecimal() for part in value.split(",")):
+        raise click.BadParameter(f"{value!r} is not a list of processors; write 0,1,2")
+    return [int(part) for part in value.split(",")]
 
 
-class Exchanging(EnvArg):
+class _Exchanging(EnvArg):
     """--pbt: a number of steps, or NAME=VALUE."""
 
-    name = "steps"
-
-    def __init__(self) -> None:
-        super().__init__("gap=0.5")
-
-    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return ("period", int(value)) if value.isdecimal() else super().parsed(value, param, ctx)
+    def pair(self, value: str) -> tuple[str, Any]:
+        return ("period", int(value)) if value.isdecimal() else super().pair(value)
 
 
 class TrainCommand(Headed):
@@ -128,7 +118,7 @@ class TrainOptions:
     stall_timeout: float = opt("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0)
     max_restarts: int = opt("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100)
     niceness: int = opt("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), default=0)
-    cpus: list[int] | None = opt("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", Processors())
+    cpus: list[int] | None = opt("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", _processors)
     batch: int | None = opt(
         "--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE, under="Learning"
     )
@@ -139,7 +129,7 @@ class TrainOptions:
     )
     policies: int | None = opt("--policies N", "Train a population of N policies.", POSITIVE)
     exchange: Sequence[tuple[str, Any]] = opt(
-        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", Exchanging(), multiple=True
+        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", _Exchanging("gap=0.5"), multiple=True
     )
     checkpoint_seconds: float = opt(
         "--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0

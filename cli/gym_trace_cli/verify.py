@@ -28,7 +28,7 @@ from gym_trace_cli.options import (
     trace_argument,
 )
 from gym_trace_cli.progress import ProgressLine
-from gym_trace_cli.reports import Outcome, ReportFile, Reports
+from gym_trace_cli.reports import Outcome, Reports, writable_file
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.stopping import Ended
 
@@ -57,8 +57,8 @@ verification_options = section(
         option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
         option("--through-the-crash", "Also run the action that a kill interrupted."),
         option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
-        option("--report FILE", "Write results as one JSON document.", ReportFile()),
-        option("--junit FILE", "Write results as JUnit XML.", ReportFile()),
+        option("--report FILE", "Write results as one JSON document.", writable_file),
+        option("--junit FILE", "Write results as JUnit XML.", writable_file),
     ),
 )
 

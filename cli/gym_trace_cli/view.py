@@ -20,9 +20,9 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, Size, comparison_options
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, byte_count, comparison_options
 from gym_trace_cli.progress import ProgressLine
-from gym_trace_cli.selection import Selection, selection_options
+from gym_trace_cli.selection import Selection, episode_index, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -52,7 +52,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 @section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
-    option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", Size()),
+    option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", byte_count),
 )
 @selection_options
 @recorded_environment_options
@@ -109,11 +109,8 @@ def _place(trace: Trace, episode: int | None, step: int | None) -> str:
         if step is not None:
             raise click.UsageError("--step: needs --episode; pass both")
         return ""
-    if not -len(trace) <= episode < len(trace):
-        raise click.BadParameter(
-            f"{episode}: the trace has {show.count(len(trace), 'episode')}", param_hint="--episode"
-        )
-    index, steps = range(len(trace))[episode], len(trace[episode])
+    index = episode_index(trace, episode)
+    steps = len(trace[index])
     if step is not None and step > steps:
         raise click.BadParameter(f"{step}: episode {index} has {show.count(steps, 'step')}", param_hint="--step")
     return f"#trace=0&episode={index}&step={step or 0}"

@@ -11,7 +11,7 @@ import click
 import pytest
 from gym_trace_cli import show
 from gym_trace_cli.main import COMMANDS, ELSEWHERE
-from gym_trace_cli.options import EpisodeSlice
+from gym_trace_cli.options import episode_slice
 from gym_trace_cli.progress import ProgressLine, _drawn
 from rich.console import Console
 from runs import recorded
@@ -169,13 +169,13 @@ def test_warnings_are_one_line_without_colours(here: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_choice_of_episodes_is_read_as_in_python(text: str, chosen: object) -> None:
-    assert EpisodeSlice().convert(text, None, None) == chosen
+    assert episode_slice(text) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "2-3", "1:2:3:4", "::0", "1,2:3", "1.5", "9" * 5000])
 def test_a_senseless_choice_of_episodes_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        EpisodeSlice().convert(text, None, None)
+        episode_slice(text)
 
 
 @pytest.mark.parametrize(
