@@ -112,22 +112,12 @@ class LeafValues:
         self.kind = str(space.get("type"))
         self.rows = 0
         self.misfits = 0  # rows that are not numbers with the shape of the space
-        self._tallies: list[Tally] = []
-        self._moments: RunningMoments | None = None
-        self._curve: Curve | None = None
-        self._variety: Variety | None = None
         size = math.prod(leaf.shape)
-        by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
-        self._whole = not by_dimension
-        self._width = size if by_dimension else 1
-        if leaf.dtype is None:
-            self._variety = Variety()
-            return
-        self._curve = Curve(self._width)
-        if by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
-            self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
-        else:
-            self._moments = RunningMoments(self._width)
+        self._whole = size > (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
+        self._width = 1 if self._whole else size
+        self._counts = not self._whole and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary")
+        self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size if self._counts else 0)]
+        self._moments, self._curve, self._variety = RunningMoments(self._width), Curve(self._width), Variety()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -137,15 +127,14 @@ class LeafValues:
     def add(self, rows: Array) -> None:
         """Add rows of the column of this leaf from a chunk."""
         self.rows += len(rows)
-        if self._variety is not None:
+        if self.leaf.dtype is None:
             return self._variety.add(list(rows))
         numbers = numbers_in(rows, self.leaf.shape)
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
             rows = array.reshape(-1, self._width) if array.size else np.empty((0, self._width))
-            if self._curve is not None:
-                self._curve.add(rows)
-            if self._moments is not None:
+            self._curve.add(rows)
+            if not self._counts:
                 self._moments.add(rows)
             for tally, column in zip(self._tallies, rows.T):
                 tally.add(column)
@@ -155,28 +144,23 @@ class LeafValues:
         self.misfits += other.misfits
         for mine, others in zip(self._tallies, other._tallies):
             mine.merge(others)
-        if self._moments is not None and other._moments is not None:
-            self._moments.merge(other._moments)
-        if self._curve is not None and other._curve is not None:
-            self._curve.merge(other._curve)
-        if self._variety is not None and other._variety is not None:
-            self._variety.merge(other._variety)
+        self._moments.merge(other._moments)
+        self._curve.merge(other._curve)
+        self._variety.merge(other._variety)
 
     def result(self) -> dict[str, Any]:
         """Return path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (all
         elements of all rows), or the distinct values. An entry has a curve; see accumulators.Curve."""
         common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
         common["misfits"] = self.misfits
-        if self._variety is not None:
+        if self.leaf.dtype is None:
             return {**common, **self._variety.result()}
-        tallies = [tally.result() for tally in self._tallies]
-        dimensions = tallies if self._moments is None else described(self._moments)
-        if self._curve is not None:
-            dimensions = [{**known, "curve": curve} for known, curve in zip(dimensions, self._curve.result())]
-        return {**common, **({"all": dimensions[0]} if self._whole else {"dimensions": self._indexed(dimensions)})}
-
-    def _indexed(self, dimensions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), dimensions)]
+        known = [tally.result() for tally in self._tallies] if self._counts else described(self._moments)
+        columns = [{**column, "curve": curve} for column, curve in zip(known, self._curve.result())]
+        if self._whole:
+            return {**common, "all": columns[0]}
+        indices = np.ndindex(self.leaf.shape)
+        return {**common, "dimensions": [{"index": list(i), **column} for i, column in zip(indices, columns)]}
 
 
 def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
@@ -197,44 +181,41 @@ class Rewards:
 
     def __init__(self) -> None:
         self.misfits = 0  # rewards that are neither a number nor an array of numbers
-        self._moments = RunningMoments(1)
-        self._curve = Curve(1)
         self._tally = Tally(DISTINCT_VALUES)
-        self._objectives: dict[int, tuple[RunningMoments, Curve]] = {}  # by number of objectives
+        # By the number of objectives; 0: single numbers.
+        self._numbers: dict[int, tuple[RunningMoments, Curve]] = {0: (RunningMoments(1), Curve(1))}
 
     def add(self, rows: Array) -> None:
         if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
             several = rows.reshape(len(rows), -1)
-            for accumulator in self._of(several.shape[1]):
-                accumulator.add(several)
-            return
+            return self._add(several.shape[1], several)
         numbers = numbers_in(rows, ())
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
-            self._moments.add(array.reshape(-1, 1))
-            self._curve.add(array.reshape(-1, 1))
+            self._add(0, array.reshape(-1, 1))
             self._tally.add(array)
 
     def merge(self, other: Rewards) -> None:
         self.misfits += other.misfits
-        self._moments.merge(other._moments)
-        self._curve.merge(other._curve)
         self._tally.merge(other._tally)
-        for width, (moments, curve) in other._objectives.items():
-            mine = self._of(width)
+        for objectives, (moments, curve) in other._numbers.items():
+            mine = self._of(objectives)
             mine[0].merge(moments)
             mine[1].merge(curve)
 
-    def _of(self, width: int) -> tuple[RunningMoments, Curve]:
-        return self._objectives.setdefault(width, (RunningMoments(width), Curve(width)))
+    def _add(self, objectives: int, rows: Array) -> None:
+        for accumulator in self._of(objectives):
+            accumulator.add(rows)
+
+    def _of(self, objectives: int) -> tuple[RunningMoments, Curve]:
+        return self._numbers.setdefault(objectives, (RunningMoments(objectives), Curve(objectives)))
 
     def result(self) -> dict[str, Any]:
         """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
-        objectives = [
+        single, *objectives = [
             {"index": [i], **known, "curve": points}
-            for width, (moments, curve) in sorted(self._objectives.items())
+            for _, (moments, curve) in sorted(self._numbers.items())
             for i, (known, points) in enumerate(zip(described(moments), curve.result()))
         ]
-        (moments,), (points,) = described(self._moments), self._curve.result()
-        single = {**moments, "curve": points, "misfits": self.misfits, **self._tally.gathered().result()}
-        return {**single, "objectives": objectives}
+        del single["index"]
+        return {**single, "misfits": self.misfits, **self._tally.gathered().result(), "objectives": objectives}

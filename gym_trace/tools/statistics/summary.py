@@ -174,22 +174,16 @@ def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = N
     table = trace.content
     order, begin = by_episode(table)
     first = order[begin]
-    steps, returns, repeated = (
-        table["steps"][order],
-        table["return"][order],
-        repeated_steps(table, trace.readers)[order],
-    )
-    if len(begin) < len(table):
+
+    def summed(rows: Array | None) -> Array:
+        """Return the sums of the parts of each episode; no columns without rows."""
+        values = np.empty((len(order), 0)) if rows is None else rows[order]
         with np.errstate(invalid="ignore"):
-            steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
-        repeated = np.add.reduceat(repeated, begin)
-    found = objective_returns(table, trace.scan)
-    objectives = np.empty((len(first), 0)) if found is None else found[order]
-    if found is not None and len(begin) < len(table):
-        objectives = np.add.reduceat(objectives, begin, axis=0)
-    of_agents = np.empty((len(order), 0)) if agents is None else agents[order]
-    if len(begin) < len(table):
-        of_agents = np.add.reduceat(of_agents, begin, axis=0)
+            return np.add.reduceat(values, begin, axis=0) if len(begin) < len(table) else values
+
+    steps, returns = summed(table["steps"]), summed(table["return"])
+    repeated = summed(repeated_steps(table, trace.readers))
+    objectives, of_agents = summed(objective_returns(table, trace.scan)), summed(agents)
     bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
     complete = complete_rows(table, trace.readers, first, lengths)

@@ -212,9 +212,9 @@ class _Body:
         for url, body in answers:
             self.add(url, body)
             if self.packed_bytes > self._most:
-                self._sizes, self._end = taken, end
-                return False
-        self._compressed += len(self._compressor.flush(zlib.Z_SYNC_FLUSH))
+                break
+        else:
+            self._compressed += len(self._compressor.flush(zlib.Z_SYNC_FLUSH))
         if self.packed_bytes > self._most:
             self._sizes, self._end = taken, end
             return False
