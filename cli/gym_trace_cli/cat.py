@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 import gym_trace
+from gym_trace.errors import CorruptTrace
 from gym_trace.printable import integer
 from gym_trace_cli import show
 from gym_trace_cli.column_tables import moments_table, notes_of, print_tables, rows_of, varied_row
@@ -22,10 +23,6 @@ from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-
-if TYPE_CHECKING:
-    from gym_trace import StepTable
-    from gym_trace.errors import CorruptTrace
 
 _FORMATS = ["table", "jsonl", "csv", "npz"]
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
@@ -158,7 +155,7 @@ def _opened(output: str | None) -> Iterator[Any]:
         yield file
 
 
-def _print_table(table: StepTable) -> None:
+def _print_table(table: gym_trace.StepTable) -> None:
     """Print these steps; a new table begins where the columns change, as between writers."""
     number = 0
     for number, (names, parts) in enumerate(
@@ -172,7 +169,7 @@ def _print_table(table: StepTable) -> None:
         show.table(["episode", "step"], [])
 
 
-def _print_summary(table: StepTable, as_json: bool, out: TextIO) -> None:
+def _print_summary(table: gym_trace.StepTable, as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
     with ProgressLine() as line:
         found = table.statistics(lambda done: line.update(show.count(done, "step")))

@@ -39,9 +39,7 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     if as_json:
         show.json_line({"directory": directory, **_checked(report)})
         return DAMAGED if is_damaged else FINE
-    for damage in report.damages:
-        click.echo(show.damage(*damage))
-    for damage in report.healed:
+    for damage in (*report.damages, *report.healed):
         click.echo(show.damage(*damage))
     if not quiet:
         for remark in report.remarks:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,9 +20,6 @@ from gym_trace_cli.exit_codes import ERROR, FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-
-if TYPE_CHECKING:
-    from gym_trace import Trace
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start UTC")
 # Columns, and how to format them.
@@ -129,7 +126,7 @@ def _moment(started: str) -> str:
     return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day
 
 
-def print_episodes(view: Trace) -> None:
+def print_episodes(view: gym_trace.Trace) -> None:
     """Print a table of the episodes of a view, without columns that are equal in the whole trace."""
     table = view.whole.episodes
     several = {
@@ -143,7 +140,7 @@ def print_episodes(view: Trace) -> None:
     show.table([_RENAMED.get(name, name) for name in names], rows, fitted=True)
 
 
-def print_as_json(view: Trace) -> None:
+def print_as_json(view: gym_trace.Trace) -> None:
     """Print one JSON line per episode: null for unknown values, times in UTC, duration in seconds."""
     for row in gym_trace.list_episodes(view):
         if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python cannot print it as a number

@@ -67,7 +67,7 @@ SECTIONS = {
         "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
         "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
         "sync": ("transfer", "sync", "Copy what a directory and a URL lack of each other."),
-        "cache": ("cache", "command", "Clear the disk cache of traces at URLs."),
+        "cache": ("transfer", "cache", "Clear the disk cache of traces at URLs."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, comparison_options, source_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-
-if TYPE_CHECKING:
-    from gym_trace import Trace
 
 
 @headed("render")
@@ -94,7 +91,7 @@ def command(
         raise RenderingError("nothing rendered; recorded images need --from observations")
 
 
-def _scheduled(view: Trace, schedule: str | None) -> list[int]:
+def _scheduled(view: gym_trace.Trace, schedule: str | None) -> list[int]:
     """Return positions in the whole trace."""
     from gym_trace.recording import schedule_of
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import gym_trace
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
 from gym_trace_cli.help import bundle, option, section
 from gym_trace_cli.options import POSITIVE, episode_slice
-
-if TYPE_CHECKING:
-    from gym_trace import Trace
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Selection:
         """Return True for every episode, in the order of the trace."""
         return self == Selection()
 
-    def view(self, trace: Trace) -> Trace:
+    def view(self, trace: gym_trace.Trace) -> gym_trace.Trace:
         """Return a view of these episodes, or the trace itself if all are selected.
 
         Without --sort the order is that of the trace, or of --episodes. Raises click.BadParameter.
@@ -49,21 +47,21 @@ class Selection:
             names = (name for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None)
             raise click.BadParameter(str(error), param_hint=" / ".join(f"'--{name}'" for name in names)) from error
 
-    def some(self, trace: Trace) -> Trace:
+    def some(self, trace: gym_trace.Trace) -> gym_trace.Trace:
         """Like view. Raises TraceError if a selection has no episodes."""
         view = self.view(trace)
         if not len(view) and not self.is_all:
             raise TraceError(self.nothing(trace))
         return view
 
-    def told(self, trace: Trace) -> Trace:
+    def told(self, trace: gym_trace.Trace) -> gym_trace.Trace:
         """Like view. Prints a note if that has no episodes."""
         view = self.view(trace)
         if not len(view):
             click.echo(self.nothing(trace), err=True)
         return view
 
-    def nothing(self, trace: Trace) -> str:
+    def nothing(self, trace: gym_trace.Trace) -> str:
         """Return the message for an empty selection."""
         if not len(trace):
             return f"{show.printable(trace.directory)}: holds no episode"
@@ -72,7 +70,7 @@ class Selection:
             return problem
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
-    def of_one_of_several(self, trace: Trace) -> Any:
+    def of_one_of_several(self, trace: gym_trace.Trace) -> Any:
         """Return the positions, (n,) int64, in one trace of many: none if it lacks the named episodes or keys."""
         from gym_trace.playback import NoSuchKey
 
@@ -126,7 +124,7 @@ selection_options = section(
 )
 
 
-def episode_index(trace: Trace, episode: int) -> int:
+def episode_index(trace: gym_trace.Trace, episode: int) -> int:
     """Return the index of --episode, where -1 is the last. Raises click.BadParameter."""
     if not -len(trace) <= episode < len(trace):
         problem = f"{episode}: the trace has {show.count(len(trace), 'episode')}"

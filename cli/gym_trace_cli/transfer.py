@@ -1,17 +1,20 @@
-"""gym-trace push, pull and sync"""
+"""gym-trace push, pull, sync and cache"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import gym_trace
+from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.help import Group, headed, option, section
 from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
 
@@ -44,8 +47,6 @@ def push(directory: str | None, url: str | None, resume: bool, **options: Any) -
     gym-trace push traces/cartpole s3://bucket/traces/cartpole
     gym-trace push --resume
     """
-    import gym_trace
-
     if resume and directory is None:
         return _resume(options["workers"], options["dry_run"])
     if resume or directory is None or url is None:
@@ -66,8 +67,6 @@ def pull(url: str, directory: str, **options: Any) -> int:
     \b
     gym-trace pull s3://bucket/traces/cartpole traces/cartpole
     """
-    import gym_trace
-
     return _run(lambda **known: gym_trace.pull(url, directory, **known), **options)
 
 
@@ -81,9 +80,31 @@ def sync(directory: str, url: str, **options: Any) -> int:
     \b
     gym-trace sync traces/cartpole s3://bucket/traces/cartpole
     """
-    import gym_trace
-
     return _run(lambda **known: gym_trace.sync(directory, url, **known), **options)
+
+
+@click.group(cls=Group)
+def cache() -> None:
+    """Clear the disk cache of traces at URLs."""
+
+
+@cache.command("clear")
+@click.argument("directory", metavar="[DIR]", required=False, type=PATH)
+def clear(directory: str | None) -> int:
+    """Remove what was read of URLs from DIR, and nothing else in it.
+
+    DIR defaults to that of --cache or $GYM_TRACE_URL_CACHE.
+
+    \b
+    gym-trace cache clear ~/.cache/traces
+    """
+    from gym_trace.storage import clear_cache
+
+    place = directory or os.environ.get("GYM_TRACE_URL_CACHE")
+    if not place:
+        raise InvalidOption("cache clear: no directory; pass the one given as --cache")
+    click.echo(f"{show.printable(place)}: {show.size(clear_cache(place))} removed")
+    return FINE
 
 
 def _resume(workers: int, dry_run: bool) -> int:

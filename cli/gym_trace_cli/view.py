@@ -9,7 +9,7 @@ import threading
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +23,6 @@ from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import NOT_NEGATIVE, PATH, byte_count, comparison_options
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, episode_index, selection_options
-
-if TYPE_CHECKING:
-    from gym_trace import Trace
 
 _PORT = click.IntRange(0, 65535)
 _LOOPBACK = "127.0.0.1"
@@ -103,7 +100,7 @@ def _trace_in(directory: str) -> str:
     return str(inside) if Path(directory, "run.json").is_file() and inside.is_dir() else directory
 
 
-def _place(trace: Trace, episode: int | None, step: int | None) -> str:
+def _place(trace: gym_trace.Trace, episode: int | None, step: int | None) -> str:
     """Return the part of the address that opens the page at a step; "" if none is asked for."""
     if episode is None:
         if step is not None:
@@ -117,7 +114,7 @@ def _place(trace: Trace, episode: int | None, step: int | None) -> str:
 
 
 def _serve(
-    traces: list[Trace],
+    traces: list[gym_trace.Trace],
     host: str,
     port: int,
     no_browser: bool,
@@ -157,7 +154,7 @@ def _serve(
     return FINE
 
 
-def _save(traces: list[Trace], save: str, max_bytes: int | None) -> None:
+def _save(traces: list[gym_trace.Trace], save: str, max_bytes: int | None) -> None:
     from gym_trace.viewer import MOST_BYTES, save_page
 
     limit = MOST_BYTES if max_bytes is None else max_bytes

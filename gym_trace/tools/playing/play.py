@@ -34,10 +34,10 @@ from gym_trace.tools.playing.keymap import (
 )
 from gym_trace.tools.playing.session import MARK, RESERVED, PlayReport, Session
 from gym_trace.tools.playing.window import KEYS, Window, check_display, key_name
+from gym_trace.tools.video.simulate import fps_of
 
 PLAYED = "played"  # the annotation of steps after those of a recorded episode
 MARKS: Mapping[str, str] = {MARK: "mark"}
-_DEFAULT_FPS, _TEXT_MODES = 30.0, ("ansi",)
 
 
 def play(
@@ -98,7 +98,7 @@ def play(
             metadata["from"] = env.described
         name = name or getattr(env.spec, "id", None) or type(env.unwrapped).__name__
         supported(env.action_space)
-        if env.render_mode not in ("rgb_array", "rgb_array_list", *_TEXT_MODES):
+        if env.render_mode not in ("rgb_array", "rgb_array_list", "ansi"):
             raise InvalidOption(f'{name}: render_mode is {env.render_mode!r}; playing needs "rgb_array" or "ansi"')
         _check_marks(marks)
         if isinstance(env, Continued) and recording.get("record_infos") and not env.has_infos:
@@ -121,7 +121,7 @@ def play(
             window,
             keymap,
             _beginning(env, seed, marks),
-            fps=fps or _fps(env),
+            fps=fps or fps_of(env),
             marks=marks,
             notes={PLAYED: np.True_} if isinstance(env, Continued) else {},
             help_rows=rows,
@@ -190,14 +190,6 @@ def _keymap(
     keymap = answered(space, questions, answers)
     keep(keymap, kept, name, space)
     return keymap
-
-
-def _fps(env: Any) -> float:
-    try:
-        fps = float((env.metadata or {}).get("render_fps") or _DEFAULT_FPS)
-    except (TypeError, ValueError):
-        return _DEFAULT_FPS
-    return fps if 0 < fps < 1000 else _DEFAULT_FPS
 
 
 def _remove(directory: Path, writer: str, episodes: list[int]) -> str:

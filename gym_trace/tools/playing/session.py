@@ -87,7 +87,8 @@ class Session:
         self._recorder, self._window, self._keymap, self._begin_at = recorder, window, keymap, begin
         self._notes = dict(notes)
         self._period, self._marks, self._most, self._stop = 1 / fps, marks, most, stop
-        self._help = [*help_rows, *marks_rows(marks), ("", ""), *COMMANDS.items()]
+        of_marks = [(key, f"annotate the next step: {name}") for key, name in marks.items()]
+        self._help = [*help_rows, *of_marks, ("", ""), *COMMANDS.items()]
         self._fps = fps
         self._over = self._paused = self._shows_help = self._ended = self._asks = False
         self._number = 0  # number of the episode, for its seed
@@ -231,10 +232,6 @@ class Session:
             return f"{self._fps:g} fps"
         reached = (len(self._times) - 1) / (self._times[-1] - self._times[0])
         return f"{reached:.0f} of {self._fps:g} fps" if reached < 0.95 * self._fps else f"{reached:.0f} fps"
-
-
-def marks_rows(marks: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(key, f"annotate the next step: {name}") for key, name in marks.items()]
 
 
 def _number(reward: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -211,15 +211,12 @@ class _Film:
     def __exit__(self, kind: object, *_: object) -> None:
         if self.writer is None:
             return
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.writer.drop)
             if kind is None:
                 with _naming(self.path):
                     self.writer.close()
-                return
-        except BaseException:
-            self.writer.drop()
-            raise
-        self.writer.drop()
+                stack.pop_all()
 
 
 @contextmanager

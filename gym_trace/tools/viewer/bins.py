@@ -6,7 +6,7 @@ Bins of long columns are kept, so that zooming does not read them again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -41,12 +41,16 @@ class Bins(NamedTuple):
         """Return wider bins, each of this number of bins; the last one may have fewer."""
         return Bins(*(_reduced(f, part, count) for f, part in zip((np.fmin, np.fmax, np.add, np.add, np.add), self)))
 
-    def followed_by(self, others: Bins) -> Bins:
-        """Return these bins and others after them."""
-        return Bins(*(np.concatenate(pair) for pair in zip(self, others)))
+    @staticmethod
+    def joined(parts: Sequence[Bins]) -> Bins:
+        """Return the bins of parts that follow each other."""
+        return parts[0] if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
 
     def cut(self, begin: int, end: int) -> Bins:
         return Bins(*(part[begin:end] for part in self))
+
+    def of_items(self, items: slice) -> Bins:
+        return Bins(*(part[:, items] for part in self))
 
 
 def binned(rows: Array, missing: Array | None, width: int) -> Bins:
@@ -112,7 +116,7 @@ class CurveStore:
                 bins = read(0, rows)
             elif done < rows:  # the last bin may have had fewer rows
                 whole = done // base
-                bins = bins.cut(0, whole).followed_by(read(whole * base, rows))
+                bins = Bins.joined([bins.cut(0, whole), read(whole * base, rows)])
             with self._lock:
                 self._kept[key] = rows, bins
                 while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > self._limit:

@@ -256,7 +256,7 @@ class ViewedEpisode:
             return packed(head | _oddities(bins), [("x", x), ("y", values.T), ("odd", _is_odd(bins))])
         width = 1 << int(math.log2((end - begin) / pixels))
         start, end = begin // width * width, min(-(-end // width) * width, column.rows)
-        bins = Bins(*(part[:, chosen] for part in self._bins(column, start, end, width)))
+        bins = self._bins(column, start, end, width).of_items(chosen)
         head |= {"decimated": True, "bin": width, **_oddities(bins)}
         x = np.arange(start, start + len(bins) * width, width, dtype=np.int32)
         return packed(head, [("x", x), ("low", bins.low.T), ("high", bins.high.T), ("odd", _is_odd(bins))])
@@ -281,7 +281,7 @@ class ViewedEpisode:
             bins = self._curves.bins(key, kept.rows, base, lambda a, b: self._read(kept, a, b, base))
             place = self._info_keys.index(str(column.path[1])) if kept is not column else None
             some = bins.cut(start // base, -(-end // base)).merged(width // base)
-            return some if place is None else Bins(*(part[:, place : place + 1] for part in some))
+            return some if place is None else some.of_items(slice(place, place + 1))
         narrow = min(width, self._block(column))
         return self._read(column, start, end, narrow).merged(width // narrow)
 
@@ -302,9 +302,8 @@ class ViewedEpisode:
     def _read(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
         """Return bins of rows; start is a multiple of their width."""
         block = max(width, self._block(column))
-        parts = [binned(*self._numbers(column, at, min(at + block, end)), width) for at in range(start, end, block)]
-        bins = parts[0]
-        return bins if len(parts) == 1 else Bins(*(np.concatenate(part) for part in zip(*parts)))
+        blocks = range(start, end, block)
+        return Bins.joined([binned(*self._numbers(column, at, min(at + block, end)), width) for at in blocks])
 
     def _numbers(
         self, column: ViewColumn, start: int, stop: int, items: slice = slice(None)
@@ -382,15 +381,10 @@ class ViewedEpisode:
             if notes:
                 one["annotations"] = {name: values[i] for name, values in notes.items()}
         if not start and positions and not self.episode.first_step:
-            positions[0] |= self._reset_info()
+            with suppress(CorruptTrace):
+                info = self.episode.reset_info
+                positions[0] |= {} if info is None else {"reset_info": to_json(info)}
         return {"steps": positions}
-
-    def _reset_info(self) -> dict[str, Any]:
-        try:
-            info = self.episode.reset_info
-        except CorruptTrace:
-            return {}
-        return {} if info is None else {"reset_info": to_json(info)}
 
     def _rows_as_json(self, layout: Layout, start: int, stop: int) -> list[Any]:
         """Return rows of a space as JSON."""
