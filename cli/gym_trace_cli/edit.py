@@ -63,7 +63,7 @@ def _new_name(value: str) -> tuple[str, str]:
 
 
 class _Result(NamedTuple):
-    """Where the result of an edit goes, and how it is reported. in_place: None for edits that cannot be."""
+    """Destination of an edit, and how its result is reported. in_place: None where the edit makes a new trace only."""
 
     output: str | None
     quiet: bool

@@ -12,7 +12,7 @@ import gym_trace
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.help import headed, option, printing_option, section
 from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
@@ -27,14 +27,12 @@ def _set_option(example: str) -> Callable[[Any], Any]:
 def _list_option(kind: str) -> Callable[[Any], Any]:
     """--list, which prints the formats and exits. kind: "exporters" or "importers"."""
 
-    def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-        if asked and not ctx.resilient_parsing:
-            from gym_trace import formats as known
+    def print_list() -> None:
+        from gym_trace import formats as known
 
-            show.facts(known.listed(getattr(known, kind)()))
-            ctx.exit()
+        show.facts(known.listed(getattr(known, kind)()))
 
-    return option("--list", "List the formats.", is_eager=True, expose_value=False, callback=print_list)
+    return printing_option("--list", "List the formats.", print_list)
 
 
 @headed("export")

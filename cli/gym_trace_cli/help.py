@@ -83,6 +83,17 @@ def option(spec: str, help: str, type: Any = None, *, name: str | None = None, *
     return click.option(*names, last, *([name] if name else []), type=type, help=help, **attributes)
 
 
+def printing_option(spec: str, help: str, print_it: Callable[[], None]) -> _Decorator:
+    """Return an option that prints something and ends the command."""
+
+    def callback(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if given and not ctx.resilient_parsing:
+            print_it()
+            ctx.exit()
+
+    return option(spec, help, is_eager=True, expose_value=False, callback=callback)
+
+
 def section(heading: str, *options: _Decorator) -> _Decorator:
     """Give a command these options, listed under a heading in its help."""
 

@@ -11,7 +11,7 @@ import gym_trace
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
-from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.help import headed, option, printing_option, section
 from gym_trace_cli.options import EnvArg, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.record_config import config_option
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
-def _list_rules(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked or ctx.resilient_parsing:
-        return
+def _list_rules() -> None:
     from gym_trace.linting import all_kinds, all_rules, merged_thresholds
 
     rules = all_rules()
@@ -34,7 +32,6 @@ def _list_rules(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     click.echo()
     defaults = sorted(merged_thresholds(rules, {}).items())
     show.table(["--set", "default"], [[name, f"{value:g}"] for name, value in defaults])
-    ctx.exit()
 
 
 @headed("lint")
@@ -46,7 +43,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     option("--ignore CODES", "Leave out these codes (repeatable)."),
     option("--notes", "Also print notes: what is normal in many environments."),
     option("--set NAME=X", "Set a threshold (repeatable).", EnvArg("frozen_steps=50"), name="thresholds"),
-    option("--rules", "List codes and thresholds, and exit.", is_eager=True, expose_value=False, callback=_list_rules),
+    printing_option("--rules", "List codes and thresholds, and exit.", _list_rules),
     config_option,
 )
 @section("Output", quiet_option, json_option)

@@ -28,7 +28,7 @@ from gym_trace.printable import error_text
 from gym_trace.recording import why_pure
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
-from gym_trace_cli.help import Group, option
+from gym_trace_cli.help import Group, option, printing_option
 from gym_trace_cli.options import PATH, byte_count
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
@@ -101,8 +101,6 @@ ELSEWHERE = {
 }
 
 _CODES = {CorruptTrace: DAMAGED, ReplayDiverged: DIFFERS, InvalidOption: USAGE}
-
-_VERSION_HELP = "Show the version, and whether the C core is used."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -214,12 +212,10 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        reason = why_pure()
-        click.echo(f"gym-trace, version {gym_trace.__version__}")
-        click.echo("C core: yes" if reason is None else f"C core: no ({reason}); pure Python, slower")
-        ctx.exit()
+def _show_version() -> None:
+    reason = why_pure()
+    click.echo(f"gym-trace, version {gym_trace.__version__}")
+    click.echo("C core: yes" if reason is None else f"C core: no ({reason}); pure Python, slower")
 
 
 def _cache(ctx: click.Context, _: click.Parameter, directory: str | None) -> None:
@@ -233,7 +229,7 @@ def _cache_limit(ctx: click.Context, _: click.Parameter, limit: int | None) -> N
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@option("--version", _VERSION_HELP, is_eager=True, expose_value=False, callback=_show_version)
+@printing_option("--version", "Show the version, and whether the C core is used.", _show_version)
 @option("--debug", "Show the traceback of an error.")
 @option(
     "--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH, expose_value=False, callback=_cache

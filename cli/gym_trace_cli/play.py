@@ -116,7 +116,6 @@ def command(options: PlayOptions) -> int:
     directory = Path(options.output or f"traces/{named.file_name}")
     if named.factory is None and options.trace is None:
         named.env_args.setdefault("render_mode", "rgb_array")
-    facts = {key: list(value) if key == "tags" else value for key, value in options.facts.items() if value}
     with StopSignals() as stop, errors_name_options():
         played = gym_trace.play(
             named() if options.trace is None else _continued(options),
@@ -127,7 +126,7 @@ def command(options: PlayOptions) -> int:
             asks_again=options.asks_again,
             fps=options.fps,
             episodes=options.episodes,
-            facts=facts,
+            facts=options.facts,
             metadata=dict(options.metadata),
             make_env=named,
             command=_COMMAND,

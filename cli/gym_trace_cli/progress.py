@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,7 @@ class Watch:
             if self._directories:
                 from gym_trace_cli.tensorboard import Scalars
 
-                self._scalars = [stack.enter_context(Scalars(path, self._group)) for path in self._directories]
+                self._scalars = [stack.enter_context(closing(Scalars(path, self._group))) for path in self._directories]
             stack.enter_context(self.line)
             self._stack = stack.pop_all()
         return self

@@ -50,9 +50,13 @@ _ENGINE = "Where workers run: local or ray, and its address."
 _PRIVATE = "Store the full command line, uncommitted changes."
 
 
+def _facts(**given: Any) -> dict[str, Any]:
+    return {key: list(value) if key == "tags" else value for key, value in given.items() if value}
+
+
 fact_options = bundle(
     "facts",
-    dict,
+    _facts,
     option("--author TEXT", _FACTS),
     option("--license ID", _FACTS),
     option("--description TEXT", _FACTS),
@@ -202,8 +206,14 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     recording = {name: getattr(options, name) for name in ("on_exist", "split", "record_infos", "level")}
     recording |= {"metadata": given} if given else {}
     recording |= {} if options.states is None else {"states": options.states}
-    recording["facts"] = {key: list(value) if key == "tags" else value for key, value in options.facts.items() if value}
-    recording |= {"seed": seed, "argv": options.argv, "git_diff": options.git_diff, "command": _COMMAND, **limits}
+    recording |= {
+        "facts": options.facts,
+        "seed": seed,
+        "argv": options.argv,
+        "git_diff": options.git_diff,
+        "command": _COMMAND,
+        **limits,
+    }
     done: Any
     if workers is not None:
         recording |= {"workers": workers, "num_envs": options.num_envs, "describe": named.described()}

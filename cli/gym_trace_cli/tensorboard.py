@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_trace.errors import MissingExtra
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
 
 class Scalars:
-    """Writes what a run reports, against the number of steps. A context manager.
+    """Writes values of a run against the number of steps.
 
-    group: in which TensorBoard shows them.
+    group: the heading under which TensorBoard shows them.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], group: str = "collect"):
+    def __init__(self, directory: Path, group: str):
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise MissingExtra("--tensorboard needs tensorboardX: pip install 'gym-trace[tensorboard]'") from error
         self._group = group
-        self._writer: Any = SummaryWriter(os.fspath(directory))
+        self._writer: Any = SummaryWriter(str(directory))
+        self.close = self._writer.close
 
     def add(self, steps: int, returns: tuple[Return, Return, Return] | None, **values: float) -> None:
         """Write values. returns: mean, min and max of the last episodes; None before the first."""
@@ -34,9 +35,3 @@ class Scalars:
                 values[f"return/{name}"] = value
         for name, value in values.items():
             self._writer.add_scalar(f"{self._group}/{name}", value, steps)
-
-    def __enter__(self) -> Scalars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.returns import number_of
 from gym_trace.errors import RenderingError
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.tools.playing.keymap import Keymap
@@ -188,7 +188,7 @@ class Session:
         _, reward, terminated, truncated, _ = self._recorder.step(action)
         self._steps += 1
         self.played.steps += 1
-        self._return += _number(reward)
+        self._return += number_of(reward)
         self._picture = self._rendered()
         # Late steps are not caught up on: the person would not see them.
         self._due = max(self._due + self._period, time.monotonic())
@@ -232,10 +232,3 @@ class Session:
             return f"{self._fps:g} fps"
         reached = (len(self._times) - 1) / (self._times[-1] - self._times[0])
         return f"{reached:.0f} of {self._fps:g} fps" if reached < 0.95 * self._fps else f"{reached:.0f} fps"
-
-
-def _number(reward: Any) -> float:
-    try:
-        return float(reward)
-    except (TypeError, ValueError):  # rewards of several numbers
-        return math.nan

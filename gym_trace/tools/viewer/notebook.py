@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -24,10 +25,9 @@ def player(shown: Any) -> str:
 
     The iframe is sandboxed: its script reaches neither the notebook nor a server.
     """
-    try:
+    page = None
+    with suppress(TraceError, OSError):  # damaged, removed, or the page was not built
         page = _of_trace(shown) if isinstance(shown, Trace) else _of_episode(shown)
-    except (TraceError, OSError):  # damaged, removed, or the page was not built
-        return ""
     if page is None:
         return ""
     kind = "trace" if isinstance(shown, Trace) else "episode"

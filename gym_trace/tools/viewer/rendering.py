@@ -92,11 +92,9 @@ class Rendering:
     def frames(self, start: int, count: int) -> bytes:
         """Return pictures in the form of ViewedEpisode.frames()."""
         rows = range(max(0, start), min(start + min(count, MOST_FRAMES), self.rows))
-        found = [(str(row), os.pread(self._file.fileno(), self._size(row), self.ends[row])) for row in rows]
+        places = [(row, self.ends[row], self.ends[row + 1]) for row in rows]
+        found = [(str(row), os.pread(self._file.fileno(), end - begin, begin)) for row, begin, end in places]
         return packed({"mime": "image/png", "rows": self.rows}, found)
-
-    def _size(self, row: int) -> int:
-        return self.ends[row + 1] - self.ends[row]
 
     def fail(self, error: str) -> None:
         """Note why there is no picture, or no further one."""

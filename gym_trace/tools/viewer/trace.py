@@ -213,13 +213,12 @@ class ViewedTrace:
             "version": self.version,
         }
 
-    def _seed(self, viewed: ViewedEpisode) -> int | str | None:
+    @staticmethod
+    def _seed(viewed: ViewedEpisode) -> Any:
         try:
-            seed = viewed.episode.seed
+            return to_json(viewed.episode.seed)
         except CorruptTrace:
             return None
-        known: int | str | None = to_json(seed)
-        return known
 
     def _damage_of(self, viewed: ViewedEpisode) -> list[str]:
         """Return what is known to be missing of an episode."""
@@ -376,18 +375,14 @@ class ViewedTrace:
         wanted = [
             ("keep the good ones", 'flag == "good"', "good", 1),
             ("leave out the bad ones", 'flag != "bad"', "kept", 2),
+            ("look again at these", 'flag == "look"', "look", 3),
         ]
-        wanted += [("look again at these", 'flag == "look"', "look", 3)]
         lines = [(title, condition, name) for title, condition, name, code in wanted if code in there]
         lines += [("keep the selection", where.strip(), "selected")] if where.strip() else []
         directory = str(self.trace.directory)
+        edit = ["gym-trace", "edit", "filter", directory, "--where"]
         return [
-            {
-                "title": title,
-                "line": shlex.join(
-                    ["gym-trace", "edit", "filter", directory, "--where", condition, "-o", f"{directory}-{name}"]
-                ),
-            }
+            {"title": title, "line": shlex.join([*edit, condition, "-o", f"{directory}-{name}"])}
             for title, condition, name in lines
         ]
 
