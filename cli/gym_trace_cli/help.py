@@ -24,7 +24,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer rel
     """
 
     def __init__(self, parse: Callable[[str], Any]):
-        self.name, self._parse = parse.__name__, parse
+        self.name, self._parse = parse.__name__.strip("_").replace("_", " "), parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

@@ -218,25 +218,17 @@ def _show_version() -> None:
     click.echo("C core: yes" if reason is None else f"C core: no ({reason}); pure Python, slower")
 
 
-def _cache(ctx: click.Context, _: click.Parameter, directory: str | None) -> None:
-    if directory is not None and not ctx.resilient_parsing:
-        os.environ["GYM_TRACE_URL_CACHE"] = os.path.abspath(os.path.expanduser(directory))  # also for workers
-
-
-def _cache_limit(ctx: click.Context, _: click.Parameter, limit: int | None) -> None:
-    if limit is not None and not ctx.resilient_parsing:
-        os.environ["GYM_TRACE_URL_CACHE_BYTES"] = str(limit)
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @printing_option("--version", "Show the version, and whether the C core is used.", _show_version)
 @option("--debug", "Show the traceback of an error.")
-@option(
-    "--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH, expose_value=False, callback=_cache
-)
-@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", byte_count, expose_value=False, callback=_cache_limit)
-def cli(debug: bool) -> None:
+@option("--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH)
+@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", byte_count)
+def cli(debug: bool, cache: str | None, cache_limit: int | None) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back.
 
     DIR of commands that read is a directory or a URL: s3://, gs://, az://, hf://, https://.
     """
+    if cache is not None:
+        os.environ["GYM_TRACE_URL_CACHE"] = os.path.abspath(os.path.expanduser(cache))  # also for workers
+    if cache_limit is not None:
+        os.environ["GYM_TRACE_URL_CACHE_BYTES"] = str(cache_limit)

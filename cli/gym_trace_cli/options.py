@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -62,6 +63,7 @@ class EnvArg(Parsed):
 
     def __init__(self, example: str = "render_mode=rgb_array"):
         super().__init__(self.pair)
+        self.name = "key=value"
         self._example = example
 
     def pair(self, value: str) -> Any:
@@ -117,7 +119,8 @@ on_exist_option = option(
 )
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
-source_option = option(
+source_option = partial(
+    option,
     "--from SOURCE",
     "simulation (render again) or observations (recorded).",
     ["simulation", "observations"],

@@ -203,17 +203,11 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     plots = [Path(options.tensorboard)] if options.tensorboard else []
     report = partial(_report, {name: limit for name, limit in limits.items() if limit is not None})
     watch = Watch(report, quiet=options.quiet, tensorboard=plots)
-    recording = {name: getattr(options, name) for name in ("on_exist", "split", "record_infos", "level")}
+    names = ("on_exist", "split", "record_infos", "level", "facts", "argv", "git_diff")
+    recording = {name: getattr(options, name) for name in names}
     recording |= {"metadata": given} if given else {}
     recording |= {} if options.states is None else {"states": options.states}
-    recording |= {
-        "facts": options.facts,
-        "seed": seed,
-        "argv": options.argv,
-        "git_diff": options.git_diff,
-        "command": _COMMAND,
-        **limits,
-    }
+    recording |= {"seed": seed, "command": _COMMAND, **limits}
     done: Any
     if workers is not None:
         recording |= {"workers": workers, "num_envs": options.num_envs, "describe": named.described()}

@@ -32,7 +32,7 @@ from gym_trace_cli.selection import Selection, selection_options
 @section(
     "Video",
     option("--schedule S", "Filter episodes: cubic or every:N."),
-    source_option,
+    source_option(default="simulation"),
     option("--overlay", "Write step, action, reward and return below."),
     option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
@@ -46,7 +46,7 @@ def command(
     form: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
-    source: str | None,
+    source: str,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -62,7 +62,6 @@ def command(
     """
     if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")
-    source = source or "simulation"
     if source == "simulation":
         without_display()
     making = {**recorded.arguments(), **comparison}

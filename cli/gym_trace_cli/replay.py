@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "Playback",
     option("--speed X", "Speed factor. Default: 1.", click.FloatRange(0.001, 1000)),
     option("--step", "Wait for a key at each step.", name="stepwise"),
-    source_option,
+    source_option(),
     option("--human", "Play in a window."),
     option("--callback M:F", "Call F(observations, actions, rewards) per episode.", named_callable),
     json_lines_option,

@@ -144,7 +144,11 @@ def verify(
             if set(differing) == {"infos"}:
                 click.echo("each differs first in infos: --ignore infos compares the rest")
             first = next(iter(differing.values()))
-            _lead_to(trace, first, [*recorded.words(), *comparison_words(comparison)])
+            step = first.difference.step if first.difference is not None else None
+            click.echo("before the first difference:")
+            # Where the reset differs, the environment cannot stand.
+            words = None if step is None else [*recorded.words(), *comparison_words(comparison)]
+            show.leading_commands(trace.directory, first.index, step or 0, words)
     return outcome.exit_code
 
 
@@ -169,7 +173,8 @@ def _play(
                 outcome.needing[verdict.index] = verdict.needed
             if verdict.difference is not None:
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
-            plain = _plain(verdict)
+            difference = None if verdict.difference is None else _difference(verdict.difference)
+            plain = {**vars(verdict), "difference": difference}
             text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
@@ -229,14 +234,6 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
 
 
-def _lead_to(trace: Trace, verdict: Verdict, options: list[str]) -> None:
-    """Print the commands that lead to the first difference."""
-    step = verdict.difference.step if verdict.difference is not None else None
-    click.echo("before the first difference:")
-    # Where the reset differs, the environment cannot stand.
-    show.leading_commands(trace.directory, verdict.index, step or 0, None if step is None else options)
-
-
 def _told(verdict: Verdict, several: bool) -> str:
     what = {"unverifiable": "cannot be verified: ", "damaged": "is damaged: "}.get(verdict.verdict)
     if what is not None:
@@ -244,11 +241,6 @@ def _told(verdict: Verdict, several: bool) -> str:
     else:
         what = f"differs {verdict.difference}" + (f" ({verdict.reason})" if verdict.reason else "")
     return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if several else ''} {what}")
-
-
-def _plain(verdict: Verdict) -> dict[str, Any]:
-    difference = None if verdict.difference is None else _difference(verdict.difference)
-    return {**vars(verdict), "difference": difference}
 
 
 def _difference(difference: Difference) -> dict[str, Any]:

@@ -111,8 +111,8 @@ class Screen:
         lines = []
         for line in screen.strip("\n").expandtabs().splitlines()[:rows]:
             parts = _SGR.split(line)
-            if not self._colours:  # bold and reversed text still stand out
-                parts = ["\x1b[7m" if _SGR.fullmatch(part) and not _is_reset(part) else part for part in parts]
+            if not self._colours:  # bold and reversed text still stand out, and resets stay
+                parts = ["\x1b[7m" if _SGR.fullmatch(part) and part.strip("\x1b[m0;:") else part for part in parts]
             lines.append("".join(part if _SGR.fullmatch(part) else printable(part) for part in parts) + "\x1b[0m")
         return lines
 
@@ -122,10 +122,6 @@ class Screen:
         full, empty = ("━", "─") if self.unicode else ("=", "-")
         length = round(room * min(1.0, step / max(1, last)))
         return full * length + empty * (room - length) + said
-
-
-def _is_reset(sequence: str) -> bool:
-    return sequence.strip("\x1b[m0;:") == ""
 
 
 def fitted(line: str, columns: int) -> str:

@@ -173,13 +173,10 @@ def keymap_of_environment(env: Any, named: Any) -> Keymap | None:
     for keys, action in given.items():
         codes = keys if isinstance(keys, (tuple, list, str)) else (keys,)
         actions[frozenset(named(ord(code) if isinstance(code, str) else int(code)) for code in codes)] = action
-    rest = actions.get(frozenset())
-    return Combinations(actions, _nothing(env.action_space) if rest is None else rest)
-
-
-def _nothing(space: Any) -> Any:
-    """Return the action of gymnasium.utils.play while no key is pressed."""
-    return 0 if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
+    space, rest = env.action_space, actions.get(frozenset())
+    if rest is None:  # as gymnasium.utils.play
+        rest = 0 if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
+    return Combinations(actions, rest)
 
 
 def default_keymap(space: Any) -> Keymap | None:

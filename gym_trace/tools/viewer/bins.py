@@ -119,10 +119,9 @@ class CurveStore:
                 bins = Bins.joined([bins.cut(0, whole), read(whole * base, rows)])
             with self._lock:
                 self._kept[key] = rows, bins
-                while len(self._kept) > 1 and sum(self._size(kept) for _, kept in self._kept.values()) > self._limit:
+                while len(self._kept) > 1 and self._bytes() > self._limit:
                     self._making.pop(self._kept.popitem(last=False)[0], None)
         return bins
 
-    @staticmethod
-    def _size(bins: Bins) -> int:
-        return _OVERHEAD + sum(int(part.nbytes) for part in bins)
+    def _bytes(self) -> int:
+        return sum(_OVERHEAD + sum(int(part.nbytes) for part in bins) for _, bins in self._kept.values())

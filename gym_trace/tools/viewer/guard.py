@@ -31,6 +31,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
+_OURS = {name.lower().encode(): value.encode("latin-1") for name, value in HEADERS.items()}
 KNOWN = "gym-trace.known"  # in the scope of a request that showed the token
 _OWN_HEADER = "gym-trace-viewer"  # a page of another site cannot send it without asking first
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -121,20 +122,18 @@ def is_loopback(host: str) -> bool:
 
 async def _answer(send: Send, status: int, text: str) -> None:
     body = f'{{"error": "{text}", "hint": ""}}'.encode()
-    known = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body))}
-    pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in known.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    about = (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*_OURS.items(), *about]})
     await send({"type": "http.response.body", "body": body})
 
 
 def _with_headers(send: Send) -> Send:
     """Return send() with our headers added to an answer."""
-    ours = {name.lower().encode(): value.encode("latin-1") for name, value in HEADERS.items()}
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            theirs = [(name, value) for name, value in message.get("headers", ()) if name not in ours]
-            message = {**message, "headers": [*theirs, *ours.items()]}
+            theirs = [(name, value) for name, value in message.get("headers", ()) if name not in _OURS]
+            message = {**message, "headers": [*theirs, *_OURS.items()]}
         await send(message)
 
     return sending
