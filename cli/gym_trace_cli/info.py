@@ -155,11 +155,11 @@ def _cut(text: str) -> str:
 
 
 def _seeds(seeds: Info) -> str:
-    told = f"{show.count(seeds['seeded'])} seeded, {show.count(seeds['unseeded'])} unseeded"
+    text = f"{show.count(seeds['seeded'])} seeded, {show.count(seeds['unseeded'])} unseeded"
     if seeds["first"]:
         more = ", …" if seeds["seeded"] > len(seeds["first"]) else ""
-        told += f": {', '.join(map(str, seeds['first']))}{more}"
-    return told
+        text += f": {', '.join(map(str, seeds['first']))}{more}"
+    return text
 
 
 def _print_writers(writers: list[Info]) -> None:

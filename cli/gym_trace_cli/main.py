@@ -156,7 +156,7 @@ class Commands(Group):
         except KeyboardInterrupt:
             _fail(INTERRUPTED, "interrupted")
         except Ended as error:
-            _fail(error.exit_code, error.told)
+            _fail(error.exit_code, error.message)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)

@@ -33,12 +33,12 @@ def spared_children() -> Iterator[None]:
 
 
 class Ended(SystemExit):
-    """A signal ends the command with this exit code. told: its name."""
+    """A signal ends the command with this exit code. message: what happened."""
 
     def __init__(self, number: int):
         self.exit_code = SIGNALLED + number
         super().__init__(self.exit_code)
-        self.told = _NAMES[signal.Signals(number)]
+        self.message = _NAMES[signal.Signals(number)]
 
 
 @contextmanager

@@ -46,7 +46,7 @@ _SAID = {
     "damaged": "damaged",
 }
 _MOST_ALIKE = 3  # unverifiable episodes listed per reason
-_TOLD = 10  # episodes that are printed one by one
+_LISTED = 10  # episodes that are printed one by one
 
 
 verification_options = section(
@@ -139,7 +139,7 @@ def verify(
                 more = show.count(number - _MOST_ALIKE, "more episode")
                 click.echo(show.printable(f"{more} cannot be verified: {reason}"))
         if outcome.ended != "error":
-            _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
+            _print_outcome(trace, outcome, as_json, own_arguments="env_kwargs" in options)
         if differing and not as_json:
             if set(differing) == {"infos"}:
                 click.echo("each differs first in infos: --ignore infos compares the rest")
@@ -175,7 +175,7 @@ def _play(
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
             difference = None if verdict.difference is None else _difference(verdict.difference)
             plain = {**vars(verdict), "difference": difference}
-            text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
+            text = _text_of(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
                 show.json_line(plain)
@@ -204,7 +204,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
         outcome.exit_code = next((code for name, code in _CODES.items() if name in found), FINE)
 
 
-def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
+def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
     """Print the summary, also of an early end."""
     from gym_trace.replay import played_in_registered
 
@@ -225,7 +225,7 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     for kind, which, where in (*others, ("", alone, "by itself, in a fresh environment")):
         if which:
             match = "episode matches" if len(which) == 1 else "episodes match"
-            listed = ", ".join(which[:_TOLD] + ["…"] * (len(which) > _TOLD))
+            listed = ", ".join(which[:_LISTED] + ["…"] * (len(which) > _LISTED))
             click.echo(f"note: {show.count(len(which))} {kind}{match} only {where}: {listed}", err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(outcome.verdicts.items())]
     total = show.count(sum(outcome.verdicts.values()), "episode")
@@ -234,7 +234,7 @@ def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) ->
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
 
 
-def _told(verdict: Verdict, several: bool) -> str:
+def _text_of(verdict: Verdict, several: bool) -> str:
     what = {"unverifiable": "cannot be verified: ", "damaged": "is damaged: "}.get(verdict.verdict)
     if what is not None:
         what += verdict.reason
@@ -292,11 +292,11 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
-        told = [{"index": index, **_difference(difference)} for index, difference in differing]
-        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": told}
+        listed = [{"index": index, **_difference(difference)} for index, difference in differing]
+        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
         show.json_line(said | ({"summaries": summaries} if summaries else {}))
     else:
-        shown = differing[: 1 if summaries else _TOLD]
+        shown = differing[: 1 if summaries else _LISTED]
         for index, difference in shown:
             click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
         if len(differing) > len(shown):

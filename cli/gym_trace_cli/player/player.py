@@ -122,8 +122,8 @@ class Player:
         if self._unseen == 1 or time.monotonic() < self._looked + _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        told = f"playing it again … {show.count(self._unseen, 'step')}" if self._unseen else "playing it again …"
-        self._screen.draw([self._title(), told], "", [], self.step, self._last, self._help(_HELP_WAITING))
+        text = f"playing it again … {show.count(self._unseen, 'step')}" if self._unseen else "playing it again …"
+        self._screen.draw([self._title(), text], "", [], self.step, self._last, self._help(_HELP_WAITING))
         while (key := self._terminal.key(0)) is not None:
             if key in ("quit", "up", "down"):
                 self._act(key)

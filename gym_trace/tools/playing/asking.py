@@ -28,7 +28,6 @@ def kept_file(environment: str, space: Any) -> Path:
 def keep(keymap: Keymap, path: Path, environment: str, space: Any) -> None:
     """Write a key map. Raises OSError."""
     title = " ".join(f"{environment}, {space}".split())
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(path) as staged:
         staged.write_text(f"# gym-trace play: keys of {title}\n{_toml(keymap.as_toml())}", encoding="utf-8")
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.returns import number_of
-from gym_trace.errors import RenderingError
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.tools.playing.keymap import Keymap
 from gym_trace.tools.playing.window import CLOSED, Window
+from gym_trace.tools.video.frames import rendered_frame
 
 HELP, PAUSE, MARK, RESTART, DISCARD, SAVE, QUIT = "f1", "f2", "f6", "f5", "f8", "f9", "escape"
 COMMANDS = {
@@ -203,11 +203,7 @@ class Session:
         return True
 
     def _rendered(self) -> Any:
-        picture = self._recorder.render()
-        if isinstance(picture, list):  # a render mode that collects
-            picture = picture[-1] if picture else None
-        if picture is None:
-            raise RenderingError(f"{self._recorder.spec and self._recorder.spec.id}: render() returned nothing")
+        picture = rendered_frame(self._recorder)
         return picture if isinstance(picture, str) else np.asarray(picture)
 
     # -- what is shown ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -238,12 +239,8 @@ class Variety:
 
     def merge(self, other: Variety) -> None:
         self.count += other.count
-        for key in other._seen:
-            if len(self._seen) < KNOWN_VALUES:
-                self._seen.add(key)
-        for key, example in other._examples.items():
-            if len(self._examples) < EXAMPLES:
-                self._examples.setdefault(key, example)
+        self._seen.update(islice(other._seen - self._seen, KNOWN_VALUES - len(self._seen)))
+        self._examples = dict(islice((self._examples | other._examples).items(), EXAMPLES))
 
     def result(self) -> dict[str, Any]:
         """Return distinct, distinct_is_exact and examples. Without distinct_is_exact, distinct is a lower bound."""

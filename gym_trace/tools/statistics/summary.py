@@ -190,8 +190,8 @@ def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = N
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]
-    told = group, outcome, steps - repeated, repeated, lengths, returns, objectives, of_agents, complete
-    return Facts(*told, start, end, duration)
+    known = group, outcome, steps - repeated, repeated, lengths, returns, objectives, of_agents, complete
+    return Facts(*known, start, end, duration)
 
 
 def _summary(
