@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,8 @@ def add_columns(
     if not columns:
         raise InvalidOption("columns: name those to add")
     functions = {_new_annotation(source, name): function for name, function in columns.items()}
+    if len(functions) < len(columns):
+        raise InvalidOption("columns: two annotations would get the same name")
     return _computed("add", source, functions, destination, in_place, on_progress)
 
 
@@ -182,6 +184,8 @@ def rename_columns(
             raise InvalidOption(f"{name}: has a fixed name; {_renamable_columns(source)}")
         if old not in _paths(source):
             raise InvalidOption(f"{shown(name)}: this trace has no such annotation; {_renamable_columns(source)}")
+        if old in renamed:
+            raise InvalidOption(f"names: {'.'.join(map(str, old))} is renamed twice")
         renamed[old] = old
     for name, new in names.items():
         renamed["annotations", name.removeprefix("annotations.")] = _new_annotation(source, new, renamed)
@@ -278,6 +282,8 @@ class _Computed:
     def rows(self, episode: Episode) -> Rows:
         """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
         rows = self._call(episode)
+        if isinstance(rows, (str, bytes, Mapping, Set)):
+            raise self._wrong(episode, f"returned a {type(rows).__name__}", "an array, or a list of one row per step")
         if not hasattr(rows, "__len__") or (isinstance(rows, np.ndarray) and not rows.ndim):
             raise self._wrong(episode, "returned a single value", "one row per step")
         if len(rows) != len(episode):
@@ -349,8 +355,11 @@ class _ComputedRows:
 
     def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, Rows]]:
         """Return the first stored step of an episode, and its rows from that step on."""
-        is_lost, episode = bool(source.reader.parts.first_step_lost[row]), source.trace[int(source.indices[row])]
-        rows = {column.path: column.rows(episode) for column in self._columns}
+        is_lost, index = bool(source.reader.parts.first_step_lost[row]), int(source.indices[row])
+        episode = source.trace[index]
+        rows = {
+            column.path: column.rows(source.trace[index]) for column in self._columns
+        }  # a function may change its own
         if is_lost:  # its first step is stored, but not shown
             rows = {path: _joined([_unknown_row(some), some]) for path, some in rows.items()}
         return episode.first_step - is_lost, rows

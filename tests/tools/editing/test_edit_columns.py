@@ -170,6 +170,12 @@ def two_dtypes(episode: Episode) -> Any:
         ("rewards", lambda e: np.zeros(len(e), complex), r"returned complex128 rows .*; return one real number"),
         ("rewards", two_dtypes, r"returned float32 rows .* episode 1; return one type \(float64 rows .* episode 0\)"),
         ("annotations.value", lambda e: [object()] * len(e), "a value that cannot be stored"),
+        (
+            "annotations.value",
+            lambda e: "x" * len(e),
+            "returned a str for episode 0; return an array, or a list of one",
+        ),
+        ("annotations.value", lambda e: dict.fromkeys(range(len(e))), "returned a dict for episode 0; return an array"),
         ("infos", lambda e: [1] * len(e), "return one dict per step"),
         ("observations", scaled, "observations: cannot be mapped; columns that can be mapped: rewards, infos, ann"),
         ("annotations.nothing", scaled, "'annotations.nothing': this trace has no such column"),
@@ -182,6 +188,19 @@ def test_a_wrong_column_or_result_is_named_and_nothing_written(
     with pytest.raises(InvalidOption, match=problem):
         edit.map(tmp_path / "t", {column: function}, tmp_path / "m")
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def doubled_in_place(episode: Episode) -> Any:
+    episode.rewards[:] *= 2
+    return episode.rewards
+
+
+def test_a_function_sees_no_change_that_another_one_makes(tmp_path: Path) -> None:
+    record_annotated(tmp_path / "t")
+    edit.add(tmp_path / "t", {"doubled": doubled_in_place, "same": lambda episode: episode.rewards}, tmp_path / "a")
+    for old, new in zip(open_trace(tmp_path / "t"), open_trace(tmp_path / "a"), strict=True):
+        assert new.annotations["doubled"].tolist() == (old.rewards * 2).tolist()
+        assert new.annotations["same"].tolist() == new.rewards.tolist() == old.rewards.tolist()
 
 
 def test_an_error_of_the_function_names_it_and_the_episode(tmp_path: Path) -> None:
@@ -198,6 +217,7 @@ def test_an_error_of_the_function_names_it_and_the_episode(tmp_path: Path) -> No
         ({"valu": "v"}, "'valu': this trace has no such annotation"),
         ({"value": "log.prob"}, "'log.prob': this trace has an annotation of this name"),
         ({"value": "v", "log.prob": "annotations.v"}, "two annotations would get the same name"),
+        ({"value": "v", "annotations.value": "w"}, "annotations.value is renamed twice"),
         ({"value": "rewards"}, "'rewards': invalid name"),
         ({"value": "states/environment"}, "invalid name"),
         ({}, "name the annotations to rename"),
@@ -213,6 +233,12 @@ def test_an_annotation_that_exists_is_not_added(tmp_path: Path) -> None:
     record_annotated(tmp_path / "t", writers=1)
     with pytest.raises(InvalidOption, match=r"'annotations\.value': this trace has an annotation of"):
         edit.add(tmp_path / "t", {"annotations.value": scaled}, tmp_path / "a")
+
+
+def test_an_annotation_is_not_added_twice(tmp_path: Path) -> None:
+    record_annotated(tmp_path / "t", writers=1)
+    with pytest.raises(InvalidOption, match="columns: two annotations would get the same name"):
+        edit.add(tmp_path / "t", {"togo": scaled, "annotations.togo": reward_to_go}, tmp_path / "a")
 
 
 def test_commands_map_add_and_rename_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
