@@ -38,7 +38,7 @@ EXPECTED = HERE / "expected.json"
 VERSION = f"format-{wire.MAJOR}.{wire.MINOR}"
 LARGEST = 200_000  # bytes of one sample
 
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "helpers"))
 from column_hashes import describe_trace  # noqa: E402
 
 
@@ -317,8 +317,8 @@ def compacted(directory: Path) -> None:
 
 def agents(directory: Path) -> None:
     """A writer of agents that act at once, and come and go, one of them unknown before; and a writer of turns."""
-    from agents_beside import chooser, play_aec, play_parallel
-    from tiny_agents import Meadow, Passing
+    from agent_envs import Meadow, Passing
+    from agents_log import chooser, play_aec, play_parallel
 
     from gym_trace.pettingzoo import record as record_agents
 

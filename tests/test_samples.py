@@ -13,7 +13,7 @@ from column_hashes import describe_trace
 from gym_trace import check_trace, heal_trace, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, SCANNED
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import columns
+from gym_trace.format import columns, encodings
 from gym_trace.format.columns import ColumnDescriptor
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
@@ -45,17 +45,8 @@ def test_samples_show_every_outcome() -> None:
 
 def test_samples_show_every_encoding() -> None:
     seen = {(column.dtype == columns.MSGPACK, column.encoding) for column in columns_of_samples()}
-    zstd, shuffle, xor, constant = columns.ZSTD, columns.SHUFFLE, columns.XOR, columns.CONSTANT
-    typed = (
-        0,
-        zstd,
-        zstd | shuffle,
-        zstd | xor,
-        zstd | shuffle | xor,
-        constant,
-        zstd | constant,
-        zstd | columns.CHANGES,
-    )
+    zstd, constant = encodings.ZSTD, encodings.CONSTANT
+    typed = {0, constant, zstd | constant, *(zstd | encoding.bits for encoding in encodings.ENCODINGS)}
     of_values = (0, zstd, constant, zstd | constant)
     assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
 

@@ -587,10 +587,10 @@ class Asking(gymnasium.Env):
     def reset(self, *, seed=None, options=None): super().reset(seed=seed); return 0, {}
     def step(self, action): return 0, 1.0, False, False, {}
     def render(self): return numpy.full((20, 30, 3), 77, numpy.uint8)
-gymnasium.register("Asking-v0", "echo_env:Asking")
+gymnasium.register("Asking-v0", "asking:Asking")
 """
 RECORD = """
-import echo_env, gymnasium
+import asking, gymnasium
 from gym_trace import TraceRecordingWrapper
 with TraceRecordingWrapper(gymnasium.make("Asking-v0"), "trace") as env:
     env.reset(seed=1)
