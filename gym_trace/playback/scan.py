@@ -284,7 +284,8 @@ class _Runs:
         for path in dict.fromkeys(path for path in paths if path[0] == "observations"):
             column = runs.columns.get(path)
             if len(missing):
-                column = _inserted(column, before[missing], [last.get(path) for last in lasts])
+                initial = [_alike(last.get(path), column) for last in lasts]
+                column = _inserted(column, before[missing], initial)
             assert column is not None
             if len(again):
                 column = column.copy()
@@ -313,6 +314,15 @@ class _Taken:
             return column.take(self._rows, axis=0)
         # Other writers may have rows in the chunk, too.
         return column if len(column) == self.count else column[self._begin : self._begin + self.count]
+
+
+def _alike(row: Array | None, rows: Array | None) -> Array | None:
+    """Return a row that is an object with the type of the others if its value has that type."""
+    if row is None or rows is None or row.dtype != object or rows.dtype == object:
+        return row
+    value, form = row[0], (rows.dtype, rows.shape[1:])
+    is_alike = isinstance(value, (np.ndarray, np.generic)) and (value.dtype, value.shape) == form
+    return np.asarray(value)[None] if is_alike else row
 
 
 def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Array:

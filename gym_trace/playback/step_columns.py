@@ -126,12 +126,14 @@ class _Rows:
         stored = next((whole[:end] for end in range(len(whole), 0, -1) if whole[:end] in columns), None)
         if stored is None:
             return self._unknown()
-        rows = columns[stored]
-        unknown = np.empty(0, np.int64)
+        rows, unknown, unlike = columns[stored], np.empty(0, np.int64), np.empty(0, np.int64)
+        if whole[0] == "observations" and rows.dtype == object and self._is_typed(stored):
+            rows, unlike = _typed_but_first(rows, block.observation_offsets[:-1])
         if name == _AFTER:
             rows = _taken(rows, block.rows_after)
             unknown = block.step_offsets[1:][~block.final_known & (block.lengths > 0)] - 1
         elif name == _BEFORE:
+            unknown = np.flatnonzero(np.isin(block.rows_after - 1, unlike)) if len(unlike) else unknown
             rows = _taken(rows, block.rows_after - 1)
         shape = rows.shape[1:]
         for key in keys[len(stored) - 1 :]:
@@ -142,8 +144,27 @@ class _Rows:
             rows = rows[:, key]
         return _without(_column_of(rows), unknown)
 
+    def _is_typed(self, path: Path) -> bool:
+        leaf, _ = self._block.reader.about.leaves.get(path, (None, None))
+        return leaf is not None and leaf.dtype is not None
+
     def _unknown(self) -> ConditionColumn:
         return words(np.zeros((len(self), 1), np.int64), [None])
+
+
+def _typed_but_first(rows: Array, firsts: Array) -> tuple[Array, Array]:
+    """Return observations as one array if all but some first ones of runs, from earlier chunks, are arrays of one type.
+
+    Returns (rows, positions of those of another type, which are 0), or the same rows, and no positions.
+    """
+    last = rows[-1]
+    if isinstance(last, np.ndarray) and last.ndim and last.dtype.kind in "biuf":
+        fits = [isinstance(row, np.ndarray) and (row.dtype, row.shape) == (last.dtype, last.shape) for row in rows]
+        unlike = np.flatnonzero(~np.array(fits))
+        if np.isin(unlike, firsts).all():
+            zeros = np.zeros_like(last)
+            return np.stack([row if fit else zeros for row, fit in zip(rows, fits)]), unlike
+    return rows, np.empty(0, np.int64)
 
 
 def _taken(rows: Array, at: Array) -> Array:

@@ -199,3 +199,19 @@ def test_cat_prints_the_steps_around_each_hit(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in told.stdout.splitlines()[1:]] == [["1", "2"]]
     for wrong in (["--context", "1"], ["--steps-where", "step == 1", "--steps", "2"]):
         assert run("cat", str(tmp_path), *wrong).exit_code == 2
+
+
+@pytest.mark.filterwarnings("ignore:observations. got float64")
+def test_an_observation_of_another_type_hides_only_its_own_step(tmp_path: Path) -> None:
+    first, *rest = [np.full(2, n, np.float32) for n in range(40)]
+    script = [(first.astype(np.float64), [Result(row, 1.0) for row in rest]), (first, [])]
+    env = ScriptedEnv(spaces.Box(-1, 99, (2,), np.float32), spaces.Discrete(2), script)
+    with small_blocks(rows=1, chunk=1), TraceRecordingWrapper(env, tmp_path) as recorded:
+        for steps in (len(rest), 0):
+            recorded.reset()
+            for _ in range(steps):
+                recorded.step(0)
+    trace = open_trace(tmp_path)
+    found = trace.find_steps("observation[0] >= 0")
+    assert set(range(4, 39)) <= set(found[:, 1].tolist())  # the first chunk has objects
+    assert trace.find_steps("observation[1] == 30 and next_observation[0] == 31").tolist() == [[0, 30]]
