@@ -12,9 +12,9 @@ import pytest
 from damage import flip, strip_parity
 from gymnasium import spaces
 from runs import place_of, record_lengths, record_nested
-from scripted_env import row_bits
+from scripted_env import CountingEnv, row_bits
 
-from gym_trace import import_trace, open_trace
+from gym_trace import TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
@@ -191,3 +191,16 @@ def test_steps_of_the_branched_episode_can_be_left_out(
     found = runs_of(Scan(trace.content, COLUMNS, order=order, prefix=False))
     assert {key: rows["steps"] for key, rows in found.items() if rows["steps"]} == {(2, 4): [4, 5, 6, 7, 8]}
     assert len(found[2, 4]["observations",]) == 6
+
+
+def test_columns_come_in_one_order_however_episodes_are_read(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(CountingEnv(3), tmp_path, record_infos=True) as env:
+        for _ in range(6):
+            env.reset()
+            for _ in range(3):
+                env.annotate(b=1, a=2)
+                env.step(0)
+    content, columns = open_trace(tmp_path).content, {*COLUMNS, "infos", "annotations"}
+    together, *_ = Scan(content, columns, order="episode")
+    alone, *_ = Scan(content, columns, np.array([0]), order="episode")
+    assert list(together.columns) == list(alone.columns)
