@@ -110,16 +110,16 @@ _HOMES = {
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.tools.replay.verify",
 }
-# Named modules that are public; each lists its names in __all__.
+# Public modules; each lists its names in __all__.
 _MODULES = (
     *("dm_env", "edit", "exchange", "formats", "linting", "pettingzoo", "playback", "printable", "proof"),
     *("pytest_plugin", "recording", "replay", "replay_env", "results", "storage", "targets", "testing"),
     *("training", "viewer", "wrappers"),
 )
 
-__all__ = sorted({*_HOMES, "errors"} - {"train"})  # "from gym_trace import *" leaves out what needs PyTorch
+__all__ = sorted({*_HOMES, "errors"} - {"train"})  # "from gym_trace import *" must not need PyTorch
 
-if not TYPE_CHECKING:  # type checkers would take every name
+if not TYPE_CHECKING:  # or type checkers would accept every name
     __getattr__ = on_first_use(__name__, _HOMES, _MODULES)
 
 

@@ -1,4 +1,4 @@
-"""python -m gym_trace: the command line, for when gym-trace is not on the PATH."""
+"""python -m gym_trace: the command line where gym-trace is not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record environments of dm_env, such as those of dm_control. Needs dm_env: pip install 'gym-trace[dm-env]'."""
+"""Record dm_env environments, such as dm_control's. Needs dm_env: pip install 'gym-trace[dm-env]'."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["RecordedEnvironment", "record"]
 
 
 class RecordedEnvironment(dm_env.Environment):
-    """A dm_env.Environment whose steps are recorded. Make it with record().
+    """A dm_env.Environment whose steps are recorded; record() makes one.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -48,12 +48,12 @@ class RecordedEnvironment(dm_env.Environment):
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode. An episode that has not ended is kept with the outcome "cut"."""
-        return self._begun_by(self._env.reset)
+        return self._begin(self._env.reset)
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Step the environment; after the last time step of an episode, this begins the next one, as dm_env has it."""
+        """Step the environment. After the last time step of an episode, begin the next one, as dm_env does."""
         if self._timestep is None or self._timestep.last():
-            return self._begun_by(lambda: self._env.step(action))
+            return self._begin(lambda: self._env.step(action))
         steps = self._steps
         if not (steps.slabs.slab.record_action(action) or steps.record_action(action)):
             steps.expect(action)
@@ -67,7 +67,7 @@ class RecordedEnvironment(dm_env.Environment):
             raise
         return timestep
 
-    def _begun_by(self, begin: Callable[[], dm_env.TimeStep]) -> dm_env.TimeStep:
+    def _begin(self, begin: Callable[[], dm_env.TimeStep]) -> dm_env.TimeStep:
         upcoming = self._steps.upcoming(None, None, self._view)
         self._timestep = timestep = begin()
         if upcoming is not None:
@@ -75,7 +75,7 @@ class RecordedEnvironment(dm_env.Environment):
         return timestep
 
     def annotate(self, **values: Any) -> None:
-        """Record further values with the next step, such as ``value``. Raises UnstorableValue."""
+        """Record more values, such as ``value``, with the next step. Raises UnstorableValue."""
         self._steps.annotate(values)
 
     def flush(self) -> None:
@@ -115,11 +115,11 @@ class RecordedEnvironment(dm_env.Environment):
 def record(
     env: dm_env.Environment, directory: str | os.PathLike[str] | None = None, **options: Unpack[RecordingKeywords]
 ) -> RecordedEnvironment:
-    """Return an environment that does what env does, and records every step.
+    """Return an environment that behaves like env and records every step.
 
-    Observations and actions keep dtype, shape and bits; a reward may be an array. Each step has its discount as the
-    annotation ``discount``. A last time step with a discount of 0 becomes terminated, any other truncated. Nested specs
-    become Dict and Tuple spaces. The generator state of dm_control's environments is kept, so that an episode can be
+    Observations and actions keep dtype, shape and bits; a reward may be an array. The discount of each step is the
+    annotation ``discount``. A last time step with discount 0 becomes terminated, any other truncated. Nested specs
+    become Dict and Tuple spaces. The generator state of dm_control's environments is recorded, so that episodes can be
     verified: ``gym-trace verify DIR --make my_tasks:make``.
 
     Args:
@@ -127,7 +127,7 @@ def record(
 
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
-        InvalidOption: an option, or a spec, is not valid.
+        InvalidOption: an option or a spec is invalid.
         MissingExtra: on import of gym_trace.dm_env, if dm_env is not installed.
     """
     return RecordedEnvironment(env, RecordingOptions(directory=directory, **options))

@@ -7,7 +7,7 @@ TraceError
 │   └── CorruptRun       a file of a training run is damaged
 ├── UnsupportedTrace     the trace needs a newer gym-trace
 ├── UnreadableRecording  a recording of another package is damaged or unsafe to read
-├── RemoteError          a store did not answer, or refused
+├── RemoteError          a store did not respond, or rejected a request
 ├── RecordingError       the trace could not be written; __cause__ is the reason
 ├── UnstorableValue      a value cannot be stored exactly without pickle
 ├── ReplayDiverged       an action or a result differs from the recorded one
@@ -104,7 +104,7 @@ class CorruptRun(CorruptTrace):
     """A file of a training run outside its trace is damaged.
 
     Args:
-        next_step: what the user can do about it; ends the message.
+        next_step: end of the message: how the user can fix it.
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str], next_step: str):
@@ -117,9 +117,9 @@ class UnsupportedTrace(TraceError):
 
 
 class UnreadableRecording(TraceError):
-    """A recording of another package is damaged, or of a kind that is never read, such as pickle.
+    """A recording of another package is damaged, or in a format that is never read, such as pickle.
 
-    The message is always one line. Errors of other packages are joined into one.
+    The message is one line: line breaks in errors of other packages become spaces.
     """
 
     def __init__(self, *args: object):
@@ -127,11 +127,11 @@ class UnreadableRecording(TraceError):
 
 
 class RecordingError(TraceError):
-    """The trace could not be written; steps that are in a batch or a ring stay readable."""
+    """The trace could not be written. Steps in a batch or ring stay readable."""
 
 
 class RemoteError(TraceError, OSError):
-    """A store at a URL did not answer, or refused. The message never quotes what the store said."""
+    """A store at a URL did not respond, or rejected a request. The message never quotes its response."""
 
 
 class UnstorableValue(TraceError, TypeError):
@@ -170,11 +170,11 @@ class MissingExtra(TraceError, ImportError):
     """An optional package is not installed; the message names the pip command."""
 
 
-_SIGNALS = tuple(map(int, signal.valid_signals()))  # and _signal.getsignal() make no enums, which take 0.3 ms
+_SIGNALS = tuple(map(int, signal.valid_signals()))  # plain integers, as _signal takes: enums take 0.3 ms
 
 
 def raise_if_of_signal(error: BaseException) -> None:
-    """Raise error again if a signal handler raised it, such as a timeout: the interrupted code did not cause it."""
+    """Raise error again if a signal handler, such as a timeout, raised it: the interrupted code is not its cause."""
     trace = error.__traceback__ and error.__traceback__.tb_next
     if trace is None:  # raised by the code that caught it
         return

@@ -1,4 +1,4 @@
-"""Export and import formats: the known ones, and the interfaces for formats of your own.
+"""Export and import formats: the registered ones, and the interfaces for your own.
 
 gym_trace.testing has the tests that every exporter and importer must pass.
 """

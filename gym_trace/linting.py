@@ -1,4 +1,4 @@
-"""Lint rules: the known ones, and the interfaces for rules of your own."""
+"""Lint rules: the registered ones, and the interfaces for your own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Import the names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from gym_trace.errors import MissingExtra
 
-_OF_TRAINING = ("torch", "safetensors")
+_TRAINING_PACKAGES = ("torch", "safetensors")
 
 
 def on_first_use(package: str, homes: Mapping[str, str], modules: Collection[str] = ()) -> Callable[[str], Any]:
@@ -19,15 +19,15 @@ def on_first_use(package: str, homes: Mapping[str, str], modules: Collection[str
     function that raises MissingExtra, and a module raises AttributeError with the message of its MissingExtra.
 
     Args:
-        homes: module of each name.
-        modules: names of the package's own modules that need no import statement.
+        homes: the module of each name.
+        modules: names of submodules to import on first use.
     """
 
     def getattr_(name: str) -> Any:
         if name in modules:
             try:
                 return importlib.import_module(f"{package}.{name}")
-            except MissingExtra as missing:  # "from PACKAGE import MODULE" imports it again, which raises this one
+            except MissingExtra as missing:  # "from PACKAGE import MODULE" imports it again, which raises MissingExtra
                 raise AttributeError(str(missing)) from missing
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -36,7 +36,7 @@ def on_first_use(package: str, homes: Mapping[str, str], modules: Collection[str
         except MissingExtra as missing:
             return _stand_in(name, str(missing))
         except ModuleNotFoundError as missing:
-            if str(missing.name).partition(".")[0] not in _OF_TRAINING:
+            if str(missing.name).partition(".")[0] not in _TRAINING_PACKAGES:
                 raise
             return _stand_in(
                 name, f"{package} needs PyTorch and safetensors ({missing}): pip install 'gym-trace[train]'"

@@ -1,4 +1,4 @@
-"""Record environments of many agents (PettingZoo), and play their episodes back: record() and replay()."""
+"""Record PettingZoo environments of many agents, and replay their episodes: record() and replay()."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def record(
     video: Schedule | str | bool | None = None,
     **options: Unpack[RecordingKeywords],
 ) -> RecordedAEC | RecordedParallel:
-    """Return the environment, recording every step of all its agents; use it in place of the one given.
+    """Return an environment that records every step of all agents; use it in place of env.
 
     One episode of the environment is one episode of the trace: ``episode.agents`` has its agents, and
     ``episode["player_0"]`` the steps of one. The reward of a step is the sum over all agents.
 
-    In an AEC environment, last() is called once after each step and reset, and the next call of last() or observe()
-    gets what it returned. So the environment is observed as often as without a recorder, if the agent to act is.
+    In an AEC environment, last() is called once after each step and reset, and your next call of last() or observe()
+    returns that result. So a policy that observes each acting agent calls env.observe() as often as without a recorder.
 
-    record_infos is True or False here: the infos of all agents, or none.
+    record_infos must be True (infos of all agents) or False (none).
 
     Args:
         env: an AEC or parallel environment of PettingZoo.
@@ -71,7 +71,9 @@ def record(
     if not is_of_agents(env):
         raise InvalidOption(f"{type(env).__name__}: is neither an AEC nor a parallel environment of PettingZoo")
     if not isinstance(record_infos := options.get("record_infos", False), bool):
-        raise InvalidOption(f"record_infos={record_infos!r}: pass True or False; infos of agents are kept whole")
+        raise InvalidOption(
+            f"record_infos={record_infos!r}: pass True or False; keys of agents' infos cannot be selected"
+        )
     joint = JointEnv(env, state=state)
     joint.spec = spec_of(joint)
     recorder = TraceRecordingWrapper(joint, directory, states=states, video=video, **options)
@@ -102,7 +104,7 @@ class _Recorded:
 class RecordedAEC(_Recorded, BaseWrapper):
     """An AEC environment that is recorded; see record()."""
 
-    _unseen = False  # the result of last() was not returned yet
+    _unseen = False  # True if the caller has not yet got the recorded result of last()
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self._end_if_dead()
@@ -139,7 +141,7 @@ class RecordedAEC(_Recorded, BaseWrapper):
         return unseen and self._joint.answer is not None
 
     def _end_if_dead(self) -> None:
-        """End an episode all of whose agents are over, though their dead steps were not taken."""
+        """End an episode whose agents are all terminated or truncated, even if their dead steps are still to come."""
         if (flags := self._joint.all_dead) is not None:
             self._recorder._end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
 
@@ -156,15 +158,15 @@ class RecordedParallel(_Recorded, BaseParallelWrapper):
         return self._joint.answer
 
 
-# -- playing back -----------------------------------------------------------------------------------------------------
+# -- replay -----------------------------------------------------------------------------------------------------------
 
 
 def replay(
     trace: TraceLike, *, episodes: Collection[int] | None = None, on_divergence: str = "ignore"
 ) -> AECEnv | ParallelEnv:
-    """Return an environment of PettingZoo that plays recorded episodes back, as ReplayEnv does, without a simulator.
+    """Return a PettingZoo environment that replays recorded episodes without a simulator, as ReplayEnv does.
 
-    It is of the kind that was recorded. An episode that did not end is truncated after its last step. In an AEC
+    It is AEC or parallel, as recorded. An episode that did not end is truncated after its last step. In an AEC
     environment, observe(agent) returns what the agent observed at its last turn.
 
     Args:
@@ -183,12 +185,12 @@ def replay(
 
 
 def _truncate(row: JointRow) -> None:
-    """Truncate the agents that are left."""
+    """Truncate the remaining agents."""
     row.truncations |= {name: not row.terminations.get(name) for name in row.agents if not row.truncations.get(name)}
 
 
 class _Played:
-    """A ReplayEnv, and the spaces of its agents: for both kinds of replay."""
+    """Base of both replays: a ReplayEnv and the spaces of its agents."""
 
     def __init__(self, played: ReplayEnv):
         self._played = played
@@ -256,7 +258,7 @@ class ReplayAEC(_Played, AECEnv):
     def step(self, action: Any) -> None:
         if not self.agents:
             return
-        if self._is_over:  # the recording ends here, and only agents are left to be removed
+        if self._is_over:  # the recording has ended: only remove agents
             self._was_dead_step(action)
             return
         observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action, self.agent_selection))

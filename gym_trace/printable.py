@@ -26,7 +26,7 @@ def _escaped(character: str) -> str:
 
 
 def integer(number: int) -> str:
-    """Return an integer as text; an integer with too many digits as its number of digits."""
+    """Return an integer as text; for one with too many digits, a phrase with its number of digits."""
     digits = int(number.bit_length() * math.log10(2)) + 1
     return str(number) if digits <= _MAX_DIGITS else f"{'-' * (number < 0)}(an integer of about {digits} digits)"
 

@@ -1,6 +1,6 @@
 """Proofs of training: what was learned, from which steps, by which policy.
 
-UpdateLog and verify need PyTorch and safetensors, which are imported when such a name is first used.
+UpdateLog and verify need PyTorch and safetensors, imported on first use of either.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:  # pytest loads this module in every project, so it imports the library when it is used
+if TYPE_CHECKING:  # pytest loads this module in every project, so the library is imported on first use
     import gymnasium
 
     from gym_trace.data.values import Array
@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # pytest loads this module in every project, so it imports th
 
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 _FOLDER = "golden"  # next to the test file
-_TOLD = 3  # differing episodes that a failure describes
-_ASKED = "golden"  # in the metadata: what the test asked for
+_DESCRIBED = 3  # differing episodes that a failure describes
+_REQUESTED = "golden"  # metadata key: the settings that the test requested
 _UNKNOWN = "an unknown value"
-_WRITER = "golden"  # id of the writer: files keep their names from one recording to the next
+_WRITER = "golden"  # constant writer id: a new recording has the same file names
 
 __all__ = ["GoldenTrace"]
 
@@ -59,58 +59,61 @@ class GoldenTrace:
         ignore: Collection[str] = (),
         record_infos: bool = False,
     ) -> Trace:
-        """Verify an environment against the trace golden/NAME beside the test; return that trace.
+        """Verify an environment against the trace golden/NAME next to the test file; return that trace.
 
-        Fails the test if the environment or the policy does anything else than recorded, and names the first
-        difference of each episode and the drift of each column. It also fails if the trace was recorded with another
-        action space, or with other settings than the test asks for. `pytest --golden-update` records the trace.
+        Fails the test if the environment or the policy differs from the recording; reports the first difference of
+        each episode and the drift of each column. Also fails if the trace was recorded with another action space or
+        other settings than the test requests. `pytest --golden-update` records the trace.
 
         Args:
-            name: of the directory.
-            make_env: makes the environment, or its id.
-            policy: called with an observation, returns an action; it has to act as recorded. None: random actions,
-                which are recorded once.
-            episodes, steps, seed: what to record; steps also ends the last episode early.
+            name: name of the directory.
+            make_env: function that makes the environment, or an environment id.
+            policy: function of an observation that returns an action; must act as recorded. None: random actions,
+                chosen when recording.
+            episodes, steps, seed: limits and seed of the recording; steps also ends the last episode early.
             atol, rtol, tolerances, ignore: see gym_trace.verify_trace().
-            record_infos: record and compare infos, too.
+            record_infos: also record and compare infos.
         """
         __tracebackhide__ = True
         from gym_trace import open_trace, verify_trace
 
         if name in ("", ".", "..") or Path(name).name != name:
-            pytest.fail(f"golden trace {name!r}: not a name of a directory", pytrace=False)
+            pytest.fail(f"golden trace {name!r}: not a directory name", pytrace=False)
         if (episodes if steps is None else steps) < 1:
             pytest.fail(f"golden trace {name!r}: nothing to record; pass 1 episode or step, or more", pytrace=False)
         make = _maker(make_env)
         target = self._folder / name
         limits = {"episodes": None if steps is not None else episodes, "steps": steps, "seed": seed}
-        asked = {**limits, "record_infos": record_infos}
+        requested = {**limits, "record_infos": record_infos}
         if self._update:
-            self._record(target, make, policy, limits, asked)
+            self._record(target, make, policy, limits, requested)
         elif not target.is_dir():
             pytest.fail(f"{target}: no golden trace; record it with pytest --golden-update", pytrace=False)
         trace = open_trace(target)
-        if others := list(_asked_otherwise(trace, asked, make)):
-            hint = "if this is meant: pytest --golden-update records it again"
-            pytest.fail("\n".join([f"{target}: does not prove what the test asks for", *others, hint]), pytrace=False)
+        if others := list(_differing_settings(trace, requested, make)):
+            hint = "if intended, record it again: pytest --golden-update"
+            pytest.fail(
+                "\n".join([f"{target}: recorded with other settings than the test requests", *others, hint]),
+                pytrace=False,
+            )
         settings: Any = {"atol": atol, "rtol": rtol, "tolerances": tolerances, "ignore": ignore}
         verdicts = list(verify_trace(trace, make_env=make, **settings))
         wrong = [verdict for verdict in verdicts if not verdict.matches]
         if wrong:
             pytest.fail("\n".join(_report(trace, wrong, make)), pytrace=False)
         if policy is not None and not self._update:
-            with tempfile.TemporaryDirectory() as place:
-                again = Path(place) / name
-                self._record(again, make, policy, limits, asked)
+            with tempfile.TemporaryDirectory() as directory:
+                again = Path(directory) / name
+                self._record(again, make, policy, limits, requested)
                 if problems := list(_differing_actions(trace, open_trace(again))):
-                    pytest.fail("\n".join([f"{target}: the policy acts otherwise", *problems]), pytrace=False)
+                    pytest.fail("\n".join([f"{target}: the policy acts differently", *problems]), pytrace=False)
         return trace
 
-    def _record(self, target: Path, make: MakeEnv, policy: Any, limits: Mapping[str, Any], asked: Any) -> None:
+    def _record(self, target: Path, make: MakeEnv, policy: Any, limits: Mapping[str, Any], requested: Any) -> None:
         from gym_trace import TraceRecordingWrapper, record_episodes
         from gym_trace.storage.staging import replaced_directory
 
-        options: Any = {"record_infos": asked["record_infos"], "metadata": {_ASKED: asked}}
+        options: Any = {"record_infos": requested["record_infos"], "metadata": {_REQUESTED: requested}}
         with replaced_directory(target) as fresh:
             env = TraceRecordingWrapper(make(), fresh, uid=_WRITER, **options)
             try:
@@ -136,28 +139,28 @@ def _maker(make_env: MakeEnv | str) -> MakeEnv:
     return lambda: gymnasium.make(make_env)
 
 
-def _asked_otherwise(trace: Trace, asked: Mapping[str, Any], make: MakeEnv) -> Iterator[str]:
-    """Yield a line for each setting of the recording that is not the one asked for, and for another action space."""
+def _differing_settings(trace: Trace, requested: Mapping[str, Any], make: MakeEnv) -> Iterator[str]:
+    """Yield a line for each setting of the recording that differs from the requested one, also for the action space."""
     import numpy as np
 
     from gym_trace.envs.seeding import episode_seed
     from gym_trace.envs.spaces import describe, restore
 
     metadata = trace.metadata
-    before = metadata.get(_ASKED, {}) if isinstance(metadata, dict) else {}
-    for name, value in asked.items():
+    before = metadata.get(_REQUESTED, {}) if isinstance(metadata, dict) else {}
+    for name, value in requested.items():
         if before.get(name, _UNKNOWN) != value:
-            yield f"{name}: recorded with {before.get(name, _UNKNOWN)}, the test asks for {value}"
+            yield f"{name}: recorded with {before.get(name, _UNKNOWN)}, the test requests {value}"
     table = trace.episodes
     there = {"episodes": len(table), "steps": int(table["steps"].sum())}
     for name, number in there.items():
-        if asked[name] not in (None, number):
-            yield f"{name}: the trace has {number}, the test asks for {asked[name]}"
-    whole = table["outcome"] if asked["steps"] is None else table["outcome"][:-1]
+        if requested[name] not in (None, number):
+            yield f"{name}: the trace has {number}, the test requests {requested[name]}"
+    whole = table["outcome"] if requested["steps"] is None else table["outcome"][:-1]
     for index in np.flatnonzero(~np.isin(whole, ("terminated", "truncated"))).tolist():
-        yield f"episode {index}: is not whole"
-    if table["seed"].tolist() != [episode_seed(asked["seed"], number) for number in range(len(table))]:
-        yield f"seed: the episodes have others than those of {asked['seed']}"
+        yield f"episode {index}: incomplete"
+    if table["seed"].tolist() != [episode_seed(requested["seed"], number) for number in range(len(table))]:
+        yield f"seed: the recorded seeds do not follow from {requested['seed']}"
     env = make()
     try:
         here, recorded = describe(env.action_space), trace.readers[0].schema["action_space"]
@@ -170,19 +173,19 @@ def _asked_otherwise(trace: Trace, asked: Mapping[str, Any], make: MakeEnv) -> I
 
 def _report(trace: Trace, wrong: list[Verdict], make: MakeEnv) -> Iterator[str]:
     """Yield the lines of a failure: the first difference of each episode, and the drift of its columns."""
-    yield f"{trace.directory}: {len(wrong)} of {len(trace)} episodes are not as recorded"
-    for verdict in wrong[:_TOLD]:
+    yield f"{trace.directory}: {len(wrong)} of {len(trace)} episodes differ from the recording"
+    for verdict in wrong[:_DESCRIBED]:
         yield f"episode {verdict.index} {verdict.difference or verdict.reason or verdict.verdict}"
         for drift in _drifts(trace, verdict.index, make) if verdict.difference is not None else ():
             far = "" if drift.largest != drift.largest else f", by up to {drift.largest:.3g}"
             yield f"    {drift.column}: differs at {drift.steps} steps, from step {drift.first} on{far}"
-    if len(wrong) > _TOLD:
-        yield f"and {len(wrong) - _TOLD} more episodes"
-    yield "if this is meant: pytest --golden-update records them again"
+    if len(wrong) > _DESCRIBED:
+        yield f"and {len(wrong) - _DESCRIBED} more episodes"
+    yield "if intended, record them again: pytest --golden-update"
 
 
 def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:
-    """Play the actions of an episode again; compare all of it, by column. [] if the environment raises an error."""
+    """Replay the actions of an episode and return the columns that differ; [] if the environment raises."""
     import numpy as np
 
     from gym_trace.data.values import row_of
@@ -194,14 +197,14 @@ def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:
     env = make()
     try:
         observation, _ = env.reset(seed=episode.seed, options=episode.options)
-        told = [observation]
+        observed = [observation]
         for step in range(len(episode)):
             observation, reward, terminated, truncated, _ = env.step(row_of(episode.actions, step))
-            told.append(observation)
+            observed.append(observation)
             rows["rewards"].append(reward)
             if terminated or truncated:
                 break
-        for observation in told:
+        for observation in observed:
             for name, value in zip(names, layout.split(observation)):
                 rows.setdefault(name, []).append(value)
     except Exception:  # an error of the environment, which verify_trace has reported

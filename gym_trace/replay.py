@@ -1,4 +1,4 @@
-"""Replay episodes in their environments, to watch them or for a viewer of your own; and what differs here."""
+"""Replay episodes in their environments, in a window or your own viewer; list versions that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classes of what the public functions return and report, for annotations."""
+"""Classes of the results and reports of public functions, for type annotations."""
 
 from __future__ import annotations
 

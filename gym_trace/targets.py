@@ -1,4 +1,4 @@
-"""Targets of learning from rewards and values: returns to go, advantages, n-step returns, V-trace."""
+"""Learning targets from rewards and values: returns to go, advantages, n-step returns, V-trace."""
 
 from __future__ import annotations
 

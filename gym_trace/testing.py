@@ -1,4 +1,4 @@
-"""Tests for exporters and importers of your own: every format of gym-trace passes them, too.
+"""Tests for your own exporters and importers: every built-in format passes them.
 
     from gym_trace.testing import Loaded, check_exporter
 

@@ -1,4 +1,4 @@
-"""See traces in a browser: a server, a page to send, and a notebook cell."""
+"""View traces in a browser: with a server, or as a page to send."""
 
 from __future__ import annotations
 

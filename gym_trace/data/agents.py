@@ -1,7 +1,7 @@
-"""Episodes of many agents: how a row holds them (docs/FORMAT.md, section 4), and the steps of one agent.
+"""Episodes of many agents: the form of their rows (docs/FORMAT.md, section 4), and the steps of one agent.
 
 A row of observations maps each agent to its observation, and AGENTS to a map with the other data of the agents, such as
-their rewards. Arrays in this map have one element per agent, in the order of the row, or of its key NAMES if present.
+their rewards. Arrays in this map have one element per agent, in the order of the row's keys, or of NAMES if present.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def agents_key(names: Any) -> str:
 
 
 def key_in(row: Mapping[Any, Any]) -> str:
-    """Return the key of a row that is not the name of an agent: AGENTS, with its underscores."""
+    """Return the key of the map with the other data: AGENTS, with its underscores."""
     keys = [key for key in row if isinstance(key, str) and key.rstrip("_") == AGENTS]
     return max(keys, key=len) if keys else AGENTS
 
@@ -47,10 +47,10 @@ class JointRow:
     """One row of observations of an environment of many agents, agent by agent.
 
     Attributes:
-        agents: the agents that are there, in order.
+        agents: the present agents, in order.
         observations, rewards, terminations, truncations, infos: the environment's values, by agent.
-        turn, reward: the agent to act and the reward that its last() gave; None if agents act at once or none is left.
-        state: what state() returned; None if it was not recorded.
+        turn, reward: the agent to act and its reward from last(); None if all agents act at once or none is left.
+        state: the result of state(); None if it was not recorded.
     """
 
     def __init__(self, row: Mapping[Any, Any], infos: Mapping[Any, Any]):
@@ -59,16 +59,16 @@ class JointRow:
         names: list[Name] = entry.get(NAMES) or [name for name in row if name != key]
         given = entry[GIVEN]
 
-        def those(bit: int, values: Any) -> dict[Any, Any]:
+        def selected(bit: int, values: Any) -> dict[Any, Any]:
             return {name: value for name, value, bits in zip(names, values, given) if bits & bit}
 
-        places = sorted((int(place), number) for number, place in enumerate(entry[PLACE]) if place >= 0)
-        self.agents = [names[number] for _, number in places]
-        self.observations = those(OBSERVED, (row.get(name) for name in names))
-        self.rewards = those(REWARDED, map(_plain, entry[REWARDS]))
-        self.terminations = those(TERMINATION, map(bool, entry[TERMINATIONS]))
-        self.truncations = those(TRUNCATION, map(bool, entry[TRUNCATIONS]))
-        self.infos = those(INFORMED, (infos.get(name, {}) for name in names))
+        positions = sorted((int(position), i) for i, position in enumerate(entry[PLACE]) if position >= 0)
+        self.agents = [names[i] for _, i in positions]
+        self.observations = selected(OBSERVED, (row.get(name) for name in names))
+        self.rewards = selected(REWARDED, map(_plain, entry[REWARDS]))
+        self.terminations = selected(TERMINATION, map(bool, entry[TERMINATIONS]))
+        self.truncations = selected(TRUNCATION, map(bool, entry[TRUNCATIONS]))
+        self.infos = selected(INFORMED, (infos.get(name, {}) for name in names))
         has_turn = entry.get(TURN, -1) >= 0
         self.turn = names[entry[TURN]] if has_turn else None
         self.reward = _plain(entry[REWARD]) if has_turn else None
@@ -80,13 +80,13 @@ def _plain(value: Any) -> Any:
 
 
 class JointColumns:
-    """The columns of an episode of many agents, of N + 1 rows.
+    """The columns of an episode of many agents, N + 1 rows each.
 
     Attributes:
-        names: the agents, in the order of the second axis.
+        names: the agents, along the second axis.
         place, given, rewards, terminations, truncations: arrays (N + 1, agents).
-        turn, reward: arrays (N + 1,): the agent to act, an index of names or -1, and the reward that its last() gave;
-            None if agents act at once.
+        turn, reward: arrays (N + 1,): the agent to act, an index of names or -1, and its reward from last(); None if
+            all agents act at once.
 
     Raises:
         TraceError: the episode is not one of many agents.
@@ -103,8 +103,8 @@ class JointColumns:
                 self.names, entry = _gathered(observations)
             self.place, self.given = np.asarray(entry[PLACE]), np.asarray(entry[GIVEN])
             rewards = entry[REWARDS]
-            one_by_one = rewards.dtype == object and rewards.ndim == 1  # rewards that are not numbers
-            self.rewards = np.stack([objects(list(row)) for row in rewards]) if one_by_one else rewards
+            is_ragged = rewards.dtype == object and rewards.ndim == 1  # rewards that are not numbers
+            self.rewards = np.stack([objects(list(row)) for row in rewards]) if is_ragged else rewards
             self.terminations = np.asarray(entry[TERMINATIONS]).astype(bool)
             self.truncations = np.asarray(entry[TRUNCATIONS]).astype(bool)
             shapes = {array.shape for array in (self.place, self.given, self.terminations, self.truncations)}
@@ -116,7 +116,7 @@ class JointColumns:
             raise TraceError("agents: the episode is of a single agent, or its rows are malformed") from error
 
     def observed(self, name: Name, rows: Array) -> Any:
-        """Return the observations of an agent in some rows."""
+        """Return the observations of an agent in these rows."""
         if isinstance(self._observations, dict):
             return mapped(lambda column: column[rows], self._observations[name])
         return _stacked([self._observations[row].get(name) for row in rows.tolist()])
@@ -130,43 +130,45 @@ class JointColumns:
 
 
 def _gathered(rows: Any) -> tuple[list[Name], dict[str, Any]]:
-    """Return the names and columns of rows that are maps of their own."""
+    """Return the names and columns of rows that are separate maps."""
     parts = [(row, row[key_in(row)]) for row in rows]
-    of_row = [list(entry[NAMES]) if NAMES in entry else [n for n in row if n != key_in(row)] for row, entry in parts]
-    names: list[Name] = list(dict.fromkeys(name for some in of_row for name in some))
-    place_of = {name: i for i, name in enumerate(names)}
+    names_of_row = [
+        list(entry[NAMES]) if NAMES in entry else [n for n in row if n != key_in(row)] for row, entry in parts
+    ]
+    names: list[Name] = list(dict.fromkeys(name for some in names_of_row for name in some))
+    index_of = {name: i for i, name in enumerate(names)}
     entry: dict[str, Any] = {}
-    for column, nothing in ((PLACE, -1), (GIVEN, 0), (REWARDS, 0.0), (TERMINATIONS, 0), (TRUNCATIONS, 0)):
-        values = [[nothing] * len(names) for _ in parts]
-        for line, some, (_, given) in zip(values, of_row, parts):
+    for column, default in ((PLACE, -1), (GIVEN, 0), (REWARDS, 0.0), (TERMINATIONS, 0), (TRUNCATIONS, 0)):
+        values = [[default] * len(names) for _ in parts]
+        for line, some, (_, given) in zip(values, names_of_row, parts):
             for name, value in zip(some, given[column]):
-                line[place_of[name]] = value
+                line[index_of[name]] = value
         flat = [value for line in values for value in line]
         are_numbers = all(isinstance(value, (bool, int, float, np.number)) for value in flat)
         entry[column] = (np.array(flat) if are_numbers else objects(flat)).reshape(len(values), len(names))
     if all(TURN in given for _, given in parts):
-        turns = [(some, int(given[TURN])) for some, (_, given) in zip(of_row, parts)]
-        entry[TURN] = [place_of[some[turn]] if turn >= 0 else -1 for some, turn in turns]
+        turns = [(some, int(given[TURN])) for some, (_, given) in zip(names_of_row, parts)]
+        entry[TURN] = [index_of[some[turn]] if turn >= 0 else -1 for some, turn in turns]
         entry[REWARD] = [given[REWARD] for _, given in parts]
     return names, entry
 
 
 class AgentEpisode(KnowsOtherNames):
-    """The steps of one agent in an episode of many: N steps, as a single-agent episode has them.
+    """The N steps of one agent in an episode of many, in the form of a single-agent episode.
 
-    Of a parallel environment, a step is each step of the environment before which the agent was there. Of an AEC
-    environment it is each turn of the agent, and rewards and flags are those that env.last() gave at its next turn: a
-    reward is what came in between. The last, dead step of an agent has no action and is not counted. A reward that an
-    agent is given with its first observation belongs to none of its steps, and is only in the columns of the episode.
+    In a parallel environment, each environment step before which the agent was present is one of its steps. In an AEC
+    environment, each turn of the agent is; env.last() gave its reward and flags at the agent's next turn, and the
+    reward sums what came in between. The last, dead step of an agent has no action and does not count. A reward that
+    comes with an agent's first observation belongs to no step; only the columns of the episode have it.
 
     Attributes:
-        name: of the agent.
+        name: name of the agent.
         episode: the Episode of all agents.
-        times: (N,) int64, the step of the environment that each action was given to.
-        rows: (N + 1,) int64, the rows of episode.observations that hold the agent's; -1 for an unknown one.
-        has_final_observation: False if the recording does not have the observation after the last action, because the
-            agent had no further turn. The last row of observations is then NaN, 0 or None, and the last reward is
-            what had come by then.
+        times: (N,) int64, the environment step of each action.
+        rows: (N + 1,) int64, rows of episode.observations with the agent's observations; -1 for an unknown one.
+        has_final_observation: False if the observation after the last action is unknown, because the agent had no
+            further turn. The last row of observations is then NaN, 0 or None, and the last reward sums the rewards
+            up to the end.
     """
 
     _OTHER_NAMES = OF_EPISODE
@@ -227,7 +229,7 @@ class AgentEpisode(KnowsOtherNames):
 
     @cached_property
     def actions(self) -> Any:
-        """N rows: an array (N, *shape), or dicts and tuples of them; None where the environment was given none."""
+        """N rows: an array (N, *shape), or dicts and tuples of them; None where the environment got no action."""
         actions, acted = self.episode.actions, self._acted()[self._at]
         if isinstance(actions, dict):
             rows = mapped(lambda column: column[self._at], actions[self.name])
@@ -239,7 +241,7 @@ class AgentEpisode(KnowsOtherNames):
 
     @cached_property
     def rewards(self) -> Array:
-        """(N,), float64 unless the environment gave others."""
+        """(N,), float64 unless the environment's rewards have another dtype."""
         columns, rewards = self._columns, self._columns.rewards[:, self._number]
         if columns.reward is None:
             return np.asarray(rewards[self._after])
@@ -252,7 +254,7 @@ class AgentEpisode(KnowsOtherNames):
     @property
     def terminations(self) -> Array:
         """(N,) bool."""
-        return np.asarray(self._columns.terminations[self._after, self._number])  # -1: as known at the end
+        return np.asarray(self._columns.terminations[self._after, self._number])  # row -1: flags at the end
 
     @property
     def truncations(self) -> Array:
@@ -267,7 +269,7 @@ class AgentEpisode(KnowsOtherNames):
 
     @property
     def first_info(self) -> dict[str, Any] | None:
-        """The info beside the first observation; None if infos were not recorded."""
+        """The info with the first observation; None if infos were not recorded."""
         reset_info = self.episode.reset_info
         if reset_info is None or not len(self._first):
             return None
@@ -281,7 +283,7 @@ class AgentEpisode(KnowsOtherNames):
 
     @property
     def pending_action(self) -> Any:
-        """The action of this agent in a step that was not answered before the writer was killed, or None."""
+        """The agent's action in a step without a result, because the writer was killed; or None."""
         pending = self.episode.pending_action
         if not isinstance(pending, Mapping) or self.name not in pending:
             return None
@@ -291,9 +293,9 @@ class AgentEpisode(KnowsOtherNames):
 
 
 def appeared(columns: JointColumns) -> list[int]:
-    """Return the agents that were there, in the order in which they came, as indices of names."""
-    there = columns.place >= 0
-    first = np.where(there.any(axis=0), there.argmax(axis=0), -1)
+    """Return the agents that were ever present, in order of appearance, as indices of names."""
+    present = columns.place >= 0
+    first = np.where(present.any(axis=0), present.argmax(axis=0), -1)
     found = [number for number in range(len(columns.names)) if first[number] >= 0]
     return sorted(found, key=lambda number: (first[number], columns.place[first[number], number]))
 

@@ -11,13 +11,13 @@ import numpy as np
 from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array
 
-# A stored value: positions (u4) and contents of the words that differ from the previous value, or all its bytes.
+# A stored value: positions (u4) and new contents of the words that changed since the previous value; or all its bytes.
 Slot = tuple[bytes, bytes] | bytes
-Changes = tuple[Array, Array]  # the same as arrays
+Changes = tuple[Array, Array]  # positions and words, as arrays
 
 
 class Log(Protocol):
-    """The recorder's log, as the packer uses it."""
+    """The part of the recorder's log that the packer uses."""
 
     def log_whole(self, column: int, value: bytes) -> None:
         """Record all bytes of a value."""
@@ -41,12 +41,12 @@ def changed_words(before: Array, value: Array, most: int) -> bytes | None:
         value: contiguous, with as many bytes as before.
     """
     flat: Array = np.frombuffer(value, before.dtype)
-    (places,) = np.not_equal(flat, before).nonzero()
-    if len(places) > most:
+    (positions,) = np.not_equal(flat, before).nonzero()
+    if len(positions) > most:
         return None
-    words = flat.take(places)
-    before.put(places, words)
-    return places.astype(np.uint32).tobytes() + words.tobytes()
+    words = flat.take(positions)
+    before.put(positions, words)
+    return positions.astype(np.uint32).tobytes() + words.tobytes()
 
 
 class DeltaPacker:
@@ -54,14 +54,14 @@ class DeltaPacker:
 
     Args:
         column: index of the leaf.
-        other: packs a value that does not have the dtype and shape of the leaf.
+        other: packs a value of another dtype or shape.
         changed: changed_words() or its compiled twin.
 
     Attributes:
         before: the last value, as words.
-        ready: an array of one bool: True if the next value can be compared with before. Then a caller may also do it
-            in place of the packer: log the changes and update before.
-        limit: values with more changed words are stored whole.
+        ready: an array of one bool: True if the next value can be compared with `before`. Then a caller may do the
+            packer's work: log the changes and update `before`.
+        limit: most changed words of a delta; values with more are stored whole.
     """
 
     def __init__(
@@ -83,33 +83,33 @@ class DeltaPacker:
         self.forget()
 
     def forget(self) -> None:
-        """Store the next value whole, like the first one: the previous value may be unknown to readers."""
-        self._knows = self.ready[0] = False
-        self._pause = self._pausing = 0  # values stored uncompared after one with too many changes
+        """Store the next value whole, like the first one: readers may lack the previous value."""
+        self._is_known = self.ready[0] = False
+        self._pause = self._pausing = 0  # values to store uncompared after one with too many changes
 
     def __call__(self, value: Any) -> bytes:
-        """Put the value into the log; return no bytes for the row."""
+        """Log the value; return the bytes of the row: none, unless `other` packs it."""
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
             return self._other(value)
         if not value.flags.c_contiguous:
             value = value.copy()
-        knows, self._knows = self._knows, False  # until before equals the last logged row again
+        was_known, self._is_known = self._is_known, False  # until `before` equals the last logged row
         self.ready[0] = False
         if self._pausing:
             self._pausing -= 1
-        elif knows:
+        elif was_known:
             changes = self._changed(self.before, value, self.limit)
             if changes is None:
                 self._pause = self._pausing = min(63, 2 * self._pause + 1)
             else:
                 self._pause = 0
                 if self._log.log_changes(self._column, len(changes) // self._change_bytes, changes):
-                    self._knows = self.ready[0] = True
+                    self._is_known = self.ready[0] = True
                     return b""
         whole = value.tobytes()
         self._log.log_whole(self._column, whole)
         self.before[:] = np.frombuffer(whole, self._word)
-        self._knows = True
+        self._is_known = True
         self.ready[0] = not self._pause
         return b""
 
@@ -123,18 +123,18 @@ def following(before: Array | None, slot: Slot, word: np.dtype[np.unsignedintege
     return np.frombuffer(slot, word) if isinstance(slot, bytes) else _changed(before, *joined_changes([slot], word))
 
 
-def _changed(before: Array | None, places: Array, words: Array) -> Array:
+def _changed(before: Array | None, positions: Array, words: Array) -> Array:
     assert before is not None
     if not before.flags.writeable:
         before = before.copy()
-    before.put(places, words)
+    before.put(positions, words)
     return before
 
 
 def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsignedinteger]) -> Changes:
     """Return the positions and words of all slots, concatenated."""
     return (
-        np.frombuffer(b"".join([places for places, _ in slots]), np.uint32),
+        np.frombuffer(b"".join([positions for positions, _ in slots]), np.uint32),
         np.frombuffer(b"".join([words for _, words in slots]), word),
     )
 
@@ -157,8 +157,8 @@ class DeltaRows(NamedTuple):
     @property
     def changed(self) -> int:
         """Approximate stored size of all rows but the first: a word per change, plus two bytes for its position."""
-        kept = sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
-        return kept + 2 * kept // word_of(self.row_size).itemsize
+        size = sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
+        return size + 2 * size // word_of(self.row_size).itemsize
 
     def arrays(self, count: int) -> Iterator[Array]:
         """Yield the values as uint8 arrays of shape (up to count, row size)."""
@@ -183,4 +183,4 @@ class DeltaRows(NamedTuple):
             return before
         return _changed(
             before.copy(), *joined_changes(changes, word_of(self.row_size))
-        )  # put() keeps the last of several changes
+        )  # put() applies the last of several changes of a word

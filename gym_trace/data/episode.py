@@ -21,26 +21,26 @@ from gym_trace.printable import printable
 
 
 class Source(Protocol):
-    """Source of an episode's arrays."""
+    """Reads the arrays of one episode."""
 
     def column(self, name: str, steps: range | None) -> Any:
-        """Return a column, or its rows for some of the steps."""
+        """Return a column, or only its rows for these steps."""
 
     def start(self) -> dict[str, Any]:
-        """Return the recorded data of its reset."""
+        """Return the reset record."""
 
     def pending(self) -> Any:
-        """Return the action that was still running at its end, or None."""
+        """Return the action of the step that was running at the end, or None."""
 
 
 class Episode(KnowsOtherNames):
     """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
 
-    Arrays are decoded on first access and are yours to modify. A slice, such as ``episode[100:164]``, has those steps
-    and the observation before them; it reads little else.
+    Arrays are decoded on first access, and you may modify them. A slice, such as ``episode[100:164]``, has its steps
+    and the observation before them, and reads little else.
 
-    An episode does not change after it is taken from the trace. A running episode keeps the steps that it had then;
-    call Trace.refresh() and take it again for later ones. A pickled episode reads its arrays from the same directory
+    An episode is a snapshot. A running episode keeps the steps that it had when it was read; call Trace.refresh() and
+    index the trace again for later ones. A pickled episode reads its arrays from the same directory
     when unpickled; an episode from a scan carries its arrays along.
 
     Attributes:
@@ -54,7 +54,7 @@ class Episode(KnowsOtherNames):
         split: such as "train" or "eval".
         has_final_observation: True if the last row of observations follows the last step. False if an import did not
             find it: the row is a placeholder, NaN, 0 or "".
-        start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
+        start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: monotonic clock, ns.
     """
 
     _OTHER_NAMES = OF_EPISODE
@@ -194,7 +194,7 @@ class Episode(KnowsOtherNames):
             return known if self._steps is None else 0.0
         try:
             rewards = self.rewards
-        except TraceError:  # damaged, or not decoded
+        except TraceError:  # damaged, or too large for memory
             return math.nan
         if rewards.dtype.kind not in "biuf" or (rewards.ndim < 2 and self._steps is None):
             return math.nan
@@ -204,17 +204,17 @@ class Episode(KnowsOtherNames):
     def seed(self) -> int | None:
         seed = int(self._record["seed"])
         if seed == -2:
-            kept = self._start.get("seed")
-            return kept if isinstance(kept, int) else None
+            large = self._start.get("seed")
+            return large if isinstance(large, int) else None
         return None if seed < 0 else seed
 
     @property
     def _start(self) -> dict[str, Any]:
-        """The recorded data of its reset."""
+        """The reset record."""
         if "start" not in self._cache:
             self._cache["start"] = self._source.start()
-        kept: dict[str, Any] = self._cache["start"]
-        return kept
+        start: dict[str, Any] = self._cache["start"]
+        return start
 
     @property
     def options(self) -> dict[str, Any] | None:
@@ -223,7 +223,7 @@ class Episode(KnowsOtherNames):
 
     @property
     def rng_state(self) -> dict[str, Any] | None:
-        """State of the environment's random generator before an unseeded reset, as NumPy bit generators give it."""
+        """State of the environment's random generator before an unseeded reset, as a state of a NumPy bit generator."""
         return self._start.get("rng_state")
 
     @property
@@ -238,10 +238,10 @@ class Episode(KnowsOtherNames):
 
     @property
     def pending_action(self) -> Any:
-        """The action that the environment was executing when the writer was killed, after the last recorded step.
+        """The action after the last recorded step, which was running when the writer was killed.
 
         It has the structure of the action space. None if no action was running or it is unknown, if the episode is
-        still running, and for a slice that does not reach the end.
+        still running, or if this slice ends earlier.
         """
         is_end = self._steps is None or self._steps.stop == int(self._record["steps"])
         return self._source.pending() if is_end else None
@@ -289,11 +289,11 @@ class Episode(KnowsOtherNames):
 
     @property
     def rewards(self) -> Array:
-        """(N,), float64 unless the environment gave NumPy rewards of another dtype.
+        """(N,), float64 unless the environment returned NumPy rewards of another dtype.
 
-        Rewards of mixed types, such as 0 and np.float32(0.5), become float64 if that holds every value exactly; their
-        types are lost. Otherwise they are objects of the recorded types. Plain booleans and integers of up to 53 bits
-        are float64, too.
+        Rewards of mixed types, such as 0 and np.float32(0.5), become float64 if it represents every value exactly;
+        their types are lost. Otherwise they are objects of the recorded types. Plain booleans and integers of up to
+        53 bits also become float64.
         """
         return np.asarray(self._column("rewards"))
 
@@ -336,7 +336,7 @@ class Episode(KnowsOtherNames):
 
     @property
     def agents(self) -> list[Name]:
-        """The agents that were there, in the order in which they came; ``episode[name]`` has the steps of each.
+        """The agents, in order of appearance; ``episode[name]`` has the steps of one.
 
         Raises TraceError if the episode is of a single agent.
         """
@@ -351,15 +351,15 @@ class Episode(KnowsOtherNames):
         turn = self._joint.turn
         if turn is None:
             raise TraceError("turns: recorded from a parallel environment, where all agents act in each step")
-        place = {number: place for place, number in enumerate(appeared(self._joint))}
-        return np.array([place.get(number, -1) for number in turn[: len(self)].tolist()], np.int64)
+        index_of = {number: index for index, number in enumerate(appeared(self._joint))}
+        return np.array([index_of.get(number, -1) for number in turn[: len(self)].tolist()], np.int64)
 
     @property
     def states(self) -> dict[str, Array]:
-        """(N,) arrays of objects by name: states before steps; None in a row without one.
+        """(N,) arrays of objects by name: states before the steps; None in a row without one.
 
-        "generator": the environment's random generator was set to this state (see TraceRecordingWrapper.reseed()), as
-        NumPy's bit generators give it. "environment": the environment was in this state, recorded with states=.
+        "generator": state that the environment's random generator was set to (see TraceRecordingWrapper.reseed()), in
+        the form of NumPy's bit generators. "environment": state of the environment, recorded with states=.
         """
         return dict(self._column("states"))
 

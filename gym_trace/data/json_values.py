@@ -1,7 +1,7 @@
 """Any value of a trace as JSON, and back, bit for bit (docs/reference/steps.md).
 
-A row of a column whose dtype and shape were declared is numbers alone. All other values describe themselves, in a map
-with one key that begins with "$". What is read back may be untrusted.
+A row of a column with a declared dtype and shape is written as numbers alone. Any other value becomes a map with one
+key, a tag that begins with "$". JSON to read may be untrusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_trace.data.values import ABSENT, Array, EnumMember, Misfit, Unstored, d
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 
 MOST_NUMBERS = 4096  # an array with more numbers is written in base64
-# Dtypes of numbers that JSON has, as np.dtype.str has them.
+# Dtypes written as JSON numbers, as np.dtype.str without its byte order.
 NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _ENCODED = json.JSONEncoder(allow_nan=False).encode
 _INT64, _UINT64 = -(1 << 63), 1 << 64
@@ -30,7 +30,7 @@ _INT64, _UINT64 = -(1 << 63), 1 << 64
 
 def json_text(value: Any) -> str:
     """Encode a JSON value as text: strict, ASCII, on one line, and without a control character."""
-    return _ENCODED(value).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    return _ENCODED(value).replace("\x7f", "\\u007f")  # the control character that JSON does not escape
 
 
 class Form(NamedTuple):
@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
     @property
     def is_base64(self) -> bool:
-        """Return True if an array is written as base64: a large one, or one of other values than numbers."""
+        """True if arrays are written as base64: they are large, or JSON lacks their numbers."""
         return self.dtype.str[1:] not in NUMBERS or math.prod(self.shape) > MOST_NUMBERS
 
     def declared(self) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def _numbers(rows: Array, form: Form) -> list[Any]:
     if form.dtype.kind != "f" or np.isfinite(rows).all():
         return list(rows.tolist())
     plain = rows.astype(object)
-    for place in zip(*np.nonzero(~np.isfinite(rows))):
-        plain[place] = _not_finite(rows[place])
+    for index in zip(*np.nonzero(~np.isfinite(rows))):
+        plain[index] = _not_finite(rows[index])
     return list(plain.tolist())
 
 
 def _not_finite(number: Any) -> str:
-    """NaN, Infinity, -Infinity; of any other NaN than NumPy's usual one also its bits, as NaN:7ff0000000000001."""
+    """Return NaN, Infinity or -Infinity; for a NaN with other bits than np.nan, also its bits: NaN:7ff0000000000001."""
     if np.isinf(number):
         return "Infinity" if number > 0 else "-Infinity"
     if number.tobytes() == number.dtype.type(np.nan).tobytes():
@@ -89,7 +89,7 @@ def _base64(data: bytes) -> str:
 
 
 def tagged(value: Any) -> Any:
-    """Any value that a trace can hold, as JSON can have it."""
+    """Return the JSON form of any value that a trace can hold."""
     try:
         return _tagged(value)
     except RecursionError:
@@ -125,7 +125,7 @@ def _float(value: float) -> Any:
 
 
 def is_plain_map(keys: Iterable[Any]) -> bool:
-    """Return True if a map of these keys is a plain JSON map that no reader takes for a tagged value."""
+    """Return True if a map with these keys is a plain JSON map, which readers cannot mistake for a tagged value."""
     return all(type(key) is str and not key.startswith("$") for key in keys)
 
 
@@ -152,11 +152,11 @@ _TAGS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-# -- back -------------------------------------------------------------------------------------------------------------
+# -- from JSON --------------------------------------------------------------------------------------------------------
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_DIMENSIONS = 32
-_MOST_ALIKE = 1000
+_MOST_COLLISIONS = 1000  # keys of a map with one hash
 
 
 def untagged(plain: Any) -> Any:
@@ -168,7 +168,7 @@ def untagged(plain: Any) -> Any:
 
 
 def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
-    """The array of a dtype and shape, given as rows_of() has written it. Raises ValueError, TypeError, CorruptTrace."""
+    """Return an array of a dtype and shape from its JSON (see rows_of). Raises ValueError, TypeError, CorruptTrace."""
     kind = dtype_from(dtype)
     sizes = tuple(shape)
     if len(sizes) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in sizes):
@@ -179,15 +179,15 @@ def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
     if array.size != math.prod(sizes):
         raise ValueError("array of a shape other than declared")
     flat, texts = array.ravel(), {}
-    for place, number in enumerate(flat.tolist()):
+    for index, number in enumerate(flat.tolist()):
         if isinstance(number, str):
-            texts[place] = number
-            flat[place] = 0
+            texts[index] = number
+            flat[index] = 0
         elif type(number) not in (bool, int, float):
             raise TypeError("array with values other than numbers")
     numbers = np.array(flat.tolist(), kind)
-    for place, text in texts.items():
-        numbers[place] = _special(text, kind)
+    for index, text in texts.items():
+        numbers[index] = _special(text, kind)
     return numbers.reshape(sizes)
 
 
@@ -213,9 +213,9 @@ def _value(plain: Any) -> Any:
 
 
 def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a map. Raises ValueError for very many colliding keys, which would take forever."""
+    """Return a map. Raises ValueError for too many colliding keys, which take quadratic time."""
     known = list(pairs)
-    if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
+    if len(known) > _MOST_COLLISIONS and max(Counter(hash(key) for key, _ in known).values()) > _MOST_COLLISIONS:
         raise ValueError("map with too many colliding keys")
     return dict(known)
 

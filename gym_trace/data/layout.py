@@ -22,7 +22,7 @@ PlainSpace = dict[str, Any]
 _TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 _MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
-_MAX_ELEMENTS = 1 << 31  # elements of a value: more than a recorder can store
+_MAX_ELEMENTS = 1 << 31  # elements of one value; no recorder stores as many
 _NATIVE: Literal["little", "big"] = sys.byteorder
 _FOREIGN: Literal["little", "big"] = "big" if sys.byteorder == "little" else "little"
 
@@ -37,8 +37,8 @@ class Leaf:
         self.row_size = 0 if dtype is None else dtype.itemsize * math.prod(shape)
 
     @property
-    def column(self) -> str:
-        """The name of the column in warnings."""
+    def label(self) -> str:
+        """Name of the column in warnings."""
         return "/".join(map(str, self.path))
 
     def leaves(self) -> Iterator[Leaf]:
@@ -102,7 +102,7 @@ class Branch:
         return [leaf for child, part in zip(self.children, parts) for leaf in child.split(part)]
 
     def join(self, columns: Iterator[Any]) -> Any:
-        """Build this structure from columns, which yields one item per leaf."""
+        """Build this structure from an iterator of one item per leaf."""
         joined = [child.join(columns) for child in self.children]
         return tuple(joined) if self.keys is None else dict(zip(self.keys, joined))
 
@@ -142,7 +142,7 @@ def _shape(numbers: Any) -> tuple[int, ...]:
 
 
 def taken_apart(layout: Layout, value: Any) -> list[Any]:
-    """Split one value into its leaves. A value of another structure goes whole into the first leaf, as a Misfit."""
+    """Split one value into its leaves. A value of another structure becomes a Misfit in the first leaf."""
     if not isinstance(value, Misfit):
         try:
             return layout.split(value)
@@ -186,9 +186,9 @@ def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
 
 
 def as_kept(value: Any, leaf: Leaf) -> Any:
-    """Convert a plain number to a scalar of the leaf's dtype if that holds it exactly; return other values unchanged.
+    """Convert a plain number to the leaf's dtype if that represents it exactly; return other values unchanged.
 
-    A float fits float64 only, a bool fits bool only.
+    A float fits only float64, a bool only bool.
     """
     if leaf.dtype is None or leaf.shape != ():
         return value
@@ -201,7 +201,7 @@ def as_kept(value: Any, leaf: Leaf) -> Any:
 
 
 def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]]:
-    """Yield the spaces other than Dict and Tuple, in the order of the leaves of a layout."""
+    """Yield the spaces within Dicts and Tuples, with their paths, in the order of the leaves of a layout."""
     if space["type"] == "Dict":
         for key, child in space["spaces"]:
             yield from leaves_in(child, (*path, key))

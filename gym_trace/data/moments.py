@@ -7,8 +7,8 @@ import numpy as np
 from gym_trace.data.values import Array
 
 _BLOCK = 1 << 18  # elements summed at a time
-_WIDE = 512  # columns
-_BYTE = np.arange(256.0)
+_WIDE = 512  # columns; wider rows are summed along axis 0
+_BYTE_VALUES = np.arange(256.0)
 
 
 class RunningMoments:
@@ -20,13 +20,13 @@ class RunningMoments:
 
     Args:
         width: number of columns.
-        finite_only: count NaN and infinities, and leave them out. False: moments of columns with such values are not
-            finite either.
+        finite_only: count NaN and infinities, but ignore them. False: a column with such values has moments that are
+            not finite.
 
     Attributes:
         rows: number of added rows.
-        count, nan, infinite: (width,) int64, numbers of values that count and that are left out.
-        mean, squares, least, largest: (width,) float64; squares: the sum of squared distances from the mean.
+        count, nan, infinite: (width,) int64, numbers of counted values, and of ignored NaN and infinities.
+        mean, squared_deviations, least, largest: (width,) float64; squared_deviations: their sum over the rows.
     """
 
     def __init__(self, width: int, finite_only: bool = True):
@@ -36,15 +36,15 @@ class RunningMoments:
         self.nan = np.zeros(width, np.int64)
         self.infinite = np.zeros(width, np.int64)
         self.mean = np.zeros(width)
-        self.squares = np.zeros(width)
+        self.squared_deviations = np.zeros(width)
         self.least = np.full(width, np.inf)
         self.largest = np.full(width, -np.inf)
 
     @property
     def std(self) -> Array:
-        """(width,) float64, standard deviation of the rows; NaN without any."""
+        """(width,) float64, standard deviation; NaN without rows."""
         with np.errstate(all="ignore"):
-            std: Array = np.sqrt(self.squares / self.count)
+            std: Array = np.sqrt(self.squared_deviations / self.count)
         return std
 
     def add(self, rows: Array) -> None:
@@ -59,7 +59,7 @@ class RunningMoments:
     def _add(self, rows: Array) -> None:
         block = RunningMoments(rows.shape[1])
         block.rows = len(rows)
-        # Few columns become rows: numpy sums the last axis pairwise, which is faster and more exact.
+        # Transpose narrow rows: NumPy sums the last axis pairwise, which is faster and more exact.
         axis = 0 if rows.shape[1] > _WIDE else 1
         values = np.array(rows.T if axis else rows, np.float64, order="C")
         with np.errstate(all="ignore"):
@@ -77,7 +77,7 @@ class RunningMoments:
                 block.largest = np.where(good, values, -np.inf).max(axis)
                 block.mean = np.where(good, values, 0.0).sum(axis) / np.maximum(block.count, 1)
                 values = np.where(good, values - np.expand_dims(block.mean, axis), 0.0)
-            block.squares = np.einsum("ij,ij->i" if axis else "ij,ij->j", values, values)
+            block.squared_deviations = np.einsum("ij,ij->i" if axis else "ij,ij->j", values, values)
         self.merge(block)
 
     def _add_bytes(self, values: Array) -> None:
@@ -91,19 +91,21 @@ class RunningMoments:
         block = RunningMoments(1)
         block.rows = len(values)
         block.count[0] = len(values)
-        block.mean[0] = counts @ _BYTE / len(values)
-        block.squares[0] = counts @ (_BYTE - block.mean[0]) ** 2
+        block.mean[0] = counts @ _BYTE_VALUES / len(values)
+        block.squared_deviations[0] = counts @ (_BYTE_VALUES - block.mean[0]) ** 2
         block.least[0], block.largest[0] = seen[0], seen[-1]
         self.merge(block)
 
     def merge(self, other: RunningMoments) -> None:
-        """Add the rows of other moments."""
+        """Add the rows behind other moments."""
         count = self.count + other.count
         with np.errstate(all="ignore"):
             share = other.count / np.maximum(count, 1)
-            apart = np.where(other.count > 0, other.mean - self.mean, 0.0)
-            self.mean = self.mean + apart * share
-            self.squares = self.squares + other.squares + apart * apart * self.count * share
+            distance = np.where(other.count > 0, other.mean - self.mean, 0.0)
+            self.mean = self.mean + distance * share
+            self.squared_deviations = (
+                self.squared_deviations + other.squared_deviations + distance * distance * self.count * share
+            )
             self.least = np.minimum(self.least, other.least)
             self.largest = np.maximum(self.largest, other.largest)
         self.rows += other.rows

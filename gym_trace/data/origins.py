@@ -13,7 +13,9 @@ from gym_trace.data.schema import as_map
 from gym_trace.errors import CorruptTrace
 
 ORIGINS = "origins"  # the key of the schema record
-ID_BITS = 40  # low bits of an id in the fragment table: the episode's own id; the high bits number the origin
+ID_BITS = (
+    40  # an id in the fragment table: the low bits are the episode's own id, the high bits the number of its origin
+)
 OWN_ID = (1 << ID_BITS) - 1
 MOST_ORIGINS = 1 << 12
 _FORMAT = [1, 2]
@@ -25,9 +27,9 @@ class Origin(NamedTuple):
     """A writer whose episodes are in another writer's files.
 
     Attributes:
-        writer: its id.
-        schema: its schema record.
-        entries: the lines of its manifest, except schema and batch lines.
+        writer: id of the writer.
+        schema: schema record of the writer.
+        entries: lines of the writer's manifest, except schema and batch lines.
     """
 
     writer: str
@@ -40,7 +42,7 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
 
     A deleted origin leaves None, so that the numbers of the others stay valid.
 
-    file: the id of the writer that holds the files; it names an origin without an id.
+    file: id of the writer that holds the files; an origin without an id is named after it.
 
     Raises CorruptTrace.
     """
@@ -52,8 +54,8 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
             continue
         one = as_map(one)
         without = one.get("without")
-        gone = [key for key in without if isinstance(key, str)] if isinstance(without, list) else []
-        now = {key: value for key, value in now.items() if key not in gone} if gone else dict(now)
+        removed = [key for key in without if isinstance(key, str)] if isinstance(without, list) else []
+        now = {key: value for key, value in now.items() if key not in removed} if removed else dict(now)
         now |= as_map(one.get("schema"))
         writer = one.get("writer")
         writer = writer if isinstance(writer, str) else f"{file}.{number}"
@@ -64,7 +66,7 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
 
 
 def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any]:
-    """Return the schema record for files with these origins: the first origin's schema, and each later difference."""
+    """Return the schema record for files with these origins: the first schema, and how later ones differ."""
     described: list[dict[str, Any] | None] = []
     schema: dict[str, Any] = {}
     before: dict[str, Any] = {}
@@ -95,10 +97,10 @@ def changed_schema(
     change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     numbers: Container[int] | None = None,
 ) -> dict[str, Any]:
-    """Return a schema record with another one for each of its writers.
+    """Return a schema record with the schema of each of its writers changed.
 
-    change: makes the schema of a writer; it is called for each origin, or for the only writer.
-    numbers: the origins to keep; None: all. Raises CorruptTrace.
+    change: returns the new schema of a writer; called for each origin, or for the only writer.
+    numbers: origins to keep; None: all. Raises CorruptTrace.
     """
     if ORIGINS not in schema:
         return change(schema)
@@ -111,7 +113,7 @@ def changed_schema(
 
 
 def packed_origins(described: list[Any]) -> bytes:
-    """Compress origins for a schema record; they are very similar."""
+    """Compress origins for a schema record: they are very similar."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(pack_lenient(described)[0])
 
 

@@ -1,4 +1,4 @@
-"""Attributes that people know from other libraries: their AttributeError says what is used here."""
+"""Attribute names of other libraries: their AttributeError names the attribute to use here."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class KnowsOtherNames:
     __slots__ = ()
     _OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # type checkers would take every name
+    if not TYPE_CHECKING:  # or type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
             if name in self._OTHER_NAMES:
                 raise AttributeError(
                     f"{type(self).__name__!r} object has no attribute {name!r}; use {self._OTHER_NAMES[name]}"
                 )
-            return object.__getattribute__(self, name)  # raises again, also what a property has raised
+            return object.__getattribute__(self, name)  # raises the usual AttributeError, or the one of a property

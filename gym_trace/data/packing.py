@@ -39,17 +39,17 @@ def pack(value: Any) -> bytes:
 
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
-    """Return value as MessagePack, and a warning for each part that a placeholder replaces."""
+    """Return value as MessagePack, and a warning for each part replaced by a placeholder."""
     if type(value) is str and len(value) <= _SHORT:  # common: the mission of each observation
         return _pack_plain(value), []
     packing = _Packing(lenient=True)
     try:
-        return packing.packed(value), packing.remarks
+        return packing.packed(value), packing.warnings
     except UnstorableValue:  # too deep, or an invalid key
-        return pack(unstored(value)), [*packing.remarks, _remark_on(value)]
+        return pack(unstored(value)), [*packing.warnings, _warning_for(value)]
 
 
-def _remark_on(value: Any) -> str:
+def _warning_for(value: Any) -> str:
     return f"a value of type {class_name(value)} cannot be stored; its repr is kept"
 
 
@@ -61,10 +61,10 @@ class _Packing:
     """
 
     def __init__(self, lenient: bool):
-        self.remarks: list[str] = []
+        self.warnings: list[str] = []
         self._lenient = lenient
         self._depth = -1
-        self._may_be_key = False  # True if a hashable value unpacks to an unhashable one
+        self._may_be_key = False  # True if a packed value was hashable, but unpacks to an unhashable one
 
     def packed(self, value: Any) -> bytes:
         packed = self._packed(value)
@@ -105,7 +105,7 @@ class _Packing:
                 if isinstance(error, UnstorableValue):
                     raise
                 raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {error!r}") from error
-            self.remarks.append(_remark_on(value))
+            self.warnings.append(_warning_for(value))
             return msgpack.ExtType(UNSTORED, pack([class_name(value), shown(value)]))
         if type(value).__hash__ is not None and not isinstance(value, (np.generic, tuple)):
             code = form.code if type(form) is msgpack.ExtType else None
@@ -113,7 +113,7 @@ class _Packing:
         return form
 
     def _form(self, value: Any) -> Any:
-        """Convert a value unknown to msgpack to an extension type, or to a plain value of its base class."""
+        """Convert a value that msgpack does not know to an extension type, or to a plain value of its base class."""
         if is_masked(value):
             if is_plain_dtype(value.dtype.str) or value.dtype == object:
                 mask = None if value._mask is np.ma.nomask else value._mask
@@ -152,13 +152,13 @@ class _Packing:
             for base, plain in _BASES:
                 if isinstance(value, base):
                     form = plain(value)
-                    beyond = base is int and not -(1 << 63) <= form < 1 << 64
-                    return self._form(form) if beyond else form
+                    is_big = base is int and not -(1 << 63) <= form < 1 << 64
+                    return self._form(form) if is_big else form
             if isinstance(value, enum.Enum):
                 return msgpack.ExtType(ENUM, self._packed([class_name(value), value.name, value.value]))
             if isinstance(value, Mapping):
                 return dict(value)
-            array = plain_array(value, self.remarks)
+            array = plain_array(value, self.warnings)
             if array is not value:
                 return self._form(array)
         raise UnstorableValue(
@@ -175,7 +175,7 @@ _BASES: tuple[tuple[type, Any], ...] = (
     (bytes, lambda value: b"".join([value])),
     (list, list.copy),
 )
-_SHORT = 1 << 20  # characters
+_SHORT = 1 << 20  # characters; shorter texts are packed at once
 _UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW, ENUM)  # the value of an enum may be a list
 
 
@@ -231,9 +231,9 @@ class Containers:
 
 
 def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:
-    """Return the value in packed. packed is untrusted: none of its code runs, memory is bounded. Raises CorruptTrace.
+    """Return the value in packed, which is untrusted: no code runs, and memory is bounded. Raises CorruptTrace.
 
-    containers: a container budget shared with other values.
+    containers: budget shared with other values.
     """
     if containers is None and len(packed) > MAX_CONTAINERS:
         containers = Containers()
@@ -255,7 +255,7 @@ def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | Non
     if depth == len(_UNPACK_HOOKS):
         raise CorruptTrace("a value is nested too deep")
     try:
-        if containers is None:  # the usual case, for up to a million values
+        if containers is None:  # as for all but very large values
             return msgpack.unpackb(
                 packed, ext_hook=_UNPACK_HOOKS[depth], strict_map_key=False, unicode_errors="surrogatepass"
             )

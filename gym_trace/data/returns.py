@@ -1,4 +1,4 @@
-"""Rewards as numbers, and returns of episodes while they are recorded. A reward may be several numbers."""
+"""Rewards as numbers, and returns of episodes during recording. A reward may be several numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_trace.data.values import Array
 
 # The sum of the rewards, or one sum per objective.
 Return = float | tuple[float, ...]
-_LATELY = 100
+_LAST_EPISODES = 100
 
 
 def number_of(value: Any) -> float:
@@ -44,7 +44,7 @@ def as_return(total: Any) -> Return:
         if array.dtype.kind == "c":
             return math.nan
         array = array.astype(np.float64)
-    except Exception:  # values of any type, such as tensors on another device
+    except Exception:  # user values, such as a tensor on another device, may raise anything
         return math.nan
     return float(array) if array.ndim == 0 else tuple(array.ravel().tolist())
 
@@ -53,7 +53,7 @@ class LastReturns:
     """Returns of the last 100 complete episodes."""
 
     def __init__(self) -> None:
-        self._returns: deque[Return] = deque(maxlen=_LATELY)
+        self._returns: deque[Return] = deque(maxlen=_LAST_EPISODES)
 
     def add(self, value: Return) -> None:
         self._returns.append(value)
@@ -64,10 +64,9 @@ class LastReturns:
             return None
         last = self._returns[-1]
         if not isinstance(last, tuple):
-            known = [value for value in self._returns if not isinstance(value, tuple)]
-            return _spread(known)
-        alike = [value for value in self._returns if isinstance(value, tuple) and len(value) == len(last)]
-        mean, least, largest = zip(*map(_spread, zip(*alike))) if last else ((), (), ())
+            return _spread([value for value in self._returns if not isinstance(value, tuple)])
+        same_length = [value for value in self._returns if isinstance(value, tuple) and len(value) == len(last)]
+        mean, least, largest = zip(*map(_spread, zip(*same_length))) if last else ((), (), ())
         return mean, least, largest
 
 
@@ -82,17 +81,17 @@ class LaneReturns:
         self._totals: Array = np.zeros(lanes)
 
     def add(self, rewards: Any, lanes: Array) -> None:
-        """Add the rewards of these lanes, a boolean mask. rewards: one row per lane."""
+        """Add the rewards of some lanes. rewards: one row per lane. lanes: boolean mask."""
         try:
             rows = np.asarray(rewards)
             if rows.ndim > self._totals.ndim and not self._totals.any():
                 self._totals = np.zeros(rows.shape)
             self._totals[lanes] += rows[lanes]
-        except Exception:  # values of any type
+        except Exception:  # user values may raise anything
             self._totals[lanes] = math.nan
 
     def take(self, lanes: Array) -> list[Return]:
         """Return the returns of these lanes and reset them to 0."""
-        taken = [as_return(total) for total in self._totals[lanes]]
+        returns = [as_return(total) for total in self._totals[lanes]]
         self._totals[lanes] = 0.0
-        return taken
+        return returns

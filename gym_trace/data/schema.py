@@ -36,7 +36,7 @@ class WriterSchema:
         created: when the writer began, UTC ns; 0 if unknown.
         split: such as "train".
         environment, versions, recorder: maps, empty if unknown.
-        metadata: anything.
+        metadata: any value.
     """
 
     raw: dict[str, Any]
@@ -49,7 +49,7 @@ class WriterSchema:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> WriterSchema:
-        """Never raises."""
+        """Parse a schema record. Never raises."""
         created, split = raw.get("created"), raw.get("split", "")
         return cls(
             raw,
@@ -63,7 +63,7 @@ class WriterSchema:
 
     @cached_property
     def layouts(self) -> Layouts:
-        """Raises CorruptTrace if a space is missing or malformed."""
+        """The column layouts. Raises CorruptTrace if a space is missing or malformed."""
         if missing := [name for name in _SPACES if name not in self.raw]:
             raise CorruptTrace(f"the schema has no {missing[0]}")
         observations, actions = (self.raw[name] for name in _SPACES)
@@ -86,7 +86,7 @@ class WriterSchema:
 
     @property
     def drops_batches(self) -> bool:
-        """True if the writer dropped old batches, and with them episodes whose beginning was there."""
+        """True if the writer may have dropped old batches, and with them the beginnings of episodes."""
         return "keep_bytes" in self.recorder and "origins" not in self.raw
 
     @property
@@ -116,28 +116,28 @@ class WriterSchema:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The import's description of its source files; empty if not imported."""
+        """Description of the imported source files; empty if not imported."""
         return as_map(self.metadata) if self.is_imported else {}
 
     @property
     def agents(self) -> dict[str, Any]:
-        """The agents of an environment of many (docs/FORMAT.md, section 4); empty for a single agent."""
+        """The agents of a multi-agent environment (docs/FORMAT.md, section 4); empty for a single agent."""
         return as_map(self.environment.get("agents"))
 
     @property
     def branch(self) -> dict[str, Any]:
-        """The step that the episodes branch from (docs/FORMAT.md, section 4); empty if they begin at their reset."""
+        """The step that the episodes branch from (docs/FORMAT.md, section 4); empty if they begin with a reset."""
         return as_map(self.raw.get("branch"))
 
     def edits_of(self, column: str) -> list[str]:
-        """Return descriptions of the edits that made a column what it is, such as "map by rewards:clipped".
+        """Return descriptions of the edits of a column, such as "map by rewards:clipped".
 
         column: such as "rewards", or "annotations.value".
         """
         edits = as_map(self.raw.get("provenance")).get("edits")
         found = [as_map(edit) for edit in edits] if isinstance(edits, list) else []
-        mine = [edit for edit in found if edit.get("column") == column]
-        return [f"{printable(edit.get('edit'))} by {printable(edit.get('by'))}" for edit in mine]
+        matching = [edit for edit in found if edit.get("column") == column]
+        return [f"{printable(edit.get('edit'))} by {printable(edit.get('by'))}" for edit in matching]
 
     @property
     def prefix(self) -> int:

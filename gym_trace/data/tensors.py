@@ -1,4 +1,4 @@
-"""Convert arrays of other packages, such as tensors, to NumPy, without casts and without importing the package."""
+"""Convert arrays of other packages, such as tensors, to NumPy, without casts and without importing those packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RawArray:
 
     dtype: str
     data: npt.NDArray[Any]
-    __hash__ = None  # type: ignore[assignment]  # like an array, not usable as a key of a dict
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like an array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,18 +49,18 @@ class RawArray:
 
 
 def is_masked(value: object) -> bool:
-    """Return True if value is a masked array. Never imports numpy.ma, which is slow: a masked array has imported it."""
+    """Return True for a masked array. Does not import numpy.ma, which is slow: only its importers have such arrays."""
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 
-def plain_array(value: Any, remarks: list[str] | None = None) -> Any:
+def plain_array(value: Any, warnings: list[str] | None = None) -> Any:
     """Convert lazy frames, tensors and subclasses of arrays to a NumPy array; return any other value unchanged.
 
     Masked arrays stay masked. A tensor of a dtype that NumPy lacks becomes a RawArray.
 
     Args:
-        remarks: receives a warning if the tensor had to be detached or copied.
+        warnings: receives a warning if the tensor had to be detached or copied.
     """
     if type(value) is np.ndarray or isinstance(value, np.generic) or is_masked(value):
         return value
@@ -70,13 +70,13 @@ def plain_array(value: Any, remarks: list[str] | None = None) -> Any:
         array = np.asarray(value)
     except Exception as error:  # user code may raise anything
         raise_if_of_signal(error)
-        return _from_tensor(value, remarks)
+        return _from_tensor(value, warnings)
     return value if array.dtype == object and not isinstance(value, np.ndarray) else array
 
 
-def _from_tensor(tensor: Any, remarks: list[str] | None) -> Any:
-    """Convert a tensor that NumPy cannot convert: it needs gradients, is on a device, is conjugate, or has a dtype that
-    NumPy lacks. Return the tensor unchanged if that fails."""
+def _from_tensor(tensor: Any, warnings: list[str] | None) -> Any:
+    """Convert a tensor that NumPy rejects: it needs gradients, is on a device, is conjugate, or has a dtype that NumPy
+    lacks. Return the tensor unchanged if that fails."""
     try:
         plain = tensor.detach()
         for name in ("cpu", "resolve_conj", "resolve_neg"):
@@ -86,9 +86,9 @@ def _from_tensor(tensor: Any, remarks: list[str] | None) -> Any:
     except Exception as error:  # also sparse, quantised and meta tensors
         raise_if_of_signal(error)
         return tensor
-    if remarks is not None and not isinstance(array, RawArray):
+    if warnings is not None and not isinstance(array, RawArray):
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        remarks.append(f"a {name} needs gradients, is on a device or is lazy; each one is detached and copied")
+        warnings.append(f"a {name} needs gradients, is on a device or is lazy; each one is detached and copied")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Trees: arrays, or lists of values, in the dicts and tuples of a space."""
+"""Trees: nested dicts and tuples, like a space, with arrays or lists of values as leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree, and to the leaves in the same place of the others."""
+    """Apply a function to each leaf of a tree, together with the leaves at the same path of the others."""
     if isinstance(tree, dict):
         return {key: mapped(function, part, *(other[key] for other in others)) for key, part in tree.items()}
     if isinstance(tree, tuple):
@@ -32,7 +32,7 @@ def cut(tree: Any, begin: int, end: int | None = None) -> Any:
 
 
 def joined(first: Any, second: Any) -> Any:
-    """Return the rows of one tree followed by those of another."""
+    """Concatenate the rows of two trees."""
     return mapped(_joined, first, second)
 
 

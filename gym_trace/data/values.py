@@ -65,7 +65,7 @@ def dtype_from(text: object) -> np.dtype[Any]:
 
 
 class Packed(bytes):
-    """A value packed as MessagePack; it shares no memory with the caller's."""
+    """A value packed as MessagePack; it shares no memory with the caller's value."""
 
 
 def copied(value: Any) -> Any:
@@ -94,7 +94,7 @@ def unstored(value: Any) -> Unstored:
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value, at most 1,000 characters, or a note if repr() raises."""
+    """Return the repr of a value, at most 1,000 characters; never raises."""
     try:
         return without_addresses(repr(value))[:1000]
     except Exception as error:  # user code may raise anything
@@ -127,11 +127,11 @@ def _one_by_one(items: list[Any]) -> Array:
 
 
 def densified(items: list[Any]) -> Array | None:
-    """Return items as one array if all are values of one dtype and shape, None otherwise."""
+    """Return items as one array if all have the same dtype and shape, else None."""
     kinds = set(map(type, items))
     if not kinds:
         return None
-    if kinds <= {float, np.float64}:  # writers store both alike
+    if kinds <= {float, np.float64}:  # stored alike
         return np.array(items, np.float64)
     if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds):
         dtype, shape = items[0].dtype, items[0].shape
@@ -159,7 +159,7 @@ def row_of(batch: Any, index: int) -> Any:
 
 
 def is_utf8(text: str) -> bool:
-    """Return False for text with half a character in it."""
+    """Return False for text with a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

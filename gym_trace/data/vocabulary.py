@@ -40,15 +40,15 @@ class FragmentFlag(IntFlag):
     PLACEHOLDER = 1 << 6  # the last observation row is unknown: the import did not find it
 
 
-NOTES = ("annotations", "states")  # roots of columns that steps, and so chunks, may lack
-STATES = "states/"  # a note of a ring with this prefix is a column of that root
-GENERATOR = "generator"  # name of a state: the environment's random generator was set to it before the step
-ENVIRONMENT = "environment"  # name of a state: the whole environment before the step
+OPTIONAL_ROOTS = ("annotations", "states")  # roots of columns that steps, and so chunks, may lack
+STATES = "states/"  # prefix of states among the annotations of a ring
+GENERATOR = "generator"  # name of a state: that of the environment's random generator, set before the step
+ENVIRONMENT = "environment"  # name of a state: that of the whole environment before the step
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 SCANNED = (*COLUMNS, "states")  # columns that scans read
 
 
-def note_path(name: Any) -> tuple[str, Any]:
-    """Return the path of the column of a note in a ring."""
+def annotation_path(name: Any) -> tuple[str, Any]:
+    """Return the path of the column for an annotation or state in a ring."""
     is_state = isinstance(name, str) and name.startswith(STATES)
     return ("states", name.removeprefix(STATES)) if is_state else ("annotations", name)

@@ -13,7 +13,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.returns import numbers_of
 from gym_trace.data.values import ABSENT, Array
-from gym_trace.data.vocabulary import NOTES
+from gym_trace.data.vocabulary import OPTIONAL_ROOTS
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.columns import STEP_COLUMNS, is_large
@@ -106,7 +106,9 @@ class ChunkWriter:
             for some in (row_types, self._row_types)
         )
         shared = (
-            path for path in {**large, **before} if path[0] in NOTES or path in row_types.keys() & self._row_types
+            path
+            for path in {**large, **before}
+            if path[0] in OPTIONAL_ROOTS or path in row_types.keys() & self._row_types
         )
         return any(large.get(path) != before.get(path) for path in shared)
 
@@ -160,7 +162,7 @@ def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, 
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
-        if path[0] in NOTES:  # a piece with steps may lack an annotation of another piece
+        if path[0] in OPTIONAL_ROOTS:  # a piece with steps may lack an annotation of another piece
             missing = [[PACKED_ABSENT] * steps if steps else None for steps in totals]
             parts = [other if part is None else part for part, other in zip(parts, missing)]
         joined[path] = joined_rows([part for part in parts if part is not None])

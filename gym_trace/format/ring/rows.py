@@ -14,7 +14,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.schema import as_map
 from gym_trace.data.values import ABSENT, Array, Packed, dtype_from
-from gym_trace.data.vocabulary import note_path
+from gym_trace.data.vocabulary import annotation_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import kernels, wire
 from gym_trace.format.ring.log import (
@@ -402,7 +402,7 @@ class _DecodedSlab:
         names = dict.fromkeys(name for values in unpacked.values() for name in values)
         for name in names:
             rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]
-            path = note_path(name)
+            path = annotation_path(name)
             columns[path] = typed_or_values(path, [_plain(value) for value in rows], self._complaints)
 
 

@@ -51,7 +51,7 @@ class RowPackers:
         return lambda value: b"".join([packer(part) for packer, part in zip(packers, taken_apart(layout, value))])
 
     def _leaf(self, leaf: Leaf, number: int) -> Packer:
-        rows, recorder, dtype, shape, column = self._rows, self._recorder, leaf.dtype, leaf.shape, leaf.column
+        rows, recorder, dtype, shape, column = self._rows, self._recorder, leaf.dtype, leaf.shape, leaf.label
         if dtype is None:
 
             def pack_value(value: Any) -> bytes:

@@ -88,7 +88,7 @@ class BatchPacker:
 
     def _rows(self, leaf: Leaf, part: Any, count: int) -> Rows:
         if leaf.dtype is not None:
-            part = array = self._recorder.plain(leaf.column, part)
+            part = array = self._recorder.plain(leaf.label, part)
             plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
             if plain and (leaf.shape or set(map(type, array)) == {int}):  # scalars of NumPy have a width
                 array = np.asarray(array)
@@ -107,17 +107,17 @@ class BatchPacker:
 
     def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
         if leaf.dtype is None:
-            return [self._recorder.packed(leaf.column, value) for value in values]
-        arrays = [as_kept(self._recorder.plain(leaf.column, value), leaf) for value in values]
+            return [self._recorder.packed(leaf.label, value) for value in values]
+        arrays = [as_kept(self._recorder.plain(leaf.label, value), leaf) for value in values]
         if all(map(leaf.fits, arrays)):
             return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
-        packed = [self._recorder.packed(leaf.column, array) for array in arrays]
+        packed = [self._recorder.packed(leaf.label, array) for array in arrays]
         self._complain_of(leaf)  # after the complaints about values that cannot be stored
         return packed
 
     def _complain_of(self, leaf: Leaf) -> None:
         complaint = "got values that are not as the space says; recorded exactly as they are"
-        self._recorder.complain(leaf.column, complaint)
+        self._recorder.complain(leaf.label, complaint)
 
 
 def infos_by_lane(

@@ -14,7 +14,7 @@ from gym_trace.data.origins import Origin, origins_of, split_id
 from gym_trace.data.packing import pack
 from gym_trace.data.schema import Layouts, WriterSchema
 from gym_trace.data.values import ABSENT, Array, dtype_from
-from gym_trace.data.vocabulary import NOTES
+from gym_trace.data.vocabulary import OPTIONAL_ROOTS
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import (
@@ -624,7 +624,7 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
             found[column.path] = chunk.encoded(column.path)
         except CorruptTrace:
             lost.append(column.path)
-            if column.path[0] not in (*NOTES, "starts"):  # a chunk may lack these
+            if column.path[0] not in (*OPTIONAL_ROOTS, "starts"):  # a chunk may lack these
                 found[column.path] = _nothing_known(column, workspace)
     if _FRAGMENTS in lost or not found.keys() - {_FRAGMENTS, _STARTS} - set(lost):
         raise CorruptTrace("no column of a chunk can be read")

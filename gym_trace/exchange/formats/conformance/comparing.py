@@ -141,7 +141,7 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
         if is_there:
             yield from _paired(child, tree[key], said[key], lost)
         elif "text" not in lost or any(leaf.dtype is not None for leaf in child.leaves()):
-            raise _Difference(f"{next(child.leaves()).column} was not loaded")
+            raise _Difference(f"{next(child.leaves()).label} was not loaded")
     if "text" not in lost and len(said) != size:
         raise _Difference(f"a {kind.__name__} of {size} in the trace, but {len(said)} loaded")
 
@@ -149,7 +149,7 @@ def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iter
 def _compare_rows(
     leaf: Leaf, form: RowType | None, values: Any, found: Any, lost: Collection[str], rows: set[int]
 ) -> None:
-    name = leaf.column
+    name = leaf.label
     if found is None:
         raise _Difference(f"{name} was not loaded")
     if len(found) not in rows:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.data.packing import unpack
 from gym_trace.data.values import Array
-from gym_trace.data.vocabulary import Outcome, note_path
+from gym_trace.data.vocabulary import Outcome, annotation_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.ring.chunk_builder import PACKED_ABSENT, joined_rows
@@ -298,7 +298,7 @@ class _Decoding:
             columns["infos",] = by_lane([more.infos or [] for more in event.more], steps)
         for name in dict.fromkeys(name for more in event.more for name in more.notes):
             missing = [PACKED_ABSENT] * self._count
-            columns[note_path(name)] = by_lane([more.notes.get(name, missing) for more in event.more], steps)
+            columns[annotation_path(name)] = by_lane([more.notes.get(name, missing) for more in event.more], steps)
 
     def _finals(self, event: Steps, leaf: int, lanes: Array, times: Array) -> Rows:
         """Return the last observations of the episodes that ended in these lanes at these times."""
